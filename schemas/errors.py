@@ -1,0 +1,51 @@
+"""The errors of the project, one class for each answer to the question "who must act?".
+
+Here: the five classes and nothing else. Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each.
+A message says what happened, with which value, what was expected, and the next step; `code` is stable, lower case, and safe to match on.
+
+    RejectedInput   the sender: a record goes to its dead-letter topic, a request is answered 4xx
+    Unavailable     nobody, wait `retry_after_s`
+    Incompatible    the operator: two things that are fine alone do not belong together
+    Corrupted       the owner of the data: drop it and rebuild
+    Misconfigured   whoever started the process: it refuses to start
+"""
+
+
+class AifError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class RejectedInput(AifError):
+    """A record or request is wrong in itself and will be wrong again. `disposition` names the kind for the dead letter."""
+
+    def __init__(self, code: str, message: str, disposition: str = "semantic") -> None:
+        super().__init__(code, message)
+        self.disposition = disposition
+
+
+class Unavailable(AifError):
+    """The outside world does not answer now; the same call may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(code, message)
+        self.retry_after_s = retry_after_s
+
+
+class Incompatible(AifError):
+    """Two things do not belong together (versions, topics, fingerprints). An operator must decide."""
+
+
+class Corrupted(AifError):
+    """Stored bytes are not what was written. Drop them and rebuild from their source."""
+
+
+class Misconfigured(AifError):
+    """A process was started with settings that cannot work."""

@@ -1,0 +1,253 @@
+"""Features as data: what a catalogue has, declared once, and how raw values become the numbers a network reads.
+
+Here: `Feature`, `FeatureSchema` (with its fingerprint, to and from plain dicts, so from TOML and into a checkpoint), and
+`encode_features`, the only path from raw values to arrays. Not here: embedding tables (schemas/model/embeddings.py), events.
+
+A schema belongs to a model, not to a topic: events carry raw values by name, a model projects them at encode time.
+A missing or ill-typed value becomes the feature's default, never an error: the record was accepted long before this model existed.
+
+Arrays: R rows, C categorical features, N numeric features, B bag features, V values of a bag, E embedding features' total width.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from schemas.errors import Misconfigured
+from schemas.ids import IdKind, hash_bucket, hash_buckets
+from schemas.limits import BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX, FEATURES_PER_SCHEMA_MAX, HASH_BUCKETS_MAX, NAME_CHARS_MAX, REALTIME_BUCKETS_MAX
+
+FeatureValue = int | float | str | bool | None | Sequence[int] | Sequence[float] | Sequence[str]
+
+
+class Scope(enum.StrEnum):
+    """Whose feature it is. Context features belong to the request and are read by the head only."""
+
+    ITEM = "item"
+    USER = "user"
+    BEHAVIOUR = "behaviour"
+    CONTEXT = "context"
+
+
+class Kind(enum.StrEnum):
+    """How a value becomes numbers: one bucket, one number, a mean of buckets, or a vector as it is."""
+
+    CATEGORICAL = "categorical"
+    NUMERIC = "numeric"
+    BAG = "bag"
+    EMBEDDING = "embedding"
+
+
+class Transform(enum.StrEnum):
+    """Applied to a numeric value before (x - mean) / scale."""
+
+    NONE = "none"
+    LOG1P = "log1p"  # sign(x) * log(1 + |x|)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature. `buckets` for categorical and bag, `transform`/`mean`/`scale`/`default` for numeric, `width` for embedding.
+
+    `realtime` (item scope only): the head reads it at ranking time from the item's row, and the item half does not; so a change
+    rewrites the row without running the network.
+    """
+
+    name: str
+    scope: Scope
+    kind: Kind
+    buckets: int = 0
+    transform: Transform = Transform.NONE
+    mean: float = 0.0
+    scale: float = 1.0
+    default: float = 0.0
+    width: int = 0
+    realtime: bool = False
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, expectation: str) -> None:
+            if not condition:
+                raise Misconfigured("bad_feature", f"feature {self.name!r} ({self.scope}, {self.kind}): {expectation}")
+
+        require(self.name.isidentifier() and len(self.name) <= NAME_CHARS_MAX, f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters")
+        if self.kind in (Kind.CATEGORICAL, Kind.BAG):
+            require(2 <= self.buckets <= HASH_BUCKETS_MAX, f"buckets = {self.buckets}, expected 2 to {HASH_BUCKETS_MAX}")
+        if self.kind is Kind.EMBEDDING:
+            require(1 <= self.width <= EMBEDDING_WIDTH_MAX, f"width = {self.width}, expected 1 to {EMBEDDING_WIDTH_MAX}")
+        require(all(map(math.isfinite, (self.mean, self.scale, self.default))) and self.scale > 0, "mean, scale, default must be finite and scale positive")
+        if self.realtime:
+            require(self.scope is Scope.ITEM, "only item features can be realtime")
+            require(
+                self.kind is Kind.NUMERIC or (self.kind is Kind.CATEGORICAL and self.buckets <= REALTIME_BUCKETS_MAX),
+                f"a realtime feature is numeric, or categorical with at most {REALTIME_BUCKETS_MAX} buckets",
+            )
+
+    @property
+    def salt(self) -> int:
+        """Hash seed: two features with the same values do not collide in the same way."""
+        return xxhash.xxh3_64_intdigest(f"{self.scope}/{self.name}".encode())
+
+    def bucket(self, value: object) -> int:
+        """Row of this feature's embedding table; 0 if the value is missing."""
+        return hash_bucket(value, self.buckets, self.salt) if isinstance(value, (int, str)) else 0
+
+    def number(self, value: object) -> float:
+        """Transformed and scaled value; the default if missing, not a number, or not finite."""
+        usable = isinstance(value, (int, float)) and math.isfinite(value)
+        x = float(value) if usable else self.default  # type: ignore[arg-type]
+        if self.transform is Transform.LOG1P:
+            x = math.copysign(math.log1p(abs(x)), x)
+        return (x - self.mean) / self.scale
+
+
+@dataclass(frozen=True)
+class FeatureSchema:
+    """All features of a catalogue and the roles some of them play.
+
+    sim_category  item categorical by which a user's history is cut into sub-sequences (3.3); its bucket is a column of the row
+    bid           item numeric, positive; a column of the row in its raw value; never an input of the item half. None: rank by click
+    multimodal    item embedding that arrives through new-items, is hashed (Eq. 5), and stays frozen
+    multimodal_is_input  whether the item half reads it too; then a new embedding makes the vector stale as well
+    behaviour_kinds  names of kinds of behaviour; others share the bucket "other"
+    """
+
+    features: tuple[Feature, ...]
+    id_kind: IdKind = IdKind.INT64
+    sim_category: str | None = None
+    bid: str | None = None
+    multimodal: str | None = None
+    multimodal_is_input: bool = True
+    behaviour_kinds: tuple[str, ...] = ("click",)
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, message: str) -> None:
+            if not condition:
+                raise Misconfigured("bad_feature_schema", message)
+
+        names = [(f.scope, f.name) for f in self.features]
+        require(len(names) <= FEATURES_PER_SCHEMA_MAX, f"{len(names)} features, expected at most {FEATURES_PER_SCHEMA_MAX}")
+        require(len(set(names)) == len(names), f"feature names must be unique within a scope, got {sorted(n for n in names if names.count(n) > 1)}")
+        for role, kind in (("sim_category", Kind.CATEGORICAL), ("bid", Kind.NUMERIC), ("multimodal", Kind.EMBEDDING)):
+            name = getattr(self, role)
+            item_kinds = {f.name: f.kind for f in self.features if f.scope is Scope.ITEM}
+            require(name is None or item_kinds.get(name) is kind, f"{role} = {name!r} must name an item feature of kind {kind}; item features: {item_kinds}")
+
+    def of(self, scope: Scope) -> tuple[Feature, ...]:
+        """The features of one scope, in declared order."""
+        return tuple(f for f in self.features if f.scope is scope)
+
+    def item(self, name: str) -> Feature:
+        """The item feature of that name."""
+        return next(f for f in self.features if f.scope is Scope.ITEM and f.name == name)
+
+    @property
+    def item_half_inputs(self) -> tuple[Feature, ...]:
+        """What the item network reads: item features that are neither realtime, nor the bid, nor (unless it is an input) the multimodal embedding."""
+        left_out = {self.bid} | ({self.multimodal} if not self.multimodal_is_input else set())
+        return tuple(f for f in self.of(Scope.ITEM) if not f.realtime and f.name not in left_out)
+
+    @property
+    def realtime_features(self) -> tuple[Feature, ...]:
+        """What the head reads from the item's row, in the order of the row's `realtime` column."""
+        return tuple(f for f in self.of(Scope.ITEM) if f.realtime)
+
+    @property
+    def mm_width(self) -> int:
+        """Width of the multimodal embedding; 0 if there is none."""
+        return self.item(self.multimodal).width if self.multimodal else 0
+
+    def bid_of(self, raw: Mapping[str, Any]) -> float:
+        """The raw bid of an item (currency per click); the schema's default if missing or not positive; 1.0 without a bid feature."""
+        if self.bid is None:
+            return 1.0
+        value = raw.get(self.bid)
+        usable = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+        return float(value) if usable else self.item(self.bid).default  # type: ignore[arg-type]
+
+    def category_of(self, raw: Mapping[str, Any]) -> int:
+        """The bucket of the SIM category; 0 if missing."""
+        return self.item(self.sim_category).bucket(raw.get(self.sim_category)) if self.sim_category else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the inverse of `decode_feature_schema`."""
+        defaults = {f.name: f.default for f in dataclasses.fields(Feature)}
+        features = [{k: v for k, v in dataclasses.asdict(f).items() if k in ("name", "scope", "kind") or v != defaults[k]} for f in self.features]
+        return dataclasses.asdict(self) | {"features": features, "behaviour_kinds": list(self.behaviour_kinds)}
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change whenever anything here changes."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def decode_feature_schema(raw: Mapping[str, Any]) -> FeatureSchema:
+    """A schema from plain values (TOML or JSON). `features` is a list of tables, or a table by feature name.
+
+    Raises Misconfigured that names the feature and the expectation.
+    """
+    fields = dict(raw)
+    listed = fields.pop("features", ())
+    if isinstance(listed, Mapping):
+        listed = [{"name": name, **values} for name, values in listed.items()]
+    try:
+        features = tuple(Feature(**{**f, "scope": Scope(f["scope"]), "kind": Kind(f["kind"]), "transform": Transform(f.get("transform", "none"))}) for f in listed)
+        kinds = tuple(fields.pop("behaviour_kinds", ("click",)))
+        return FeatureSchema(features=features, id_kind=IdKind(fields.pop("id_kind", "int64")), behaviour_kinds=kinds, **fields)
+    except (TypeError, ValueError, KeyError) as error:
+        raise Misconfigured("bad_feature_schema", f"the schema does not read: {error}; see docs/IMPORT.md for its form") from error
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureBlock:
+    """R rows of one list of features as arrays.
+
+    categorical_RC int64 buckets; numeric_RN float32; bags_RBV int64 buckets padded with 0; embeddings_RE float32 (all embedding features side by side).
+    """
+
+    categorical_RC: np.ndarray
+    numeric_RN: np.ndarray
+    bags_RBV: np.ndarray
+    embeddings_RE: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.categorical_RC)
+
+
+def encode_features(features: Sequence[Feature], records: Sequence[Mapping[str, Any]]) -> FeatureBlock:
+    """Raw values of R records to arrays, for `features` in their order. An embedding feature is read from the record by its name."""
+    rows = len(records)
+    by_kind = {kind: [f for f in features if f.kind is kind] for kind in Kind}
+    categorical = np.zeros((rows, len(by_kind[Kind.CATEGORICAL])), np.int64)
+    numeric = np.zeros((rows, len(by_kind[Kind.NUMERIC])), np.float32)
+    bags = np.zeros((rows, len(by_kind[Kind.BAG]), BAG_VALUES_MAX if by_kind[Kind.BAG] else 0), np.int64)
+    embeddings = np.zeros((rows, sum(f.width for f in by_kind[Kind.EMBEDDING])), np.float32)
+    for c, feature in enumerate(by_kind[Kind.CATEGORICAL]):
+        categorical[:, c] = [feature.bucket(r.get(feature.name)) for r in records]
+    for n, feature in enumerate(by_kind[Kind.NUMERIC]):
+        numeric[:, n] = [feature.number(r.get(feature.name)) for r in records]
+    for b, feature in enumerate(by_kind[Kind.BAG]):
+        for row, r in enumerate(records):
+            values = r.get(feature.name)
+            if isinstance(values, (list, tuple)):
+                bags[row, b, : len(values)] = hash_buckets(values[:BAG_VALUES_MAX], feature.buckets, feature.salt)
+    at = 0
+    for feature in by_kind[Kind.EMBEDDING]:
+        for row, r in enumerate(records):
+            value = r.get(feature.name)
+            if value is not None and len(value) == feature.width:
+                embeddings[row, at : at + feature.width] = value
+        at += feature.width
+    return FeatureBlock(categorical, numeric, bags, embeddings)
+
+
+def encode_realtime(schema: FeatureSchema, raw: Mapping[str, Any]) -> list[float]:
+    """The row's `realtime` column: scaled numbers, and buckets (at most 256, so exact in float32) of categoricals."""
+    return [f.number(raw.get(f.name)) if f.kind is Kind.NUMERIC else float(f.bucket(raw.get(f.name))) for f in schema.realtime_features]

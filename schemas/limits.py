@@ -1,0 +1,60 @@
+"""Every bound of the system, in one place, with its reason. Beyond a bound the answer is a clear error before memory is taken (I8).
+
+What an operator may lower is a setting whose maximum is the constant here. Relations between bounds are asserted at the end.
+"""
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# --- ids -----------------------------------------------------------------------------------------------------------
+TEXT_ID_BYTES_MAX = 128  # a text id is a RocksDB key and a Kafka key
+HASH_BUCKETS_MAX = 1 << 24  # rows of one embedding table
+
+# --- events --------------------------------------------------------------------------------------------------------
+RECORD_BYTES_MAX = 4 * MIB  # one Kafka record of ours; topics are created with it as max.message.bytes
+UPDATES_PER_RECORD_MAX = 256  # one encode block; its index fits an item order's u16
+EVENT_VERSION_MAX = (1 << 63) - 1  # a signed 64-bit column everywhere
+FEATURES_PER_SCHEMA_MAX = 256
+BAG_VALUES_MAX = 64  # values of one bag feature
+FEATURE_TEXT_BYTES_MAX = 1 * KIB  # one categorical value
+EMBEDDING_WIDTH_MAX = 1024
+ITEMS_PER_IMPRESSION_MAX = 1_000
+NAME_CHARS_MAX = 64  # a feature, kind, model id or label
+
+# --- model ---------------------------------------------------------------------------------------------------------
+WIDTH_MAX = 512  # async vector
+BRIDGES_MAX = 64
+HASH_BITS_MAX = 1024
+TIERS_MAX = 64
+TASKS_MAX = 8
+CHECKPOINT_BYTES_MAX = 8 * 1024 * MIB
+ENCODE_BLOCK_ROWS = 256  # the one shape in which rows are encoded: a row's bits depend on its batch otherwise
+REALTIME_BUCKETS_MAX = 256  # a categorical the head reads at ranking time
+
+# --- index ---------------------------------------------------------------------------------------------------------
+SHARDS_MAX = 4096
+ROWS_PER_FILE_BLOCK = 256  # rows of one columnar block of a full part; one encode block becomes one file block
+DELTA_RECORD_BYTES_MAX = 1 * MIB  # a micro-batch's row changes are cut into records of at most this
+MICRO_BATCH_RECORDS_MAX = 1_000
+WRITE_BATCH_UPDATES_MAX = 2_000  # a larger RocksDB batch holds the GIL too long (50k rows: 90 ms)
+CONTROL_ENTRY_BYTES_MAX = 256 * KIB
+MANIFEST_BYTES_MAX = 64 * MIB
+
+# --- requests ------------------------------------------------------------------------------------------------------
+CANDIDATES_MAX = 131_072
+TOP_K_MAX = 10_000
+BODY_BYTES_MAX = 8 * MIB
+JSON_DEPTH_MAX = 16
+BEHAVIOURS_PER_REQUEST_MAX = 20_000
+BEHAVIOURS_PER_USER_MAX = 100_000  # what the user view keeps of one user: the newest
+REQUEST_ID_CHARS_MAX = 128
+DEADLINE_MS_MAX = 60_000
+UNKNOWN_ITEMS_NAMED_MAX = 100
+QUEUED_REQUESTS_MAX = 256
+USER_STATES_MAX = 10_000
+DELTA_ROWS_PER_APPLY_MAX = 200  # between two batches of requests: 0.1 us a row, so 20 us
+
+assert UPDATES_PER_RECORD_MAX <= ENCODE_BLOCK_ROWS
+assert ROWS_PER_FILE_BLOCK == ENCODE_BLOCK_ROWS
+assert TEXT_ID_BYTES_MAX * CANDIDATES_MAX <= 2 * BODY_BYTES_MAX
+assert DELTA_RECORD_BYTES_MAX < RECORD_BYTES_MAX

@@ -1,0 +1,96 @@
+"""Everything that fixes a model's shape and meaning, as data: it travels in the checkpoint and nothing of it is a setting.
+
+The paper overloads d and d'. Here: `width` (async vector, its d), `bridge_width` (its d' in Algorithm 1), `hash_bits` (its d' in Eq. 5),
+`schema.mm_width` (its d in Eq. 5). No torch here; torch-free readers (nearline core, loaders) take row shapes from this file.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import Misconfigured
+from schemas.features import FeatureSchema, decode_feature_schema
+from schemas.limits import BRIDGES_MAX, HASH_BITS_MAX, TASKS_MAX, TIERS_MAX, WIDTH_MAX
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Sizes and choices of one model.
+
+    width               D, async vector of users and items (Eq. 1-4)
+    bridges             n, bridge embeddings (Algorithm 1)
+    bridge_width        D', width of each of the n user vectors V (Algorithm 1, line 2)
+    hash_bits           K, bits of a signature (Eq. 5); a multiple of 8
+    embedding_width     width of a categorical or bag feature's embedding
+    item_id_buckets     rows of the behaviour item-id table; 0 = no trainable ids (they overfit on small data)
+    item_hidden, user_hidden, bridge_hidden, head_hidden   widths of hidden layers
+    attended_behaviours / simtier_behaviours / sim_behaviours   how many of the latest behaviours Eq. 2-3, SimTier, SIM-hard (per category) see
+    tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
+    din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
+    rank_by             "ecpm" = y * bid; "click" = y
+    tasks               names of the head's outputs; the first is the click
+    """
+
+    schema: FeatureSchema
+    width: int = 32
+    bridges: int = 8
+    bridge_width: int = 32
+    hash_bits: int = 128
+    embedding_width: int = 8
+    item_id_buckets: int = 0
+    item_hidden: tuple[int, ...] = (64,)
+    user_hidden: tuple[int, ...] = (64,)
+    bridge_hidden: tuple[int, ...] = (64,)
+    head_hidden: tuple[int, ...] = (128, 64)
+    attended_behaviours: int = 256
+    simtier_behaviours: int = 1_000
+    sim_behaviours: int = 50
+    tier_edges: tuple[float, ...] = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
+    din: str = "centred"
+    rank_by: str = "ecpm"
+    tasks: tuple[str, ...] = ("click",)
+
+    def __post_init__(self) -> None:
+        def require(condition: bool, message: str) -> None:
+            if not condition:
+                raise Misconfigured("bad_model_spec", message)
+
+        require(1 <= self.width <= WIDTH_MAX and 1 <= self.bridge_width <= WIDTH_MAX, f"width {self.width}, bridge_width {self.bridge_width}: 1 to {WIDTH_MAX}")
+        require(1 <= self.bridges <= BRIDGES_MAX, f"bridges = {self.bridges}, expected 1 to {BRIDGES_MAX}")
+        require(0 < self.hash_bits <= HASH_BITS_MAX and self.hash_bits % 8 == 0, f"hash_bits = {self.hash_bits}, expected a multiple of 8 up to {HASH_BITS_MAX}")
+        require(list(self.tier_edges) == sorted(set(self.tier_edges)) and len(self.tier_edges) < TIERS_MAX, "tier_edges must ascend")
+        require(1 <= len(self.tasks) <= TASKS_MAX, f"1 to {TASKS_MAX} tasks, got {self.tasks}")
+        require(self.din in ("centred", "raw"), f"din = {self.din!r}, expected centred or raw")
+        require(self.rank_by in ("ecpm", "click"), f"rank_by = {self.rank_by!r}, expected ecpm or click")
+        require(self.rank_by == "click" or self.schema.bid is not None, "rank_by = ecpm needs a feature schema with a bid")
+
+    @property
+    def signature_bytes(self) -> int:
+        """W, bytes of a packed signature; 0 without a multimodal embedding."""
+        return self.hash_bits // 8 if self.schema.multimodal else 0
+
+    @property
+    def tiers(self) -> int:
+        """Number of tiers of SimTier (Eq. 9)."""
+        return len(self.tier_edges) + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the inverse of `decode_model_spec`."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"schema": self.schema.to_dict()}
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change whenever a size, a choice or the feature schema changes."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def decode_model_spec(raw: Mapping[str, Any]) -> ModelSpec:
+    """A spec from plain values. Raises Misconfigured (`bad_model_spec`, `bad_feature_schema`)."""
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "schema"}
+    try:
+        return ModelSpec(schema=decode_feature_schema(raw["schema"]), **fields)
+    except (TypeError, KeyError) as error:
+        raise Misconfigured("bad_model_spec", f"the model spec does not read: {error}") from error

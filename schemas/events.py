@@ -1,0 +1,294 @@
+"""The records of every input topic: strict, bounded, plain JSON. What is accepted here is a pure function of the record's bytes (A2).
+
+    item-features      ItemFeaturesRecord   1 to 256 updates of one partition, each an upsert (whole record) or a delete
+    new-items          NewItemsRecord       1 to 256 multimodal embeddings of one partition
+    model-checkpoints  CheckpointRecord     where a checkpoint lies and what it must be
+    user-features      UserFeaturesRecord   profile and aggregates of a user (compacted, so one user a record)
+    user-behaviours    BehavioursRecord     1 to 256 behaviours of users of one partition
+    impressions        ImpressionRecord     one request: who, what was shown where, what came of it
+    index-events       IndexEvent           what happened to a version (a hint, never the truth)
+
+`decode_updates` judges each update of a readable record alone (A5): one bad update never takes its neighbours with it.
+A model's FeatureSchema is not consulted: that would make acceptance depend on which model happens to be live.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from schemas.errors import RejectedInput
+from schemas.ids import INT64_MAX, INT64_MIN, Id, IdKind, decode_id, partition_of
+from schemas.limits import (
+    BAG_VALUES_MAX,
+    CHECKPOINT_BYTES_MAX,
+    EMBEDDING_WIDTH_MAX,
+    EVENT_VERSION_MAX,
+    FEATURE_TEXT_BYTES_MAX,
+    FEATURES_PER_SCHEMA_MAX,
+    ITEMS_PER_IMPRESSION_MAX,
+    NAME_CHARS_MAX,
+    RECORD_BYTES_MAX,
+    REQUEST_ID_CHARS_MAX,
+    TEXT_ID_BYTES_MAX,
+    UPDATES_PER_RECORD_MAX,
+)
+
+Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}$")]
+Label = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_.:-]{{1,{NAME_CHARS_MAX}}}$")]
+WireId = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | Annotated[str, StringConstraints(min_length=1, max_length=TEXT_ID_BYTES_MAX)]
+Text = Annotated[str, StringConstraints(max_length=FEATURE_TEXT_BYTES_MAX)]
+Number = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | float
+Bag = Annotated[list[Number | Text], Field(max_length=max(BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX))]
+RawFeatures = Annotated[dict[Name, bool | Number | Text | Bag | None], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
+TimeMs = Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+
+class ItemFeaturesUpdate(_Strict):
+    """One item's whole feature record at `version`, or its removal. The higher version wins, then the higher offset."""
+
+    op: Literal["upsert", "delete"] = "upsert"
+    item_id: WireId
+    version: Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
+    features: RawFeatures = {}
+
+
+class NewItem(_Strict):
+    """The multimodal embedding of an item: as-is numbers, at most 1,024. Sent once; the latest offset wins."""
+
+    item_id: WireId
+    embedding: Annotated[list[float], Field(min_length=1, max_length=EMBEDDING_WIDTH_MAX)]
+
+
+class Behaviour(_Strict):
+    """One event of a user's history: what kind, on which item, when (milliseconds since 1970)."""
+
+    user_id: WireId
+    item_id: WireId
+    kind: Name = "click"
+    time_ms: TimeMs
+    features: RawFeatures = {}
+
+
+class ItemFeaturesRecord(_Strict):
+    """Record of item-features."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    updates: Annotated[list[ItemFeaturesUpdate], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX)]
+
+
+class NewItemsRecord(_Strict):
+    """Record of new-items."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    updates: Annotated[list[NewItem], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX)]
+
+
+class BehavioursRecord(_Strict):
+    """Record of user-behaviours."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    updates: Annotated[list[Behaviour], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX)]
+
+
+class UserFeaturesRecord(_Strict):
+    """Record of user-features, keyed by user: the latest offset wins, a record without a value forgets the profile."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    user_id: WireId
+    features: RawFeatures = {}
+
+
+class CheckpointRecord(_Strict):
+    """Record of model-checkpoints: a pointer and what it must point to. Its offset becomes the version number."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+    size_bytes: Annotated[int, Field(gt=0, le=CHECKPOINT_BYTES_MAX)]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    model_id: Label
+    feature_schema: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+    label: Label | None = None
+
+
+class ShownItem(_Strict):
+    """One item of an impression: where it stood, its bid then, the ranking teacher's eCPM if there was one, and the click."""
+
+    item_id: WireId
+    position: Annotated[int, Field(ge=0, lt=ITEMS_PER_IMPRESSION_MAX)]
+    bid: Annotated[float, Field(gt=0)]
+    teacher_ecpm: Annotated[float, Field(ge=0)] | None = None
+    clicked: bool
+
+
+class ImpressionRecord(_Strict):
+    """Record of impressions: one request of one user."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
+    user_id: WireId
+    time_ms: TimeMs
+    context: RawFeatures = {}
+    items: Annotated[list[ShownItem], Field(min_length=1, max_length=ITEMS_PER_IMPRESSION_MAX)]
+
+
+class IndexEvent(_Strict):
+    """Record of index-events: `kind` as in the control log or a shard's step, with a reason for people."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    kind: Name
+    version: int
+    revision: int = 0
+    shard: int | None = None
+    reason: str = ""
+
+
+RECORDS: dict[str, type[_Strict]] = {
+    "item-features": ItemFeaturesRecord,
+    "new-items": NewItemsRecord,
+    "model-checkpoints": CheckpointRecord,
+    "user-features": UserFeaturesRecord,
+    "user-behaviours": BehavioursRecord,
+    "impressions": ImpressionRecord,
+    "index-events": IndexEvent,
+}
+
+U = TypeVar("U", bound=_Strict)
+R = TypeVar("R", bound=_Strict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why one update was not accepted; `index` is its place in the record (0 for an unreadable record)."""
+
+    index: int
+    code: str
+    reason: str
+    disposition: str  # malformed | schema | semantic
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Generic[U]):
+    """The accepted updates of one record, as (index in the record, update), and the rejections: together every update once."""
+
+    accepted: list[tuple[int, U]]
+    rejected: list[Rejection]
+
+
+def decode_record(record_type: type[R], value: bytes | None) -> R:
+    """A whole record. Raises RejectedInput whose disposition says malformed (not JSON), schema (wrong shape) or semantic."""
+    if value is None:
+        raise RejectedInput("empty_record", "the record has no value; this topic needs one", "malformed")
+    if len(value) > RECORD_BYTES_MAX:
+        raise RejectedInput("record_too_large", f"the record has {len(value)} bytes, expected at most {RECORD_BYTES_MAX}", "malformed")
+    try:
+        return record_type.model_validate_json(value)
+    except ValidationError as error:
+        malformed = any(e["type"] == "json_invalid" for e in error.errors(include_url=False))
+        raise RejectedInput(
+            "not_json" if malformed else "bad_record", describe_errors(error), "malformed" if malformed else "schema"
+        ) from error
+    except ValueError as error:  # bad UTF-8 and the rest of the ValueError family
+        raise RejectedInput("not_json", f"the record is not JSON: {error}", "malformed") from error
+
+
+def decode_updates(
+    record_type: type[_Strict],
+    update_type: type[U],
+    value: bytes | None,
+    kind: IdKind,
+    partition: int,
+    partitions: int,
+    owner: Callable[[U], Id],
+) -> Decoded[U]:
+    """The updates of one record of item-features, new-items or user-behaviours, each judged alone.
+
+    `owner(update)` is the id whose hash must be this record's partition. Ids come back in the catalogue's kind.
+    """
+    try:
+        updates = list(enumerate(decode_record(record_type, value).updates))  # type: ignore[attr-defined]
+        rejected: list[Rejection] = []
+    except RejectedInput as error:
+        if error.code != "bad_record":
+            return Decoded([], [Rejection(0, error.code, error.message, error.disposition)])
+        updates, rejected = _decode_each(update_type, value or b"", error)
+    accepted: list[tuple[int, U]] = []
+    for index, update in updates:
+        try:
+            accepted.append((index, _check_ids(update, kind, partition, partitions, owner)))
+        except RejectedInput as error:
+            rejected.append(Rejection(index, error.code, error.message, error.disposition))
+    return Decoded(accepted, rejected)
+
+
+def _decode_each(update_type: type[U], value: bytes, error: RejectedInput) -> tuple[list[tuple[int, U]], list[Rejection]]:
+    """Updates one by one, where the envelope is sound and only some of them are not; otherwise the whole record is one rejection."""
+    raw = from_json(value)  # NaN is let through here, so that only the update that holds it is refused
+    whole = [Rejection(0, error.code, error.message, error.disposition)]
+    if not isinstance(raw, dict) or raw.get("schema") != 1 or set(raw) != {"schema", "updates"} or not isinstance(raw["updates"], list):
+        return [], whole
+    if not 1 <= len(raw["updates"]) <= UPDATES_PER_RECORD_MAX:
+        return [], whole
+    accepted: list[tuple[int, U]] = []
+    rejected: list[Rejection] = []
+    for index, one in enumerate(raw["updates"]):
+        try:
+            accepted.append((index, update_type.model_validate(one)))
+        except ValidationError as bad:
+            rejected.append(Rejection(index, "bad_update", describe_errors(bad), "schema"))
+    return accepted, rejected
+
+
+def _check_ids(update: U, kind: IdKind, partition: int, partitions: int, owner: Callable[[U], Id]) -> U:
+    """The update with its ids in the catalogue's kind. Raises RejectedInput (`bad_id`, `wrong_partition`)."""
+    for name in ("item_id", "user_id"):
+        given = getattr(update, name, None)
+        if given is not None and (checked := decode_id(given, kind)) is not given:
+            update = update.model_copy(update={name: checked})
+    expected = partition_of(owner(update), partitions)
+    if expected != partition:
+        raise RejectedInput(
+            "wrong_partition",
+            f"id {owner(update)!r} belongs to partition {expected} of {partitions}, the record came in {partition}; partition by murmur2 of the id as text",
+        )
+    return update
+
+
+def describe_errors(error: ValidationError, shown: int = 3) -> str:
+    """The first few validation errors in one line: where, what, which value."""
+    parts = [
+        f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']} (got {str(e.get('input'))[:60]!r})"
+        for e in error.errors(include_url=False)[:shown]
+    ]
+    more = error.error_count() - len(parts)
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def encode_record(record: _Strict) -> bytes:
+    """The JSON bytes of a record, fields at their defaults included, so that a reader needs no defaults of ours."""
+    return record.model_dump_json(by_alias=True).encode()
+
+
+def json_schema(topic: str) -> dict[str, Any]:
+    """The JSON Schema of a topic's records."""
+    return RECORDS[topic].model_json_schema(by_alias=True) | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": topic}
+
+
+def encode_headers(event_type: str, event_id: str, source: str, time_rfc3339: str) -> Sequence[tuple[str, bytes]]:
+    """CloudEvents 1.0, Kafka binding, binary mode, plus the schema number of the payload."""
+    pairs = {
+        "ce_specversion": "1.0",
+        "ce_type": event_type,
+        "ce_id": event_id,
+        "ce_source": source,
+        "ce_time": time_rfc3339,
+        "content-type": "application/json",
+        "schema": "1",
+    }
+    return [(name, value.encode()) for name, value in pairs.items()]

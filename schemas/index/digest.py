@@ -1,0 +1,96 @@
+"""Digests of shards and versions (FORMAT.md section 6), and the merged view they are taken over.
+
+Two digests: one over row bytes, one over inputs. Equal data digests with different row digests mean a difference of arithmetic, not of data.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import xxhash
+
+from schemas.ids import IdKind
+from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
+
+
+def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterable[tuple[bytes, bytes]]) -> Iterator[RowBlock]:
+    """The merged view in key order: increments win over the full part, tombstones are removed.
+
+    full: blocks in key order; increments: (index key, value) in key order. Yields blocks without dead rows; blocks may be empty of full rows.
+    """
+    pending = iter(increments)
+    head = next(pending, None)
+    for block in full:
+        upto: list[tuple[bytes, bytes]] = []
+        while head is not None and head[0] <= block.keys[-1]:
+            upto.append(head)
+            head = next(pending, None)
+        yield block if not upto else _merge_block(layout, block, upto)
+    rest: list[tuple[bytes, bytes]] = []
+    while head is not None:
+        rest.append(head)
+        if len(rest) == 4096:
+            yield _block_of(layout, rest)
+            rest = []
+        head = next(pending, None)
+    yield _block_of(layout, rest)
+
+
+def _block_of(layout: RowLayout, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:
+    """The live rows of some increments."""
+    live = [(k, *decode_increment(layout, v)) for k, v in changes]
+    kept = [(k, o, r) for k, o, r in live if r is not None]
+    orders = np.array([o for _, o, _ in kept]) if kept else np.empty(0, ORDER)
+    return RowBlock([k for k, _, _ in kept], orders, np.array([r for _, _, r in kept], layout.dtype))
+
+
+def _merge_block(layout: RowLayout, block: RowBlock, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:
+    changed = {k for k, _ in changes}
+    kept = np.array([k not in changed for k in block.keys])
+    new = _block_of(layout, changes)
+    keys = [k for k, keep in zip(block.keys, kept, strict=True) if keep] + list(new.keys)
+    by_key = sorted(range(len(keys)), key=keys.__getitem__)
+    orders, rows = np.concatenate((block.orders[kept], new.orders)), np.concatenate((block.rows[kept], new.rows))
+    return RowBlock([keys[i] for i in by_key], orders[by_key], rows[by_key])
+
+
+class ShardDigest:
+    """Takes the blocks of a merged view in key order; `rows`, `hexdigest`, `data_hexdigest` at the end."""
+
+    def __init__(self, layout: RowLayout, model_id: str, lsh_version: str) -> None:
+        self._layout = layout
+        self._of_rows = xxhash.xxh3_128()
+        self._of_data = xxhash.xxh3_128(f"{model_id}\0{lsh_version}\0".encode())
+        self.rows = 0
+
+    def update(self, block: RowBlock) -> None:
+        """Adds the rows of a block."""
+        self.rows += len(block)
+        self._of_rows.update(self._with_keys(block.keys, block.rows))
+        self._of_data.update(self._with_keys(block.keys, np.ascontiguousarray(block.orders["input_hash"])))
+
+    def _with_keys(self, keys: Sequence[bytes], values: np.ndarray) -> bytes:
+        """key length, key, value for each row, as bytes."""
+        if self._layout.id_kind is IdKind.INT64:
+            out = np.empty(len(keys), [("length", "<u2"), ("key", "V8"), ("value", f"V{values.itemsize}")])
+            out["length"] = 8
+            out["key"] = np.frombuffer(b"".join(keys), "V8")
+            out["value"] = values.view(f"V{values.itemsize}")
+            return out.tobytes()
+        raw, size = values.tobytes(), values.itemsize
+        return b"".join(len(k).to_bytes(2, "little") + k + raw[i * size : (i + 1) * size] for i, k in enumerate(keys))
+
+    @property
+    def hexdigest(self) -> str:
+        """Digest over (key, row bytes)."""
+        return self._of_rows.hexdigest()
+
+    @property
+    def data_hexdigest(self) -> str:
+        """Digest over (model, LSH version, key, input hash)."""
+        return self._of_data.hexdigest()
+
+
+def version_digest(shard_digests: Sequence[str]) -> str:
+    """Digest of a version from its shards' digests in shard order."""
+    return hashlib.sha256("".join(shard_digests).encode()).hexdigest()

@@ -1,0 +1,290 @@
+"""Rows, orders, blocks, increments and delta records as bytes. Implements FORMAT.md sections 2 to 5 and 8; no I/O.
+
+Arrays: R rows. A row is one element of a packed NumPy structured array whose fields are the columns; an order likewise.
+Every decode checks magic, format, sizes and checksum first and raises Corrupted: a reader never sees a torn row (I3).
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from schemas.errors import Corrupted, Incompatible
+from schemas.ids import Id, IdKind, decode_index_key
+from schemas.limits import DELTA_RECORD_BYTES_MAX
+from schemas.model.spec import ModelSpec
+
+FORMAT = 1
+REQUIRED = 1  # column flag: a reader that does not know the column must refuse the version
+
+# FORMAT.md section 3. Compared field by field, never as bytes.
+ORDER = np.dtype(
+    [
+        ("features_version", "<i8"),
+        ("features_offset", "<i8"),
+        ("features_index", "<u2"),
+        ("embedding_offset", "<i8"),
+        ("embedding_index", "<u2"),
+        ("input_hash", "<u8"),
+        ("dead", "u1"),
+    ]
+)
+assert ORDER.itemsize == 37
+
+_BLOCK_HEADER = struct.Struct("<4sHBBII")
+_DELTA_HEADER = struct.Struct("<4sHBBqIQqqqI")
+_KEY_LENGTH = struct.Struct("<H")
+_CHECKSUM = struct.Struct("<Q")
+_BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
+_ID_KINDS = (IdKind.INT64, IdKind.TEXT)
+_INT64_KEY_BYTES = 8
+_SIGN_BIT = np.uint64(1 << 63)
+
+WATERMARK_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a row: NumPy dtype code, elements per row, flags."""
+
+    name: str
+    dtype: str
+    width: int
+    flags: int = REQUIRED
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The column directory of a version and its id kind: enough to read any of its bytes without the model."""
+
+    columns: tuple[Column, ...]
+    id_kind: IdKind
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Packed structured dtype of a row. One-element columns are scalars."""
+        return np.dtype([(c.name, c.dtype) if c.width == 1 else (c.name, c.dtype, (c.width,)) for c in self.columns])
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row without key and order."""
+        return self.dtype.itemsize
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a manifest."""
+        return {"id_kind": str(self.id_kind), "columns": [[c.name, c.dtype, c.width, c.flags] for c in self.columns]}
+
+
+def row_layout(spec: ModelSpec) -> RowLayout:
+    """The layout of a model's rows (FORMAT.md section 3)."""
+    columns = (
+        Column("vector", "<f2", spec.width),
+        Column("bridge", "<f2", spec.bridges),
+        Column("signature", "u1", spec.signature_bytes),
+        Column("has_signature", "u1", 1),
+        Column("category", "<i4", 1),
+        Column("bid", "<f4", 1),
+        Column("realtime", "<f4", len(spec.schema.realtime_features)),
+    )
+    return RowLayout(tuple(c for c in columns if c.width > 0), spec.schema.id_kind)
+
+
+KNOWN_COLUMNS = frozenset({"vector", "bridge", "signature", "has_signature", "category", "bid", "realtime"})
+
+
+def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
+    """A layout from a manifest. Raises Incompatible if it requires a column that this code does not know."""
+    layout = RowLayout(tuple(Column(*c) for c in raw["columns"]), IdKind(raw["id_kind"]))
+    unknown = [c.name for c in layout.columns if c.flags & REQUIRED and c.name not in KNOWN_COLUMNS]
+    if unknown:
+        raise Incompatible("unknown_column", f"the version requires columns {unknown} that this code does not know; upgrade the reader")
+    return layout
+
+
+def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
+    """The row-order rule, element by element: neither component goes back and one advances. Both ORDER arrays (or scalars) of one shape."""
+
+    def compare(*fields: str) -> np.ndarray:
+        sign = np.zeros(np.shape(incoming["dead"]), np.int8)
+        for name in fields:
+            a, b = incoming[name], current[name]
+            sign = np.where(sign != 0, sign, (a > b).astype(np.int8) - (a < b).astype(np.int8))
+        return sign
+
+    features, embedding = compare("features_version", "features_offset", "features_index"), compare("embedding_offset", "embedding_index")
+    return (features >= 0) & (embedding >= 0) & ((features > 0) | (embedding > 0))
+
+
+# --- full part: columnar blocks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """R rows in key order: index keys (int64 ids as an array, or a list of bytes), orders [R], rows [R] of the layout's dtype."""
+
+    keys: Sequence[bytes]
+    orders: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def ids(self, kind: IdKind) -> list[Id]:
+        """The ids of the rows."""
+        return [decode_index_key(k, kind) for k in self.keys]
+
+
+def int64_ids(keys: Sequence[bytes]) -> np.ndarray:
+    """int64 [R] from index keys of an int64 catalogue."""
+    return (np.frombuffer(b"".join(keys), ">u8").astype(np.uint64) ^ _SIGN_BIT).view(np.int64)
+
+
+def _encode_keys(keys: Sequence[bytes], kind: IdKind) -> bytes:
+    lengths = b"" if kind is IdKind.INT64 else np.fromiter(map(len, keys), "<u2", len(keys)).tobytes()
+    return lengths + b"".join(keys)
+
+
+def _decode_keys(raw: bytes, rows: int, kind: IdKind) -> list[bytes]:
+    if kind is IdKind.INT64:
+        return [raw[i : i + _INT64_KEY_BYTES] for i in range(0, rows * _INT64_KEY_BYTES, _INT64_KEY_BYTES)]
+    ends = (np.cumsum(np.frombuffer(raw, "<u2", rows), dtype=np.int64) + 2 * rows).tolist()
+    return [raw[a:b] for a, b in zip([2 * rows, *ends], ends, strict=False)]
+
+
+def encode_block(layout: RowLayout, block: RowBlock) -> bytes:
+    """One columnar block (FORMAT.md section 4)."""
+    keys = _encode_keys(block.keys, layout.id_kind)
+    header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, FORMAT, _ID_KINDS.index(layout.id_kind), 0, len(block), len(keys))
+    body = b"".join((header, keys, block.orders.tobytes(), *(np.ascontiguousarray(block.rows[c.name]).tobytes() for c in layout.columns)))
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def _checked(raw: bytes, magic: bytes, header: struct.Struct, what: str) -> tuple[Any, ...]:
+    """Header fields after the checks that every decode begins with."""
+    if len(raw) < header.size + _CHECKSUM.size or raw[:4] != magic:
+        raise Corrupted(f"bad_{what}", f"{len(raw)} bytes that begin with {raw[:4]!r} are not a {what} (expected {magic!r})")
+    if xxhash.xxh3_64_intdigest(raw[: -_CHECKSUM.size]) != _CHECKSUM.unpack_from(raw, len(raw) - _CHECKSUM.size)[0]:
+        raise Corrupted(
+            f"bad_{what}_checksum", f"the checksum of a {what} of {len(raw)} bytes does not match: bytes were changed after it was written"
+        )
+    fields = header.unpack_from(raw)
+    if fields[1] != FORMAT:
+        raise Incompatible(f"{what}_format", f"{what} has format {fields[1]}, this code reads {FORMAT}")
+    return fields
+
+
+def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
+    """Raises Corrupted (not what was written) or Incompatible (another format or id kind)."""
+    _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
+    if kind != _ID_KINDS.index(layout.id_kind):
+        raise Incompatible("block_id_kind", f"block has ids of kind {_ID_KINDS[kind]}, the manifest says {layout.id_kind}")
+    expected = _BLOCK_HEADER.size + key_bytes + rows * (ORDER.itemsize + layout.row_bytes) + _CHECKSUM.size
+    if len(raw) != expected:
+        raise Corrupted("bad_block_size", f"block of {rows} rows has {len(raw)} bytes, its layout needs {expected}")
+    at = _BLOCK_HEADER.size + key_bytes
+    keys = _decode_keys(raw[_BLOCK_HEADER.size : at], rows, layout.id_kind)
+    orders = np.frombuffer(raw, ORDER, rows, at)
+    at += orders.nbytes
+    decoded = np.empty(rows, layout.dtype)
+    for column in layout.columns:
+        values = np.frombuffer(raw, column.dtype, rows * column.width, at)
+        decoded[column.name] = values if column.width == 1 else values.reshape(rows, column.width)
+        at += values.nbytes
+    return RowBlock(keys, orders, decoded)
+
+
+# --- incremental part: one value per key -----------------------------------------------------------------------------
+
+
+def encode_increment(order: np.ndarray, row: np.ndarray | None) -> bytes:
+    """Value of an incremental row: its order (one ORDER element), then the row unless it is a tombstone."""
+    return order.tobytes() + (b"" if row is None else row.tobytes())
+
+
+def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndarray | None]:
+    """(order, row), 0-d arrays; row is None for a tombstone. Raises Corrupted."""
+    if len(raw) < ORDER.itemsize:
+        raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {ORDER.itemsize}")
+    order = np.frombuffer(raw, ORDER, 1)[0]
+    expected = ORDER.itemsize + (0 if order["dead"] else layout.row_bytes)
+    if len(raw) != expected:
+        raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes (dead = {order['dead']}), expected {expected}")
+    return order, None if order["dead"] else np.frombuffer(raw, layout.dtype, 1, ORDER.itemsize)[0]
+
+
+# --- deltas ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeader:
+    """What a delta record says besides rows. `next_offsets` = (item-features, new-items) of the shard after the batch."""
+
+    version: int
+    shard: int
+    sequence: int
+    next_offsets: tuple[int, int]
+    source_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRecord:
+    """A header and its changes: (index key, increment value as in the incremental part)."""
+
+    header: DeltaHeader
+    changes: tuple[tuple[bytes, bytes], ...]
+
+
+def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
+    """One Kafka record of index-deltas (FORMAT.md section 8)."""
+    h = record.header
+    head = _DELTA_HEADER.pack(
+        _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, len(record.changes)
+    )
+    body = b"".join((head, *(part for key, value in record.changes for part in (_KEY_LENGTH.pack(len(key)), key, value))))
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
+    """A delta record; its changes are empty when `layout_of` does not know its version (nobody here reads that one).
+
+    Raises Corrupted or Incompatible.
+    """
+    _, _, _, _, version, shard, sequence, next_features, next_embeddings, source_ms, count = _checked(
+        raw, _DELTA_MAGIC, _DELTA_HEADER, "delta"
+    )
+    header = DeltaHeader(version, shard, sequence, (next_features, next_embeddings), source_ms)
+    layout = layout_of.get(version)
+    return DeltaRecord(header, () if layout is None else tuple(_decode_changes(layout, raw, count)))
+
+
+def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> Iterator[tuple[bytes, bytes]]:
+    at, end = _DELTA_HEADER.size, len(raw) - _CHECKSUM.size
+    for _ in range(count):
+        key_end = at + 2 + _KEY_LENGTH.unpack_from(raw, at)[0]
+        dead = raw[key_end + ORDER.itemsize - 1]  # the last byte of an order
+        value_end = key_end + ORDER.itemsize + (0 if dead else layout.row_bytes)
+        if value_end > end:
+            raise Corrupted("bad_delta_size", f"delta record ends at {end}, a row ends at {value_end}: layout and record do not match")
+        yield raw[at + 2 : key_end], raw[key_end:value_end]
+        at = value_end
+
+
+def plan_delta_records(
+    header: DeltaHeader, changes: Sequence[tuple[bytes, bytes]], bytes_max: int = DELTA_RECORD_BYTES_MAX
+) -> list[DeltaRecord]:
+    """Cuts one micro-batch's changes into records of at most `bytes_max`, sequence counting up. At least one record."""
+    cuts, size, start = [], 0, 0
+    for i, (key, value) in enumerate(changes):
+        size += 2 + len(key) + len(value)
+        if size > bytes_max - 1024:
+            cuts.append(changes[start:i])
+            start, size = i, 2 + len(key) + len(value)
+    cuts.append(changes[start:])
+    return [
+        DeltaRecord(DeltaHeader(header.version, header.shard, header.sequence + i, header.next_offsets, header.source_ms), tuple(cut))
+        for i, cut in enumerate(cuts)
+    ]

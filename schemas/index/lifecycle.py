@@ -1,0 +1,100 @@
+"""The life of a version, as a table: state x entry -> state. `control.py` folds the log with it; a pair that is not here is a named refusal.
+
+    wanted -> published -> live -> backup -> frozen -> removed          rejected, aborted, removed are final
+
+*Building* and *sealed* are facts of single shards, not states. Wanted, published, live and the one backup receive increments and
+deltas; a frozen version receives none and comes back only through a new revision (cause `revive`).
+Effects on *other* versions (promote makes the former live version the backup) are in `control.py`, in one place.
+"""
+
+import enum
+
+from schemas.errors import Incompatible
+
+
+class State(enum.StrEnum):
+    """Where a version stands."""
+
+    NONE = "none"
+    WANTED = "wanted"
+    PUBLISHED = "published"
+    LIVE = "live"
+    BACKUP = "backup"
+    FROZEN = "frozen"
+    REMOVED = "removed"
+    REJECTED = "rejected"
+    ABORTED = "aborted"
+
+
+class EntryKind(enum.StrEnum):
+    """Kinds of control entries. `want` is split by cause because a cause decides what it may follow."""
+
+    INIT = "init"
+    WANT = "want"
+    REJECT = "reject"
+    PUBLISH = "publish"
+    PROMOTE = "promote"
+    ROLLBACK = "rollback"
+    HOLD = "hold"
+    RELEASE = "release"
+    PIN = "pin"
+    UNPIN = "unpin"
+    APPROVE = "approve"
+    ABORT = "abort"
+    FREEZE = "freeze"
+    DROP = "drop"
+
+
+class Cause(enum.StrEnum):
+    """Why a revision is wanted."""
+
+    CHECKPOINT = "checkpoint"
+    REVISE = "revise"
+    REVIVE = "revive"
+    ADOPT = "adopt"
+
+
+RECEIVES_INCREMENTS = frozenset({State.WANTED, State.PUBLISHED, State.LIVE, State.BACKUP})
+SERVABLE = frozenset({State.PUBLISHED, State.LIVE, State.BACKUP})
+FINAL = frozenset({State.REMOVED, State.REJECTED, State.ABORTED})
+
+# (state, entry, cause of a want or "") -> state
+_TABLE: dict[tuple[State, EntryKind, str], State] = {
+    (State.NONE, EntryKind.WANT, Cause.CHECKPOINT): State.WANTED,
+    (State.NONE, EntryKind.WANT, Cause.ADOPT): State.WANTED,
+    (State.NONE, EntryKind.REJECT, ""): State.REJECTED,
+    (State.WANTED, EntryKind.PUBLISH, ""): State.PUBLISHED,
+    (State.WANTED, EntryKind.ABORT, ""): State.ABORTED,
+    (State.PUBLISHED, EntryKind.WANT, Cause.REVISE): State.PUBLISHED,
+    (State.PUBLISHED, EntryKind.PUBLISH, ""): State.PUBLISHED,
+    (State.PUBLISHED, EntryKind.APPROVE, ""): State.PUBLISHED,
+    (State.PUBLISHED, EntryKind.PROMOTE, ""): State.LIVE,
+    (State.PUBLISHED, EntryKind.PIN, ""): State.PUBLISHED,
+    (State.PUBLISHED, EntryKind.FREEZE, ""): State.FROZEN,
+    (State.LIVE, EntryKind.WANT, Cause.REVISE): State.LIVE,
+    (State.LIVE, EntryKind.PUBLISH, ""): State.LIVE,
+    (State.LIVE, EntryKind.PIN, ""): State.LIVE,
+    (State.BACKUP, EntryKind.WANT, Cause.REVISE): State.BACKUP,
+    (State.BACKUP, EntryKind.PUBLISH, ""): State.BACKUP,
+    (State.BACKUP, EntryKind.PROMOTE, ""): State.LIVE,
+    (State.BACKUP, EntryKind.ROLLBACK, ""): State.LIVE,
+    (State.BACKUP, EntryKind.PIN, ""): State.BACKUP,
+    (State.BACKUP, EntryKind.FREEZE, ""): State.FROZEN,
+    (State.FROZEN, EntryKind.WANT, Cause.REVIVE): State.FROZEN,
+    (State.FROZEN, EntryKind.PUBLISH, ""): State.PUBLISHED,
+    (State.FROZEN, EntryKind.DROP, ""): State.REMOVED,
+}
+
+
+def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
+    """The state after an entry that names this version. Raises Incompatible (`refused_transition`) that says what is possible instead."""
+    after = _TABLE.get((state, entry, cause if entry is EntryKind.WANT else ""))
+    if after is None:
+        possible = sorted({str(e) for s, e, _ in _TABLE if s is state}) or ["nothing: this state is final"]
+        raise Incompatible("refused_transition", f"{entry} is not possible for a version that is {state}; possible: {', '.join(possible)}")
+    return after
+
+
+def transitions() -> list[tuple[State, str, State]]:
+    """The table as (state, entry, state) for diagrams and tests."""
+    return [(s, f"{e} ({c})" if c else str(e), t) for (s, e, c), t in _TABLE.items()]

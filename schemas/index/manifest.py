@@ -1,0 +1,166 @@
+"""Seals and manifests: what a version consists of (FORMAT.md section 6). Values and their JSON, no I/O.
+
+A manifest names every file that a reader needs, with size and sha256, so that a flipped byte, a truncated or a missing file is
+found before serving; its own sha256 stands in the control log.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import Corrupted, Incompatible
+from schemas.index.digest import version_digest
+from schemas.index.layout import FORMAT, RowLayout, decode_layout
+from schemas.limits import MANIFEST_BYTES_MAX
+from schemas.token import VersionToken
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """One file of a part: name inside its directory, size, sha256."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A full or incremental part. `directory` is relative to the store; a part without rows has no files."""
+
+    directory: str
+    files: tuple[PartFile, ...]
+    rows: int
+    tombstones: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """One shard of a version, frozen at a moment.
+
+    delta_position   offset in the shard's partition of index-deltas from which a reader of these parts continues
+    source_offsets   next offset per shard topic: what is before is in the parts
+    rows, digest, data_digest   of the merged view
+    """
+
+    shard: int
+    full: Part
+    incremental: Part
+    delta_position: int
+    source_offsets: Mapping[str, int]
+    rows: int
+    digest: str
+    data_digest: str
+    encoder_fingerprint: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A version, whole: one seal per shard, in shard order, and what is needed to read and to rank with it."""
+
+    version: int
+    revision: int
+    model_id: str
+    checkpoint_sha256: str
+    feature_schema: str
+    lsh_version: str
+    encoder_fingerprint: str
+    layout: RowLayout
+    seals: tuple[Seal, ...]
+    created_ms: int
+
+    @property
+    def rows(self) -> int:
+        """Items in the version when it was sealed."""
+        return sum(s.rows for s in self.seals)
+
+    @property
+    def digest(self) -> str:
+        """Digest over all rows."""
+        return version_digest([s.digest for s in self.seals])
+
+    @property
+    def data_digest(self) -> str:
+        """Digest over all inputs."""
+        return version_digest([s.data_digest for s in self.seals])
+
+
+def manifest_path(version: int, revision: int) -> str:
+    """Place of a manifest in the store."""
+    return f"versions/{version}/{revision}/manifest.json"
+
+
+def seal_path(version: int, revision: int, shard: int, unique: str) -> str:
+    """Place of a seal in the store."""
+    return f"versions/{version}/{revision}/seals/{shard:05d}-{unique}.json"
+
+
+def checkpoint_path(sha256: str) -> str:
+    """Place of a validated checkpoint in the store."""
+    return f"checkpoints/{sha256}.safetensors"
+
+
+def _encode(kind: str, fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"format": FORMAT, "kind": kind, **fields}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _decode(kind: str, raw: bytes) -> dict[str, Any]:
+    if len(raw) > MANIFEST_BYTES_MAX:
+        raise Corrupted(f"bad_{kind}", f"{kind} of {len(raw)} bytes, expected at most {MANIFEST_BYTES_MAX}")
+    try:
+        fields = json.loads(raw)
+        found = (fields.pop("format"), fields.pop("kind"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupted(f"bad_{kind}", f"{kind} of {len(raw)} bytes does not read: {error}") from error
+    if found != (FORMAT, kind):
+        raise Incompatible(f"{kind}_format", f"{kind} says (format, kind) = {found}, this code reads {(FORMAT, kind)}")
+    return dict(fields)
+
+
+def _decode_part(raw: Mapping[str, Any]) -> Part:
+    return Part(raw["directory"], tuple(PartFile(**f) for f in raw["files"]), raw["rows"], raw["tombstones"])
+
+
+def _decode_seal_fields(raw: Mapping[str, Any]) -> Seal:
+    return Seal(**{**raw, "full": _decode_part(raw["full"]), "incremental": _decode_part(raw["incremental"])})
+
+
+def encode_seal(seal: Seal) -> bytes:
+    """Bytes of a seal file."""
+    return _encode("seal", dataclasses.asdict(seal))
+
+
+def decode_seal(raw: bytes) -> Seal:
+    """Raises Corrupted or Incompatible."""
+    fields = _decode("seal", raw)
+    try:
+        return _decode_seal_fields(fields)
+    except (TypeError, KeyError) as error:
+        raise Corrupted("bad_seal", f"seal does not have the fields of format {FORMAT}: {error}") from error
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Bytes of a manifest file."""
+    fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
+    return _encode("manifest", fields | {"layout": manifest.layout.to_dict(), "seals": [dataclasses.asdict(s) for s in manifest.seals]})
+
+
+def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
+    """Raises Corrupted (not the bytes that were published) or Incompatible."""
+    found = hashlib.sha256(raw).hexdigest()
+    if expected_sha256 is not None and found != expected_sha256:
+        raise Corrupted("bad_manifest", f"manifest of {len(raw)} bytes has sha256 {found}, its publish entry says {expected_sha256}")
+    fields = _decode("manifest", raw)
+    try:
+        seals = tuple(_decode_seal_fields(s) for s in fields.pop("seals"))
+        return Manifest(layout=decode_layout(fields.pop("layout")), seals=seals, **fields)
+    except (TypeError, KeyError, ValueError) as error:
+        raise Corrupted("bad_manifest", f"manifest does not have the fields of format {FORMAT}: {error}") from error
+
+
+def token_of(version: int, revision: int, manifest_sha256: str) -> VersionToken:
+    """The token of a published revision."""
+    return VersionToken(version, revision, manifest_sha256[:8])

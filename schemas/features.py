@@ -23,7 +23,14 @@ import xxhash
 
 from schemas.errors import Misconfigured
 from schemas.ids import IdKind, hash_bucket, hash_buckets
-from schemas.limits import BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX, FEATURES_PER_SCHEMA_MAX, HASH_BUCKETS_MAX, NAME_CHARS_MAX, REALTIME_BUCKETS_MAX
+from schemas.limits import (
+    BAG_VALUES_MAX,
+    EMBEDDING_WIDTH_MAX,
+    FEATURES_PER_SCHEMA_MAX,
+    HASH_BUCKETS_MAX,
+    NAME_CHARS_MAX,
+    REALTIME_BUCKETS_MAX,
+)
 
 FeatureValue = int | float | str | bool | None | Sequence[int] | Sequence[float] | Sequence[str]
 
@@ -77,12 +84,18 @@ class Feature:
             if not condition:
                 raise Misconfigured("bad_feature", f"feature {self.name!r} ({self.scope}, {self.kind}): {expectation}")
 
-        require(self.name.isidentifier() and len(self.name) <= NAME_CHARS_MAX, f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters")
+        require(
+            self.name.isidentifier() and len(self.name) <= NAME_CHARS_MAX,
+            f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters",
+        )
         if self.kind in (Kind.CATEGORICAL, Kind.BAG):
             require(2 <= self.buckets <= HASH_BUCKETS_MAX, f"buckets = {self.buckets}, expected 2 to {HASH_BUCKETS_MAX}")
         if self.kind is Kind.EMBEDDING:
             require(1 <= self.width <= EMBEDDING_WIDTH_MAX, f"width = {self.width}, expected 1 to {EMBEDDING_WIDTH_MAX}")
-        require(all(map(math.isfinite, (self.mean, self.scale, self.default))) and self.scale > 0, "mean, scale, default must be finite and scale positive")
+        require(
+            all(map(math.isfinite, (self.mean, self.scale, self.default))) and self.scale > 0,
+            "mean, scale, default must be finite and scale positive",
+        )
         if self.realtime:
             require(self.scope is Scope.ITEM, "only item features can be realtime")
             require(
@@ -134,11 +147,17 @@ class FeatureSchema:
 
         names = [(f.scope, f.name) for f in self.features]
         require(len(names) <= FEATURES_PER_SCHEMA_MAX, f"{len(names)} features, expected at most {FEATURES_PER_SCHEMA_MAX}")
-        require(len(set(names)) == len(names), f"feature names must be unique within a scope, got {sorted(n for n in names if names.count(n) > 1)}")
+        require(
+            len(set(names)) == len(names),
+            f"feature names must be unique within a scope, got {sorted(n for n in names if names.count(n) > 1)}",
+        )
         for role, kind in (("sim_category", Kind.CATEGORICAL), ("bid", Kind.NUMERIC), ("multimodal", Kind.EMBEDDING)):
             name = getattr(self, role)
             item_kinds = {f.name: f.kind for f in self.features if f.scope is Scope.ITEM}
-            require(name is None or item_kinds.get(name) is kind, f"{role} = {name!r} must name an item feature of kind {kind}; item features: {item_kinds}")
+            require(
+                name is None or item_kinds.get(name) is kind,
+                f"{role} = {name!r} must name an item feature of kind {kind}; item features: {item_kinds}",
+            )
 
     def of(self, scope: Scope) -> tuple[Feature, ...]:
         """The features of one scope, in declared order."""
@@ -179,7 +198,9 @@ class FeatureSchema:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the inverse of `decode_feature_schema`."""
         defaults = {f.name: f.default for f in dataclasses.fields(Feature)}
-        features = [{k: v for k, v in dataclasses.asdict(f).items() if k in ("name", "scope", "kind") or v != defaults[k]} for f in self.features]
+        features = [
+            {k: v for k, v in dataclasses.asdict(f).items() if k in ("name", "scope", "kind") or v != defaults[k]} for f in self.features
+        ]
         return dataclasses.asdict(self) | {"features": features, "behaviour_kinds": list(self.behaviour_kinds)}
 
     @property
@@ -198,7 +219,10 @@ def decode_feature_schema(raw: Mapping[str, Any]) -> FeatureSchema:
     if isinstance(listed, Mapping):
         listed = [{"name": name, **values} for name, values in listed.items()]
     try:
-        features = tuple(Feature(**{**f, "scope": Scope(f["scope"]), "kind": Kind(f["kind"]), "transform": Transform(f.get("transform", "none"))}) for f in listed)
+        features = tuple(
+            Feature(**{**f, "scope": Scope(f["scope"]), "kind": Kind(f["kind"]), "transform": Transform(f.get("transform", "none"))})
+            for f in listed
+        )
         kinds = tuple(fields.pop("behaviour_kinds", ("click",)))
         return FeatureSchema(features=features, id_kind=IdKind(fields.pop("id_kind", "int64")), behaviour_kinds=kinds, **fields)
     except (TypeError, ValueError, KeyError) as error:

@@ -34,5 +34,7 @@ def decode_token(text: str) -> VersionToken:
     """Raises RejectedInput (`bad_version_token`)."""
     match = _TOKEN.fullmatch(text)
     if match is None:
-        raise RejectedInput("bad_version_token", f"version token {text[:80]!r} is not of the form <v>.<r>-<8 hex>; send back the token of an earlier answer")
+        raise RejectedInput(
+            "bad_version_token", f"version token {text[:80]!r} is not of the form <v>.<r>-<8 hex>; send back the token of an earlier answer"
+        )
     return VersionToken(int(match[1]), int(match[2]), match[3], match[4])

@@ -58,9 +58,15 @@ class ModelSpec:
             if not condition:
                 raise Misconfigured("bad_model_spec", message)
 
-        require(1 <= self.width <= WIDTH_MAX and 1 <= self.bridge_width <= WIDTH_MAX, f"width {self.width}, bridge_width {self.bridge_width}: 1 to {WIDTH_MAX}")
+        require(
+            1 <= self.width <= WIDTH_MAX and 1 <= self.bridge_width <= WIDTH_MAX,
+            f"width {self.width}, bridge_width {self.bridge_width}: 1 to {WIDTH_MAX}",
+        )
         require(1 <= self.bridges <= BRIDGES_MAX, f"bridges = {self.bridges}, expected 1 to {BRIDGES_MAX}")
-        require(0 < self.hash_bits <= HASH_BITS_MAX and self.hash_bits % 8 == 0, f"hash_bits = {self.hash_bits}, expected a multiple of 8 up to {HASH_BITS_MAX}")
+        require(
+            0 < self.hash_bits <= HASH_BITS_MAX and self.hash_bits % 8 == 0,
+            f"hash_bits = {self.hash_bits}, expected a multiple of 8 up to {HASH_BITS_MAX}",
+        )
         require(list(self.tier_edges) == sorted(set(self.tier_edges)) and len(self.tier_edges) < TIERS_MAX, "tier_edges must ascend")
         require(1 <= len(self.tasks) <= TASKS_MAX, f"1 to {TASKS_MAX} tasks, got {self.tasks}")
         require(self.din in ("centred", "raw"), f"din = {self.din!r}, expected centred or raw")

@@ -1,0 +1,121 @@
+"""Files that are either not there or complete, also after a power cut.
+
+Here: durable writes, exclusive creates, copies by link, checksums. Not here: which files the index store has (infra/index_store.py).
+Invariants (I5): a visible file never changes; a writer makes a temporary file in the same folder, fsyncs it, puts it in place by rename or
+link, and fsyncs the folder. An exclusive create is a link, never O_EXCL followed by a write: a writer that dies between the two would leave
+a visible, incomplete file for ever (protocol B1).
+Source: LevelDB db/filename.cc (SetCurrentFile) for the order of the steps.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 20
+# Names that start so are unfinished: every reader of a folder skips them, and the owner of a folder may remove old ones.
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def write_file_durably(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, replacing what was there in one step; it is on disk when this returns."""
+    temporary = _write_temporary(path.parent, data)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def put_exclusive(path: Path, data: bytes) -> bool:
+    """Create `path` with `data` if no such file exists. True: it is ours and on disk. False: somebody was first, nothing changed."""
+    temporary = _write_temporary(path.parent, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+    return True
+
+
+def _write_temporary(folder: Path, data: bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp makes it private; a store is read by other users' processes
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Path(name)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable (a rename or link is lost by a power cut until then)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make every file and every name below `folder` durable, the deepest first."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            _fsync_file(Path(parent, name))
+        fsync_folder(Path(parent))
+
+
+def _fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` the same bytes as `source`: a hard link where the file system allows it, else a synced copy."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if isinstance(error, FileExistsError | FileNotFoundError):
+            raise
+        shutil.copyfile(source, target)
+        _fsync_file(target)
+
+
+def link_or_copy_tree(source: Path, target: Path, link_suffixes: tuple[str, ...] = (".sst",)) -> None:
+    """Make folder `target` hold the files of `source`: those with a suffix of `link_suffixes` by link, the rest by copy.
+
+    Only files that nobody writes again may be linked: a program that rewrites its copy in place (RocksDB does so with its small
+    files, even when it opens read-only) would change the source through the link (protocol B14). `target` must not exist.
+    """
+    target.mkdir(parents=True)
+    for parent, folders, names in os.walk(source):
+        inside = target / Path(parent).relative_to(source)
+        for folder in folders:
+            (inside / folder).mkdir()
+        for name in names:
+            if name.endswith(link_suffixes):
+                link_or_copy(Path(parent, name), inside / name)
+            else:
+                shutil.copyfile(Path(parent, name), inside / name)
+    fsync_tree(target)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Lower-case hex sha256 of the file's bytes, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

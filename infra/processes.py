@@ -1,0 +1,193 @@
+"""Child processes that do not outlive us, and waiting for a condition instead of sleeping.
+
+Here: start a child in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports.
+Not here: what the children are (infra/broker/server.py, infra/demo.py).
+Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. The kernel ties that
+to the *thread* that forked, so every child is forked by one thread that lives as long as the process.
+"""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_POLL_S = 0.02
+_LOG_TAIL_BYTES = 4096
+# Below the kernel's range for outgoing connections, so that no client's socket takes a port between its choice and its use.
+_PORTS = range(15_000, 32_000)
+
+
+class _ForkingThread:
+    """The one thread that forks. A forked copy of this process has no copy of it and makes its own."""
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fork")
+
+    def run(self, fork: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        return self._executor.submit(fork).result()
+
+
+_FORKING_THREAD = _ForkingThread()
+
+
+@dataclass
+class Child:
+    """A running child. `name` is for messages; `log_path` has its standard output and error."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the id of its process group."""
+        return self.process.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs. Does not reap it, so that its group id cannot be given to somebody else before `kill`."""
+        if self.process.returncode is not None:
+            return False
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def log_tail(self) -> str:
+        """The last lines of its log, for an error message."""
+        return log_tail(self.log_path)
+
+    def kill(self) -> None:
+        """SIGKILL to its whole group, also when it has ended by itself and left children, and reap it."""
+        if self.process.returncode is None:
+            _signal_group(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def start_child(
+    name: str,
+    command: Sequence[str],
+    log_path: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    dies_with_parent: bool = True,
+    inherited_fds: Sequence[int] = (),
+) -> Child:
+    """Start `command` in its own process group, standard input closed, output appended to `log_path`.
+
+    `environment` adds to this process's. A terminal's Ctrl-C does not reach it: whoever started it stops it.
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    parent_pid = os.getpid()
+
+    def fork() -> subprocess.Popen[bytes]:
+        with log_path.open("ab") as log:
+            return subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                pass_fds=tuple(inherited_fds),
+                preexec_fn=(lambda: _die_with(parent_pid)) if dies_with_parent else None,
+            )
+
+    return Child(name, _FORKING_THREAD.run(fork), log_path)
+
+
+def _die_with(parent_pid: int) -> None:
+    """In the child, between fork and exec: ask the kernel for SIGKILL when the parent ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before the request was made
+        os._exit(1)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, poll_s: float = _POLL_S) -> None:
+    """Return when `condition()` is true; Unavailable("timed_out") names `what` after `deadline_s`."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise Unavailable("timed_out", f"waited {deadline_s:g} s for {what}, in vain; look at the log of the process it depends on")
+        time.sleep(poll_s)
+
+
+def wait_ready(child: Child, ready: Callable[[], bool], deadline_s: float) -> None:
+    """Wait until `ready()`; Unavailable with the end of the child's log when it dies first or the deadline passes."""
+    end = time.monotonic() + deadline_s
+    while not ready():
+        if not child.alive():
+            child.kill()
+            code = child.process.returncode
+            raise Unavailable(
+                "child_died", f"{child.name} ended with exit code {code} before it was ready; log {child.log_path}:\n{child.log_tail()}"
+            )
+        if time.monotonic() > end:
+            raise Unavailable(
+                "child_not_ready", f"{child.name} was not ready after {deadline_s:g} s; log {child.log_path}:\n{child.log_tail()}"
+            )
+        time.sleep(_POLL_S)
+
+
+def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
+    """TERM to the group of every child, wait together at most `grace_s`, then KILL to what is left of the groups."""
+    for child in children:
+        if child.alive():
+            _signal_group(child.pid, signal.SIGTERM)
+    end = time.monotonic() + grace_s
+    while any(child.alive() for child in children) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    for child in children:
+        child.kill()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def log_tail(path: Path) -> str:
+    """The last 4 KiB of a log as text; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different loopback TCP ports that nobody listens on now."""
+    chosen: list[int] = []
+    with contextlib.ExitStack() as open_sockets:
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(chosen) == count:
+                break
+            listener = open_sockets.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                chosen.append(port)
+    return chosen
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a loopback listener can be opened on `port` now (a port in TIME_WAIT counts as free)."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

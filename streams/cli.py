@@ -1,0 +1,7 @@
+"""The `aif` commands of `streams`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
+
+import typer
+
+
+def commands(app: typer.Typer) -> None:
+    """Register the commands of `streams` onto the `aif` application."""

@@ -1,0 +1,94 @@
+"""Fixtures of the whole suite: one real broker per test run, shared by all pytest-xdist workers, started when the first test asks for it.
+
+The process that runs pytest (the xdist controller, or the only process) owns the broker as a child that dies with it; workers ask for it by
+a file and read its record. Nothing here replaces a client or a broker by a double.
+"""
+
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from infra.broker.record import running_broker
+from infra.broker.server import Broker, start_broker
+from infra.processes import wait_until
+
+# Not AIF_...: unknown names with that prefix are refused by every process of ours, also by those that tests start.
+_FOLDER_VARIABLE = "TEST_BROKER_FOLDER"
+_POLL_S = 0.05
+_START_S_MAX = 240.0  # with an empty cache it downloads 44 MB first
+
+
+class _BrokerOnDemand(threading.Thread):
+    """Waits for the file `wanted` in its folder and then starts the broker; the text of an error goes to `failed`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True, name="broker-on-demand")
+        self.folder = folder
+        self.ended = threading.Event()
+        self.broker: Broker | None = None
+
+    def run(self) -> None:
+        while not self.ended.wait(_POLL_S):
+            if (self.folder / "wanted").exists():
+                self._start()
+                return
+
+    def _start(self) -> None:
+        try:
+            self.broker = start_broker(self.folder / "broker")
+        except BaseException as error:
+            (self.folder / "failed").write_text(str(error))
+            raise
+
+    def end(self) -> None:
+        self.ended.set()
+        self.join()
+        if self.broker is not None:
+            self.broker.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_on_demand: _BrokerOnDemand | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _on_demand
+    if hasattr(config, "workerinput") or _on_demand is not None:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="aif-tests-"))
+    os.environ[_FOLDER_VARIABLE] = str(folder)  # xdist's workers inherit it
+    _on_demand = _BrokerOnDemand(folder)
+    _on_demand.start()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    global _on_demand
+    if _on_demand is not None:
+        _on_demand.end()
+        _on_demand = None
+
+
+@pytest.fixture(scope="session")
+def bootstrap_servers() -> str:
+    """The address of the run's broker, or of the one that AIF_KAFKA__BOOTSTRAP_SERVERS names."""
+    named = os.environ.get("AIF_KAFKA__BOOTSTRAP_SERVERS")
+    if named:
+        return named
+    folder = Path(os.environ[_FOLDER_VARIABLE])
+    (folder / "wanted").touch()
+    failed = folder / "failed"
+    wait_until(lambda: failed.exists() or running_broker(folder / "broker") is not None, _START_S_MAX, "the broker of this test run")
+    record = running_broker(folder / "broker")
+    assert record is not None, failed.read_text()
+    return record.bootstrap_servers
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix that no other test uses, so that tests share the broker and not their topics."""
+    return f"test-{uuid.uuid4().hex[:12]}."

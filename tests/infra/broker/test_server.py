@@ -1,0 +1,105 @@
+"""The local broker as a process: real Kafka, started, killed, restarted, refused."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from infra.broker.record import is_held, read_record, recorded_address, running_broker
+from infra.broker.server import answers, start_broker, stop_broker
+from infra.processes import wait_until
+from schemas.errors import Incompatible, Misconfigured
+
+
+def _publish(bootstrap_servers: str, topic: str, value: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
+    producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def _read_all(bootstrap_servers: str, topic: str, count: int) -> list[bytes]:
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    try:
+        return [message.value() for message in consumer.consume(count, timeout=30)]
+    finally:
+        consumer.close()
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_broker_comes_back_at_its_address_with_its_data_and_refuses_a_second_one(tmp_path: Path) -> None:
+    broker = start_broker(tmp_path / "data")
+    try:
+        address = broker.bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": address})  # held: a client that is collected aborts what it was asked
+        admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(30)
+        _publish(address, "kept", b"before")
+        with pytest.raises(Incompatible, match=str(broker.record.pid)):
+            start_broker(tmp_path / "data")
+        broker.kill()
+        assert not is_held(tmp_path / "data")
+        broker = start_broker(tmp_path / "data")
+        assert broker.bootstrap_servers == address
+        _publish(address, "kept", b"after")
+        assert _read_all(address, "kept", 2) == [b"before", b"after"]
+    finally:
+        broker.stop()
+    assert not is_held(tmp_path / "data")
+
+
+@pytest.mark.timeout(180)
+def test_a_detached_broker_outlives_its_starter_and_is_found_and_stopped_by_others(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from infra.broker.server import start_broker; start_broker(pathlib.Path(sys.argv[1]), detach=True)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")], check=True)
+    try:
+        assert answers(recorded_address(tmp_path / "data"))
+    finally:
+        stopped = stop_broker(tmp_path / "data")
+    assert stopped is not None
+    assert stop_broker(tmp_path / "data") is None
+
+
+@pytest.mark.timeout(180)
+def test_a_broker_that_is_not_detached_dies_with_its_starter_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, time; from infra.broker.server import start_broker; start_broker(pathlib.Path(sys.argv[1])); time.sleep(600)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "data")])
+    try:
+        wait_until(lambda: running_broker(tmp_path / "data") is not None, 120, "the broker to be ready")
+    finally:
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+    wait_until(lambda: not is_held(tmp_path / "data"), 30, "the broker to end")
+
+
+def test_a_directory_without_a_broker_is_an_error_that_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="aif broker start"):
+        recorded_address(tmp_path)
+    assert stop_broker(tmp_path) is None
+
+
+def test_the_shared_broker_answers_and_listens_on_loopback_only(bootstrap_servers: str) -> None:
+    assert answers(bootstrap_servers, 10)
+    if not os.environ.get("AIF_KAFKA__BOOTSTRAP_SERVERS"):
+        folder = Path(os.environ["TEST_BROKER_FOLDER"], "broker")
+        record = read_record(folder)
+        assert record is not None
+        assert _listening_addresses({record.port, record.controller_port}) == {"loopback"}
+
+
+def _listening_addresses(ports: set[int]) -> set[str]:
+    """Where the given ports listen, from the kernel's tables (IPv4 and IPv4 mapped into IPv6)."""
+    loopback = ("0100007F", "0000000000000000FFFF00000100007F")
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            address, port = line.split()[1].split(":")
+            if line.split()[3] == "0A" and int(port, 16) in ports:
+                found.add("loopback" if address in loopback else address)
+    return found

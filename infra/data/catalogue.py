@@ -1,0 +1,121 @@
+"""What a catalogue is to the rest of the system: a schema, events in publish order, and held-out users to measure on.
+
+Here: the `Catalogue` protocol, what `evaluation()` returns, and the two ways to open one. Not here: how a source becomes events
+(world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so whoever publishes, trains
+or measures cannot tell them apart.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from schemas.events import (
+    Behaviour,
+    ImpressionRecord,
+    ItemFeaturesUpdate,
+    NewItem,
+    UserFeaturesRecord,
+)
+from schemas.features import FeatureSchema
+from schemas.ids import Id
+
+
+@dataclass(frozen=True)
+class HeldOutUser:
+    """A user who is in no impression: what is known of them when they are measured, and the right answer.
+
+    behaviours oldest first; candidates an array of ids (int64, or object for text); relevant ids are among the candidates.
+    """
+
+    user_id: Id
+    features: Mapping[str, Any]
+    behaviours: Sequence[Behaviour]
+    candidates: np.ndarray
+    relevant: frozenset[Id]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out users, the plain score to beat, and what the measure is called.
+
+    popularity  a score per item from the same impressions (clicks times bid); an item that is absent scores 0
+    measure     "hr": share of the teacher's top 10 found in our top k; "recall": hits / min(k, relevant)
+    """
+
+    users: tuple[HeldOutUser, ...]
+    popularity: Mapping[Id, float]
+    measure: str
+    now_ms: int
+    k: int = 100
+
+    def popularity_of(self, candidates: np.ndarray) -> np.ndarray:
+        """The plain score of each candidate, [C] float64."""
+        return np.array(
+            [self.popularity.get(item, 0.0) for item in candidates.tolist()]
+        )
+
+
+class Catalogue(Protocol):
+    """A source of events. Iterators start afresh at every call and yield in publish order; the same source yields the same events.
+
+    `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}).
+    """
+
+    name: str
+    model: Mapping[str, Any]
+
+    @property
+    def schema(self) -> FeatureSchema: ...
+
+    @property
+    def item_count(self) -> int: ...
+
+    def items(self) -> Iterator[ItemFeaturesUpdate]:
+        """Every item; where features depend on time, several versions of an item, oldest first, with the time (ms) as version."""
+
+    def new_items(self) -> Iterator[NewItem]:
+        """The multimodal embedding of every item that has one."""
+
+    def users(self) -> Iterator[UserFeaturesRecord]:
+        """Profiles, held-out users included."""
+
+    def behaviours(self) -> Iterator[Behaviour]:
+        """Histories in order of time, held-out users included, nothing from after the evaluation time."""
+
+    def impressions(self) -> Iterator[ImpressionRecord]:
+        """What training learns from; never of a held-out user. Raises Misconfigured if the source has nothing to learn from."""
+
+    def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
+        """n later versions of random items with another price and bid. A larger seed gives later versions."""
+
+    def arrivals(
+        self, n: int, seed: int
+    ) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
+        """n items that are not in `items()`, each with its embedding if the catalogue has one."""
+
+    def evaluation(self) -> Evaluation:
+        """Held-out users and the plain score to beat. Raises Misconfigured if the source has nothing to measure on."""
+
+
+def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
+    """The synthetic world with that many items."""
+    from infra.data.world import World, WorldSize
+    from infra.data.world_catalogue import WorldCatalogue
+
+    return WorldCatalogue(World(seed, WorldSize(items=items)))
+
+
+def open_mapping(
+    directory: str | Path, mapping_file: str | Path, limit: int | None = None
+) -> Catalogue:
+    """CSV or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
+
+    Raises Misconfigured that names the mapping file, the key, the column and the expectation.
+    """
+    from infra.data.mapped_catalogue import MappedCatalogue
+    from infra.data.mapping import read_mapping
+
+    return MappedCatalogue(read_mapping(Path(mapping_file)), Path(directory), limit)

@@ -1,0 +1,328 @@
+"""The seeded synthetic world: users with tastes, items with attributes, and the true probability of a click.
+
+Here: what is true (latents, tastes, histories, the click probability). Not here: events (world_catalogue.py), training, Kafka.
+Invariants: the same (seed, size) gives the same world; the first items of a larger world with as many categories are the items of
+a smaller one; latent vectors leave this file only as noisy views (`embeddings_of`).
+
+Every signal of a click is one that a named part of AIF can pick up, and is measured by one weight of `SIGNALS`:
+
+    interest   several interests of a user in the latent space of items      LSH-DIN and SimTier over the whole history (Eq. 7-9)
+    current    the interest that dominates the last 20 behaviours            self- and cross-attention over behaviours (Eq. 2-3)
+    style      a taste for style that differs by category, absent from the   SIM-hard: the sub-sequence of the candidate's category
+               multimodal embedding
+    facet      an item's occasion picks which facet of the user matters      bridge embeddings (BEA, Algorithm 1)
+    quality    a non-linear function of item attributes                      the item half (Eq. 4)
+    price      distance of the price from what the user likes to pay         raw real-time features in the head
+
+Arrays: I items, U users, H slots of history, S items of one user, Z latent width, Q interests, G facets, F facet width, A attributes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+LATENT_WIDTH, EMBEDDING_WIDTH = 16, 64
+STYLES, QUALITY_ATTRIBUTES, FACETS, FACET_WIDTH, INTERESTS = 4, 6, 6, 4, 4
+HISTORY_MAX, HISTORY_MIN, HISTORY_MEDIAN = 96, 12, 45
+RECENT = 20  # behaviours dominated by the current interest
+CHUNK_ITEMS = 65_536
+SIGNALS = {
+    "interest": 1.5,
+    "current": 0.7,
+    "style": 0.3,
+    "facet": 0.9,
+    "quality": 0.9,
+    "price": 0.5,
+}
+CLICK_BIAS = -4.5
+
+_ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(
+    5
+)  # streams of random numbers: a change in one leaves the others alone
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSize:
+    """How many of each. `held_out` users come after the `users` and never appear in impressions."""
+
+    items: int = 20_000
+    users: int = 2_000
+    held_out: int = 300
+    requests_per_user: int = 6
+    shown_per_request: int = 24
+
+    @property
+    def categories(self) -> int:
+        return max(1, min(64, self.items // 8))
+
+
+@dataclass(frozen=True)
+class Items:
+    """What is true of the items, one row each. `latent_IZ` and `quality_I` are never published."""
+
+    category_I: np.ndarray
+    latent_IZ: np.ndarray
+    style_IA: np.ndarray
+    attributes_IA: np.ndarray
+    quality_I: np.ndarray
+    facet_IF: np.ndarray
+    occasion_I: np.ndarray
+    log_price_I: np.ndarray
+    bid_I: np.ndarray
+
+
+@dataclass(frozen=True)
+class Users:
+    """What is true of the users, held-out ones last. Only the facets and the price level are published, with noise."""
+
+    interests_UQ: np.ndarray  # categories
+    centre_UQZ: np.ndarray  # where in the latent space
+    weight_UQ: np.ndarray
+    current_U: np.ndarray
+    style_taste_UQA: np.ndarray
+    facets_UGF: np.ndarray
+    price_level_U: np.ndarray
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Behaviours, newest last and right-aligned: slot h of user u is used when h >= HISTORY_MAX - length_U[u]."""
+
+    item_UH: np.ndarray
+    bought_UH: np.ndarray
+    length_U: np.ndarray
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32)
+
+
+@dataclass(frozen=True)
+class World:
+    """One world. Everything is drawn on first use and kept; nothing depends on the order of the calls."""
+
+    seed: int = 0
+    size: WorldSize = WorldSize()
+
+    def rng(self, *stream: int) -> np.random.Generator:
+        """A generator for one purpose, the same in every process."""
+        return np.random.default_rng([self.seed, *stream])
+
+    @cached_property
+    def items(self) -> Items:
+        """All items, drawn in chunks, so that an item does not depend on how many follow it."""
+        chunks = [
+            self._draw_items(chunk)
+            for chunk in range(-(-self.size.items // CHUNK_ITEMS))
+        ]
+        return Items(
+            **{name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
+        )
+
+    def _draw_items(self, chunk: int) -> dict[str, np.ndarray]:
+        constants, categories = self.rng(_CONSTANTS), self.size.categories
+        centre_CZ = _unit(_normal(constants, categories, LATENT_WIDTH))
+        layer, out = (
+            _normal(constants, QUALITY_ATTRIBUTES, 16) * 0.6,
+            _normal(constants, 16) * 0.4,
+        )
+        category_price = _normal(constants, categories) * 0.7
+        first = chunk * CHUNK_ITEMS
+        rows = min(CHUNK_ITEMS, self.size.items - first)
+        rng = self.rng(_ITEMS, chunk)
+        category = rng.integers(0, categories, CHUNK_ITEMS)[:rows]
+        covered = min(categories, rows) if chunk == 0 else 0
+        category[:covered] = np.arange(covered)  # no category is empty
+        drawn = {
+            width: _normal(self.rng(_ITEMS, chunk, width), rows, n)
+            for width, n in enumerate(
+                (LATENT_WIDTH, STYLES, QUALITY_ATTRIBUTES, FACET_WIDTH, 2)
+            )
+        }
+        occasion = self.rng(_ITEMS, chunk, 9).integers(0, FACETS, rows)
+        return {
+            "category_I": category,
+            "latent_IZ": _unit(centre_CZ[category] + 0.9 * _unit(drawn[0])),
+            "style_IA": drawn[1],
+            "attributes_IA": drawn[2],
+            "quality_I": np.tanh(drawn[2] @ layer) @ out,
+            "facet_IF": drawn[3],
+            "occasion_I": occasion,
+            "log_price_I": 2.5 + 0.5 * drawn[4][:, 0] + category_price[category],
+            "bid_I": np.exp(0.3 * drawn[4][:, 1]),
+        }
+
+    def embeddings_of(self, first: int, last: int) -> np.ndarray:
+        """The published multimodal embeddings of items first..last-1: a noisy linear view of the latents, [last - first, EMBEDDING_WIDTH]."""
+        view_ZE = _normal(
+            self.rng(_CONSTANTS, 1), LATENT_WIDTH, EMBEDDING_WIDTH
+        ) / np.sqrt(LATENT_WIDTH)
+        noise = [
+            _normal(self.rng(_EMBEDDINGS, chunk), CHUNK_ITEMS, EMBEDDING_WIDTH)[
+                max(0, first - chunk * CHUNK_ITEMS) : last - chunk * CHUNK_ITEMS
+            ]
+            for chunk in range(first // CHUNK_ITEMS, -(-last // CHUNK_ITEMS))
+        ]
+        return np.round(
+            self.items.latent_IZ[first:last] @ view_ZE + 0.12 * np.concatenate(noise), 4
+        )
+
+    @cached_property
+    def _by_category(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Items in category order, and where each category begins and how many it has."""
+        count = np.bincount(self.items.category_I, minlength=self.size.categories)
+        return (
+            np.argsort(self.items.category_I, kind="stable"),
+            np.cumsum(count) - count,
+            count,
+        )
+
+    def draw_in_category(
+        self, rng: np.random.Generator, categories: np.ndarray
+    ) -> np.ndarray:
+        """A uniform item of each given category, same shape."""
+        order, begin, count = self._by_category
+        return order[
+            begin[categories]
+            + (rng.random(categories.shape) * count[categories]).astype(np.int64)
+        ]
+
+    @cached_property
+    def users(self) -> Users:
+        """All users, held-out ones last."""
+        rng, n = self.rng(_USERS), self.size.users + self.size.held_out
+        interests = np.argsort(rng.random((n, self.size.categories)), axis=1)[
+            :, :INTERESTS
+        ]
+        if (
+            interests.shape[1] < INTERESTS
+        ):  # a tiny world: interests may share a category
+            interests = rng.integers(0, self.size.categories, (n, INTERESTS))
+        weight = rng.dirichlet(np.full(INTERESTS, 1.5), n)
+        return Users(
+            interests_UQ=interests,
+            centre_UQZ=self.items.latent_IZ[self.draw_in_category(rng, interests)],
+            weight_UQ=weight.astype(np.float32),
+            current_U=(rng.random((n, 1)) > np.cumsum(weight, 1))
+            .sum(1)
+            .clip(0, INTERESTS - 1),
+            style_taste_UQA=_normal(rng, n, INTERESTS, STYLES),
+            facets_UGF=_normal(rng, n, FACETS, FACET_WIDTH),
+            price_level_U=(2.5 + 0.6 * _normal(rng, n)),
+        )
+
+    @cached_property
+    def histories(self) -> Histories:
+        """Behaviours of every user: an interest, then the best of six items of its category by taste and quality."""
+        rng, users, n = self.rng(_HISTORIES), self.users, len(self.users.current_U)
+        length = np.clip(
+            np.exp(rng.normal(np.log(HISTORY_MEDIAN), 0.5, n)), HISTORY_MIN, HISTORY_MAX
+        ).astype(np.int64)
+        which = (
+            (rng.random((n, HISTORY_MAX, 1)) > np.cumsum(users.weight_UQ, 1)[:, None])
+            .sum(2)
+            .clip(0, INTERESTS - 1)
+        )
+        recent = rng.random((n, RECENT)) < 0.7
+        which[:, -RECENT:] = np.where(
+            recent, users.current_U[:, None], which[:, -RECENT:]
+        )
+        stray = (
+            rng.random((n, HISTORY_MAX)) < 0.1
+        )  # curiosity: any item of any category
+        category = np.where(
+            stray,
+            rng.integers(0, self.size.categories, which.shape),
+            np.take_along_axis(users.interests_UQ, which, 1),
+        )
+        blocks = [
+            self._choose(rng, slice(a, a + 256), which, stray, category)
+            for a in range(0, n, 256)
+        ]
+        item, utility = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        return Histories(item, utility > np.quantile(utility, 0.85), length)
+
+    def _choose(
+        self,
+        rng: np.random.Generator,
+        block: slice,
+        which: np.ndarray,
+        stray: np.ndarray,
+        category: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        users, items = self.users, self.items
+        offered = self.draw_in_category(
+            rng, np.repeat(category[block][:, :, None], 6, axis=2)
+        )
+        row = np.arange(len(offered))[:, None]
+        centre, taste = (
+            users.centre_UQZ[block][row, which[block]],
+            users.style_taste_UQA[block][row, which[block]],
+        )
+        liking = 4 * np.einsum(
+            "uhkz,uhz->uhk", items.latent_IZ[offered], centre
+        ) + np.einsum("uhka,uha->uhk", items.style_IA[offered], taste)
+        utility = (
+            liking * ~stray[block][:, :, None]
+            + 0.5 * items.quality_I[offered]
+            + rng.gumbel(size=offered.shape)
+        )
+        best = utility.argmax(2)[:, :, None]
+        return np.take_along_axis(offered, best, 2)[:, :, 0], np.take_along_axis(
+            utility, best, 2
+        )[:, :, 0]
+
+    def _signals(self, user: np.ndarray, item_US: np.ndarray) -> dict[str, np.ndarray]:
+        """The raw signals of `SIGNALS`, each [len(user), S]."""
+        users, items = self.users, self.items
+        near_USQ = items.latent_IZ[item_US] @ users.centre_UQZ[user].transpose(0, 2, 1)
+        row = np.arange(len(user))[:, None]
+        same_USQ = (
+            items.category_I[item_US][:, :, None] == users.interests_UQ[user][:, None]
+        )
+        style_USQ = items.style_IA[item_US] @ users.style_taste_UQA[user].transpose(
+            0, 2, 1
+        )
+        facet_USF = users.facets_UGF[user][row, items.occasion_I[item_US]]
+        return {
+            "interest": np.log(
+                np.einsum("usq,uq->us", np.exp(5 * near_USQ), users.weight_UQ[user])
+            ),
+            "current": np.take_along_axis(
+                near_USQ, users.current_U[user][:, None, None], 2
+            )[:, :, 0],
+            "style": (style_USQ * same_USQ).sum(2),
+            "facet": np.einsum("usf,usf->us", items.facet_IF[item_US], facet_USF),
+            "quality": items.quality_I[item_US],
+            "price": -np.abs(
+                items.log_price_I[item_US] - users.price_level_U[user][:, None]
+            ),
+        }
+
+    @cached_property
+    def _scales(self) -> dict[str, tuple[float, float]]:
+        """Mean and deviation of each signal over random pairs, so that the weights of `SIGNALS` are comparable."""
+        rng = self.rng(_CONSTANTS, 2)
+        user = rng.integers(0, self.size.users, 200)
+        signals = self._signals(user, rng.integers(0, self.size.items, (200, 200)))
+        return {
+            name: (float(values.mean()), float(values.std()) + 1e-9)
+            for name, values in signals.items()
+        }
+
+    def click_probability(self, user: np.ndarray, item_US: np.ndarray) -> np.ndarray:
+        """The true probability of a click of user row u on each of its S items, [U, S] float32."""
+        logit = np.full(item_US.shape, CLICK_BIAS, np.float32)
+        for name, values in self._signals(user, item_US).items():
+            mean, deviation = self._scales[name]
+            logit += SIGNALS[name] * (values - mean) / deviation
+        return 1 / (1 + np.exp(-logit))
+
+    def true_ecpm(self, user: np.ndarray, item_US: np.ndarray) -> np.ndarray:
+        """Click probability times bid: what the ranking teacher sees, [U, S] float32."""
+        return self.click_probability(user, item_US) * self.items.bid_I[item_US]

@@ -22,7 +22,7 @@ def write_file_durably(path: Path, data: bytes) -> None:
     """Put `data` at `path`, replacing what was there in one step; it is on disk when this returns."""
     temporary = _write_temporary(path.parent, data)
     try:
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -50,7 +50,7 @@ def _write_temporary(folder: Path, data: bytes) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp makes it private; a store is read by other users' processes
+        Path(name).chmod(0o644)  # mkstemp makes it private; a store is read by other users' processes
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -102,7 +102,7 @@ def start_child(
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
                 pass_fds=tuple(inherited_fds),
-                preexec_fn=(lambda: _die_with(parent_pid)) if dies_with_parent else None,
+                preexec_fn=(lambda: _die_with(parent_pid)) if dies_with_parent else None,  # noqa: PLW1509 - one system call, by a thread of its own
             )
 
     return Child(name, _FORKING_THREAD.run(fork), log_path)

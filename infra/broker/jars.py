@@ -8,7 +8,6 @@ rename); two processes that start at once download once.
 import fcntl
 import functools
 import hashlib
-import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -109,7 +108,7 @@ def _download_one(client: Any, cache: Path, jar: Jar) -> None:
         )
     with tempfile.NamedTemporaryFile(dir=cache, prefix=TEMPORARY_PREFIX, delete=False) as file:
         file.write(data)
-    os.replace(file.name, cache / jar.file_name)
+    Path(file.name).replace(cache / jar.file_name)
 
 
 def _get(client: Any, jar: Jar) -> bytes:

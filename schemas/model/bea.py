@@ -1,0 +1,49 @@
+"""Bridge Embedding Approximation (Algorithm 1): a user becomes n vectors instead of one, and an item weighs them.
+
+Here: the bridges B and the four lines of the algorithm. The rows of U come from user_half.py, the item key I from item_half.py.
+
+    1  W = softmax(B U^T / sqrt(d))      n x m   user side, call 1
+    2  V = f(W U)                        n x d'  user side, call 1; f is one MLP shared by the n rows
+    3  w = softmax(I B^T / sqrt(d))      b x n   item side, nearline
+    4  v = w V                           b x d'  call 2
+
+Arrays: B users, m rows of U (G), N bridges, D width, P bridge width, R item rows, C candidates.
+Source: AIF, Algorithm 1. Differs: LayerNorm on the keys of both sides and a wide start of B, without which the gate does not open in the
+steps a short training has; f has a skip connection.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from schemas.model.embeddings import build_mlp
+from schemas.model.spec import ModelSpec
+
+BRIDGE_STD = 1.5
+
+
+class BridgeEmbedding(nn.Module):
+    """The bridges and f(. | Theta_u)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.bridges_ND = nn.Parameter(torch.randn(spec.bridges, spec.width) * BRIDGE_STD)
+        self.user_key = nn.Linear(spec.width, spec.width)
+        self.user_norm = nn.LayerNorm(spec.width)
+        self.f = build_mlp(spec.width, spec.bridge_hidden, spec.bridge_width)
+        self.skip = nn.Linear(spec.width, spec.bridge_width, bias=False) if spec.bridge_width != spec.width else nn.Identity()
+
+    def user_vectors(self, rows_BGD: Tensor) -> Tensor:
+        """Lines 1 and 2: V [B, N, P] from the user's rows U [B, m, D]."""
+        keys_BGD = self.user_norm(self.user_key(rows_BGD))
+        attention_BNG = torch.softmax(self.bridges_ND @ keys_BGD.transpose(1, 2) / self.bridges_ND.shape[1] ** 0.5, dim=-1)
+        pooled_BND = attention_BNG @ rows_BGD
+        return torch.as_tensor(self.f(pooled_BND) + self.skip(pooled_BND))
+
+    def item_weights(self, keys_RD: Tensor) -> Tensor:
+        """Line 3: [R, N], what the index stores beside the vector."""
+        return torch.softmax(keys_RD @ self.bridges_ND.T / self.bridges_ND.shape[1] ** 0.5, dim=-1)
+
+
+def join_bridges(weights_BCN: Tensor, vectors_BNP: Tensor) -> Tensor:
+    """Line 4: [B, C, P]."""
+    return weights_BCN @ vectors_BNP

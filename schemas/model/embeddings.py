@@ -1,0 +1,69 @@
+"""Embedding tables: the features of one scope to one concatenated vector.
+
+Here: `FeatureEmbedding`, one table for all categorical and bag features of a scope (each has its own rows). Not here: raw values to buckets and
+numbers (schemas/features.py). Order in the vector: categorical, bags, numeric, embeddings, each in declared order.
+Bucket 0 = missing: a trained row for a categorical, left out of the mean of a bag; an empty bag is zeros. Numbers and embedding features pass
+through, cut at +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
+
+Arrays: leading dimensions `...` are free ([R], [B], [B, L]); C categorical, N numeric, B bags, V values of a bag, E width of one embedding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from schemas.features import Feature, Kind
+from schemas.model.inputs import FeatureTensors
+
+VALUE_ABS_MAX = 1e6
+TABLE_STD = 0.25
+
+
+class FeatureEmbedding(nn.Module):
+    """`width` = width of the output; a scope without features is one column of zeros, so that nothing after it is empty."""
+
+    def __init__(self, features: Sequence[Feature], embedding_width: int) -> None:
+        super().__init__()
+        of = {kind: [f for f in features if f.kind is kind] for kind in Kind}
+        looked_up = of[Kind.CATEGORICAL] + of[Kind.BAG]
+        starts = [sum(f.buckets for f in looked_up[:i]) for i in range(len(looked_up))]
+        self._categorical_starts = starts[: len(of[Kind.CATEGORICAL])]
+        self._bag_starts = starts[len(of[Kind.CATEGORICAL]) :]
+        self.widths = [embedding_width] * len(looked_up) + [1] * len(of[Kind.NUMERIC]) + [f.width for f in of[Kind.EMBEDDING]]
+        self.width = max(1, sum(self.widths))
+        self.table = nn.Parameter(torch.randn(sum(f.buckets for f in looked_up), embedding_width) * TABLE_STD) if looked_up else None
+
+    def forward(self, inputs: FeatureTensors) -> Tensor:
+        """[..., width]."""
+        parts = []
+        if self._categorical_starts:
+            parts.append(self._categorical(inputs.categorical))
+        if self._bag_starts:
+            parts.append(self._bags(inputs.bags))
+        parts += [x.clamp(-VALUE_ABS_MAX, VALUE_ABS_MAX) for x in (inputs.numeric, inputs.embeddings) if x.shape[-1]]
+        return torch.cat(parts, dim=-1) if parts else inputs.numeric.new_zeros(*inputs.numeric.shape[:-1], 1)
+
+    def _categorical(self, buckets_C: Tensor) -> Tensor:
+        assert self.table is not None
+        return F.embedding(buckets_C + torch.tensor(self._categorical_starts, device=buckets_C.device), self.table).flatten(-2)
+
+    def _bags(self, buckets_BV: Tensor) -> Tensor:
+        """Masked mean of each bag, as one weighted sum per bag."""
+        assert self.table is not None
+        present_BV = buckets_BV > 0
+        weights_BV = present_BV / present_BV.sum(dim=-1, keepdim=True).clamp(min=1)
+        rows_BV = buckets_BV + torch.tensor(self._bag_starts, device=buckets_BV.device)[:, None]
+        values = rows_BV.shape[-1]
+        pooled = F.embedding_bag(rows_BV.reshape(-1, values), self.table, mode="sum", per_sample_weights=weights_BV.reshape(-1, values))
+        return pooled.view(*buckets_BV.shape[:-2], -1)
+
+
+def build_mlp(width_in: int, hidden: Sequence[int], width_out: int) -> nn.Sequential:
+    """Linear layers with ReLU between them; the last is linear."""
+    widths = [width_in, *hidden, width_out]
+    layers: list[nn.Module] = []
+    for a, b in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

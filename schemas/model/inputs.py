@@ -1,0 +1,189 @@
+"""What the network reads and what it keeps between its two calls, as tensors with documented shapes.
+
+Here: the dataclasses and their builders from plain values. The same `CandidateRows` are built by training (from `item_rows`, with gradient), by
+serving (from index rows as stored, fp16) and by the audit that recomputes answers. Not here: arithmetic.
+
+Behaviours are oldest first and RIGHT-aligned: padding (mask false) is on the left, so "the latest n" are the last n columns. L >= 1.
+
+Arrays: B users, L behaviours, C candidates, R rows, D width, P bridge width, N bridges, K bits, W signature bytes, S SimTier behaviours,
+G categories of a user, Q realtime features.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from schemas.features import FeatureBlock, Scope, encode_features
+from schemas.ids import Id, hash_buckets
+from schemas.model.din import DinSums
+from schemas.model.sim_hard import SimTable
+from schemas.model.spec import ModelSpec
+
+BEHAVIOUR_ID_SALT = 0x61696662  # hash seed of the behaviour item-id table
+
+T = TypeVar("T")
+
+
+def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
+    """The same dataclass with `function` applied to every tensor in it (to a device, or one user of a batch)."""
+    if isinstance(value, Tensor):
+        return function(value)  # type: ignore[return-value]
+    changed = {f.name: map_tensors(getattr(value, f.name), function) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+    return dataclasses.replace(value, **changed)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureTensors:
+    """A FeatureBlock as tensors: categorical int64 [..., C], numeric float32 [..., N], bags int64 [..., B, V], embeddings float32 [..., E]."""
+
+    categorical: Tensor
+    numeric: Tensor
+    bags: Tensor
+    embeddings: Tensor
+
+    @staticmethod
+    def from_block(block: FeatureBlock) -> "FeatureTensors":
+        """[R, ...]; shares memory with the block."""
+        arrays = (block.categorical_RC, block.numeric_RN, block.bags_RBV, block.embeddings_RE)
+        return FeatureTensors(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays))
+
+
+ItemInputs = FeatureTensors  # features: schema.item_half_inputs, in that order
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviours:
+    """Histories of B users, right-aligned.
+
+    item_bucket_BL int64, 1.. (zeros if spec.item_id_buckets is 0); kind_BL int64, 0 = other; features [B, L, ...] of scope behaviour;
+    category_BL int64 SIM category, vectors_BLD async vector, signatures_BLW uint8 packed: of the item's row in the version, zeros if it is gone;
+    has_signature_BL bool (false where masked); mask_BL bool, true = a behaviour.
+    """
+
+    item_bucket_BL: Tensor
+    kind_BL: Tensor
+    features: FeatureTensors
+    category_BL: Tensor
+    vectors_BLD: Tensor
+    signatures_BLW: Tensor
+    has_signature_BL: Tensor
+    mask_BL: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class UserInputs:
+    """profile [B, ...] (features of scope user) and behaviours."""
+
+    profile: FeatureTensors
+    behaviours: Behaviours
+
+
+@dataclass(frozen=True, slots=True)
+class UserStates:
+    """Call 1's result, all that call 2 needs of B users.
+
+    user_BU [B, 3 D] = [profile; Eq. 2; Eq. 3]; bridges_BNP = V of Algorithm 1; din; simtier_BSW uint8 packed signatures of the latest
+    behaviours with simtier_mask_BS; sim.
+    """
+
+    user_BU: Tensor
+    bridges_BNP: Tensor
+    din: DinSums
+    simtier_BSW: Tensor
+    simtier_mask_BS: Tensor
+    sim: SimTable
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRows:
+    """Item rows of C candidates for each of B requests, and the requests' context.
+
+    vectors_BCD, bridge_BCN fp16 or fp32; signatures_BCW uint8; has_signature_BC bool; category_BC int64; realtime_BCQ float32 (numbers scaled,
+    categoricals as buckets, as `encode_realtime` makes them); bid_BC float32; context [B, ...] features of scope context.
+    """
+
+    vectors_BCD: Tensor
+    bridge_BCN: Tensor
+    signatures_BCW: Tensor
+    has_signature_BC: Tensor
+    category_BC: Tensor
+    realtime_BCQ: Tensor
+    bid_BC: Tensor
+    context: FeatureTensors
+
+
+@dataclass(frozen=True, slots=True)
+class BehaviourRow:
+    """One behaviour joined with its item's row in the version; `vector` None if the row is gone, `signature` None if it has none."""
+
+    item: Id
+    kind: str
+    features: Mapping[str, Any]
+    category: int = 0
+    vector: np.ndarray | None = None
+    signature: bytes | None = None
+
+
+def encode_item_buckets(spec: ModelSpec, items: Sequence[Id]) -> np.ndarray:
+    """int64 [len(items)]: rows of the behaviour item-id table; zeros if the model has none."""
+    return hash_buckets(items, spec.item_id_buckets, BEHAVIOUR_ID_SALT) if spec.item_id_buckets else np.zeros(len(items), np.int64)
+
+
+def encode_kind(spec: ModelSpec, kind: str) -> int:
+    """Row of the behaviour-kind table; 0 = other."""
+    kinds = spec.schema.behaviour_kinds
+    return kinds.index(kind) + 1 if kind in kinds else 0
+
+
+def encode_context(spec: ModelSpec, context: Mapping[str, Any]) -> FeatureTensors:
+    """One request's context: [1, ...]."""
+    return FeatureTensors.from_block(encode_features(spec.schema.of(Scope.CONTEXT), [context]))
+
+
+def build_user_inputs(spec: ModelSpec, profile: Mapping[str, Any], behaviours: Sequence[BehaviourRow]) -> UserInputs:
+    """One user (B = 1) from plain values; behaviours oldest first. No behaviours: one masked column."""
+    rows = len(behaviours)
+    vectors_LD = np.zeros((max(rows, 1), spec.width), np.float32)
+    signatures_LW = np.zeros((max(rows, 1), spec.signature_bytes), np.uint8)
+    has_L, buckets_L, kind_L, category_L = (np.zeros(max(rows, 1), dtype) for dtype in (bool, np.int64, np.int64, np.int64))
+    buckets_L[:rows] = encode_item_buckets(spec, [row.item for row in behaviours])
+    for j, row in enumerate(behaviours):
+        kind_L[j], category_L[j] = encode_kind(spec, row.kind), row.category
+        if row.vector is not None:
+            vectors_LD[j] = row.vector
+        if row.signature is not None and spec.signature_bytes:
+            signatures_LW[j], has_L[j] = np.frombuffer(row.signature, np.uint8), True
+    features = encode_features(spec.schema.of(Scope.BEHAVIOUR), [row.features for row in behaviours] or [{}])
+    arrays = (category_L, vectors_LD, signatures_LW, has_L, np.arange(max(rows, 1)) < rows)
+    head = (torch.from_numpy(buckets_L)[None], torch.from_numpy(kind_L)[None])
+    block = map_tensors(FeatureTensors.from_block(features), lambda t: t[None])
+    history = Behaviours(*head, block, *(torch.from_numpy(a)[None] for a in arrays))
+    return UserInputs(FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [profile])), history)
+
+
+def pad_behaviours(behaviours: Behaviours, length: int) -> Behaviours:
+    """The same histories in `length` columns: masked columns added on the left."""
+    missing = length - behaviours.mask_BL.shape[1]
+    return map_tensors(behaviours, lambda t: F.pad(t, [0, 0] * (t.ndim - 2) + [missing, 0]))
+
+
+def stack_users(users: Sequence[UserInputs]) -> UserInputs:
+    """A batch from several, padded to the longest history."""
+    length = max(user.behaviours.mask_BL.shape[1] for user in users)
+    padded = [UserInputs(user.profile, pad_behaviours(user.behaviours, length)) for user in users]
+    return cat_tensors(padded)
+
+
+def cat_tensors(values: Sequence[T]) -> T:
+    """Dataclasses of the same shapes, concatenated along the first dimension."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))  # type: ignore[arg-type,return-value]
+    changed = {f.name: cat_tensors([getattr(v, f.name) for v in values]) for f in dataclasses.fields(first)}  # type: ignore[arg-type]
+    return dataclasses.replace(first, **changed)  # type: ignore[type-var]

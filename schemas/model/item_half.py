@@ -1,0 +1,31 @@
+"""The item half: what nearline computes of an item, for every user at once (Eq. 4, and the item side of Algorithm 1).
+
+Here: item features to the async vector and to the bridge key. Not here: the softmax over bridges (bea.py), rounding and blocks
+(encode_rows.py). Both outputs end in a LayerNorm: bridges need it to be learnt at all, and it bounds every stored value for fp16.
+
+Arrays: R rows, D width, I width of the concatenated item features.
+Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the key that meets the bridges.
+"""
+
+from torch import Tensor, nn
+
+from schemas.model.embeddings import FeatureEmbedding, build_mlp
+from schemas.model.inputs import ItemInputs
+from schemas.model.spec import ModelSpec
+
+
+class ItemHalf(nn.Module):
+    """I [R, I] -> vector [R, D] and bridge key [R, D]."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.features = FeatureEmbedding(spec.schema.item_half_inputs, spec.embedding_width)
+        self.vector = build_mlp(self.features.width, spec.item_hidden, spec.width)
+        self.vector_norm = nn.LayerNorm(spec.width)
+        self.key = build_mlp(self.features.width, spec.item_hidden, spec.width)
+        self.key_norm = nn.LayerNorm(spec.width)
+
+    def forward(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
+        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1)."""
+        features_RI = self.features(items)
+        return self.vector_norm(self.vector(features_RI)), self.key_norm(self.key(features_RI))

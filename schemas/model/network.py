@@ -1,0 +1,94 @@
+"""The AIF network: the parts of this folder in the order of the paper's two calls.
+
+Here: `AifNetwork` (item half, user half, joint part), `scores`, and the slow specification of call 2's answer (`rank_reference`).
+Not here: rounding and blocks of stored rows (encode_rows.py), files (checkpoint.py), the loss (streams/training).
+
+    item_rows     nearline          item features -> async vector, bridge weights           Eq. 4, Algorithm 1 line 3
+    user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, sums of Eq. 8, 3.3
+    joint_logits  call 2, online    UserStates x candidates -> logits                       Algorithm 1 line 4, Eq. 6-9, head
+
+Invariant: no call depends on padding, on the order of candidates, or on the other users of a batch (up to rounding).
+Arrays: B users, L behaviours, C candidates, R rows, D width, N bridges, T tasks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from schemas.ids import Id, encode_index_key
+from schemas.model.bea import BridgeEmbedding
+from schemas.model.din import build_din_sums
+from schemas.model.hamming import decode_signs
+from schemas.model.head import Head
+from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates, map_tensors
+from schemas.model.item_half import ItemHalf
+from schemas.model.sim_hard import build_sim_table
+from schemas.model.spec import ModelSpec
+from schemas.model.user_half import BehaviourProjection, UserHalf
+
+
+class AifNetwork(nn.Module):
+    """A network of one spec. `w_hash_KM` (float32 [K, mm_width], None without a multimodal embedding) is carried, not trained."""
+
+    def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.w_hash_KM = w_hash_KM
+        self.item_half = ItemHalf(spec)
+        self.bea = BridgeEmbedding(spec)
+        self.behaviour = BehaviourProjection(spec)
+        self.user_half = UserHalf(spec)
+        self.head = Head(spec)
+
+    def item_rows(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
+        """(vectors_RD, bridge_RN) with gradient. Rows that are stored come from `encode_rows`, never from here."""
+        vectors_RD, keys_RD = self.item_half(items)
+        return vectors_RD, self.bea.item_weights(keys_RD)
+
+    def user_states(self, users: UserInputs) -> UserStates:
+        """Call 1: B users at once. Behaviours are right-aligned; each part sees the latest ones that its spec says."""
+        behaviours, spec = users.behaviours, self.spec
+        projected_BLD = self.behaviour(behaviours)
+        attended = slice(-spec.attended_behaviours, None)
+        user_BU, rows_BGD = self.user_half(users.profile, projected_BLD[:, attended], behaviours.mask_BL[:, attended])
+        tiered = slice(-spec.simtier_behaviours, None)
+        return UserStates(
+            user_BU=user_BU,
+            bridges_BNP=self.bea.user_vectors(rows_BGD),
+            din=build_din_sums(
+                projected_BLD, decode_signs(behaviours.signatures_BLW, behaviours.has_signature_BL), behaviours.has_signature_BL
+            ),
+            simtier_BSW=behaviours.signatures_BLW[:, tiered],
+            simtier_mask_BS=behaviours.has_signature_BL[:, tiered],
+            sim=build_sim_table(projected_BLD, behaviours.category_BL, behaviours.mask_BL, spec.sim_behaviours),
+        )
+
+    def joint_logits(self, states: UserStates, candidates: CandidateRows) -> Tensor:
+        """Call 2: logits [B, C, T]. fp16 rows are widened to fp32; every candidate is computed alone."""
+        return torch.as_tensor(self.head(states, candidates))
+
+    def scores(self, logits_BCT: Tensor, bids_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """(score [..., C], probabilities [..., C, T]): y * bid with y = sigmoid(click logit), or y, by `spec.rank_by`."""
+        probabilities_BCT = torch.sigmoid(logits_BCT)
+        click_BC = probabilities_BCT[..., 0]
+        return (click_BC * bids_BC if self.spec.rank_by == "ecpm" else click_BC), probabilities_BCT
+
+
+def select_user(states: UserStates, index: int) -> UserStates:
+    """The state of one user of a batch (B = 1)."""
+    return map_tensors(states, lambda t: t[index : index + 1])
+
+
+@torch.inference_mode()
+def rank_reference(
+    network: AifNetwork, states: UserStates, rows: CandidateRows, item_ids: Sequence[Id], top_k: int
+) -> list[tuple[Id, float, tuple[float, ...]]]:
+    """The slow specification of call 2's answer for one user: (id, score, probabilities), score descending, then id ascending.
+
+    Ids ascend as numbers or bytewise. `rows` are the known candidates of `item_ids` (B = 1), without duplicates.
+    """
+    scores_BC, probabilities_BCT = network.scores(network.joint_logits(states, rows), rows.bid_BC)
+    answer = list(zip(item_ids, scores_BC[0].tolist(), map(tuple, probabilities_BCT[0].tolist()), strict=True))
+    return sorted(answer, key=lambda entry: (-entry[1], encode_index_key(entry[0])))[:top_k]

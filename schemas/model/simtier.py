@@ -1,0 +1,55 @@
+"""SimTier: how many of the latest behaviours fall into each tier of similarity to a candidate (Eq. 9), and what the head reads of it.
+
+Here: the numpy reference, the torch form (no gradient: counts have none), the features. Not here: the histogram itself (hamming.py).
+Tier 0 is below the first edge; tier t is [edge t-1, edge t); the last edge is 1.0, so the top tier counts equal signatures only.
+
+Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.
+Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead of the bare counts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schemas.model.hamming import equal_bits, equal_bits_min
+from schemas.model.lsh import lsh_similarity
+
+PAIRS_PER_CHUNK = 1 << 18  # 1 MiB of float32: a chunk of the pair matrix stays in cache while its thresholds are counted
+
+
+def simtier_reference(items_CW: np.ndarray, sequence_SW: np.ndarray, tier_edges: Sequence[float]) -> np.ndarray:
+    """Eq. 9 as printed: int64 [C, N] counts of similarities per tier."""
+    similarity_CS = lsh_similarity(items_CW, sequence_SW)
+    tier_CS = np.searchsorted(np.asarray(tier_edges), similarity_CS, side="right")
+    return np.stack([(tier_CS == tier).sum(axis=1) for tier in range(len(tier_edges) + 1)], axis=1)
+
+
+@torch.no_grad()
+def simtier_counts(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_BS: Tensor, tier_edges: Sequence[float]) -> Tensor:
+    """Eq. 9 for a batch: float32 [B, C, N]. Signs are -1/+1 (`decode_signs`); behaviours without a signature are not counted.
+
+    A candidate without a signature gets counts that mean nothing: `simtier_features` blanks them.
+    """
+    users, candidates, _ = candidates_BCK.shape
+    rows = max(1, PAIRS_PER_CHUNK // max(1, users * sequence_BSK.shape[1]))
+    total_B1 = has_signature_BS.sum(dim=1, keepdim=True).float()
+    chunks = [_at_least(candidates_BCK[:, at : at + rows], sequence_BSK, has_signature_BS, tier_edges) for at in range(0, candidates, rows)]
+    cumulative_BCN = torch.cat([total_B1[:, :, None].expand(users, candidates, 1), torch.cat(chunks, dim=1)], dim=2)
+    counts_BCN = cumulative_BCN.clone()
+    counts_BCN[..., :-1] -= cumulative_BCN[..., 1:]
+    return counts_BCN
+
+
+def _at_least(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_BS: Tensor, tier_edges: Sequence[float]) -> Tensor:
+    """[B, C, N - 1]: behaviours with at least edge t of similarity, for each edge."""
+    equal_BCS = equal_bits(candidates_BCK, sequence_BSK).masked_fill_(~has_signature_BS[:, None, :], -1.0)
+    minima = equal_bits_min(tier_edges, candidates_BCK.shape[-1])
+    return torch.stack([(equal_BCS >= minimum).sum(dim=2, dtype=torch.float32) for minimum in minima], dim=2)
+
+
+def simtier_features(counts_BCN: Tensor, behaviours_B: Tensor, has_signature_BC: Tensor) -> Tensor:
+    """What the head reads: [B, C, 2N] = log1p(count), count / l; zeros for a candidate without a signature or a user without behaviours."""
+    share_BCN = counts_BCN / behaviours_B.clamp(min=1)[:, None, None]
+    return torch.cat([counts_BCN.log1p(), share_BCN], dim=2) * has_signature_BC[..., None]

@@ -78,7 +78,12 @@ class PrerankRequest(_Common, _Candidates, _Inline):
 
 
 class Freshness(_Body):
-    """How old the version's newest applied source record is, and what of the sources it holds, per shard."""
+    """How old the version's newest applied source record is, and what of the sources the answer holds, per shard.
+
+    Each shard's watermark has three next offsets: `item-features` and `new-items` (everything before is in the rows) and
+    `index-deltas`: the answer is recomputed from its version's files and exactly the delta records before that offset. Delta
+    records are applied whole, never in part, so that this is exact.
+    """
 
     age_s: float | None
     watermark: list[dict[str, int]]

@@ -1,0 +1,74 @@
+"""The command line `aif`: collects the commands of all parts, runs one, and turns errors into one message.
+
+Here: the application, and `aif config`. Each other group stands beside what it drives and is called in `commands` below:
+
+    broker start|status|stop         infra/broker/cli.py
+
+Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); what is heavy is imported inside
+the commands. Exit codes: infra/command.py.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import sys
+
+import typer
+
+from infra.broker.cli import broker_app
+from infra.command import AsJson, print_table, settings_classes
+from schemas.errors import AifError
+
+ENTRY_POINTS = "aif.commands"
+
+config_app = typer.Typer(help="Settings and where each comes from.", no_args_is_help=True)
+
+
+def main() -> None:
+    """Run the command line. An AifError becomes one message and exit code 1."""
+    try:
+        build_app()()
+    except AifError as error:
+        _print_error(error)
+        sys.exit(1)
+
+
+def build_app() -> typer.Typer:
+    """The application with the commands of every installed part."""
+    app = typer.Typer(
+        name="aif",
+        help="Pre-ranking with asynchronous item vectors: publish events, build versions, serve rankings.",
+        no_args_is_help=True,
+        rich_markup_mode=None,  # rich triples the start time
+        pretty_exceptions_enable=False,
+        add_completion=True,
+    )
+    for entry_point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda found: found.name):
+        entry_point.load()(app)
+    return app
+
+
+def commands(app: typer.Typer) -> None:
+    """Register the commands of `infra` onto the `aif` application."""
+    app.add_typer(broker_app, name="broker")
+    app.add_typer(config_app, name="config")
+
+
+@config_app.command("show")
+def show_config(as_json: AsJson = False) -> None:
+    """Every setting of every process: its value and its origin (default, file, environment)."""
+    from infra.settings import explain_settings
+
+    rows: dict[str, dict[str, object]] = {}
+    for path in settings_classes():
+        module, _, name = path.partition(":")
+        for setting in explain_settings(getattr(importlib.import_module(module), name)):
+            rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
+    print_table("settings", [rows[name] for name in sorted(rows)], as_json)
+
+
+def _print_error(error: AifError) -> None:
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"code": error.code, "message": error.message}}), file=sys.stderr)
+    else:
+        print(f"error {error}", file=sys.stderr)

@@ -1,0 +1,56 @@
+"""What every `aif` command shares: JSON on request, errors as one message, settings classes by name. Standard library and typer only.
+
+Here: printing and the registry of settings. Not here: any command (they live in the cli.py beside what they drive).
+Exit codes: 0 done, 1 an error of ours (its code is printed), 2 wrong usage, 130 Ctrl-C.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+# The type of the flag that every command has which prints data: `def show(as_json: AsJson = False)`.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+# "module:Class" of every process's settings, for `aif config show`; each part registers its own, and none is imported before it is shown.
+_SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
+
+
+def register_settings(path: str) -> None:
+    """Name a settings class ("streams.settings:WorkerSettings") for `aif config show`; to be called in a `commands(app)`."""
+    if path not in _SETTINGS_CLASSES:
+        _SETTINGS_CLASSES.append(path)
+
+
+def settings_classes() -> Sequence[str]:
+    """The registered settings classes as "module:Class"."""
+    return tuple(_SETTINGS_CLASSES)
+
+
+def print_data(data: Mapping[str, Any], as_json: bool) -> None:
+    """Print `data` on standard output: as one JSON object, or a line `name  value` each."""
+    if as_json:
+        typer.echo(json.dumps(data, default=str))
+        return
+    width = max((len(name) for name in data), default=0)
+    for name, value in data.items():
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def print_table(name: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print `rows` (all with the same keys) on standard output: as {name: rows}, or as aligned columns under their keys."""
+    if as_json:
+        typer.echo(json.dumps({name: list(rows)}, default=str))
+        return
+    columns = list(rows[0]) if rows else []
+    cells = [columns, *([str(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def say(message: str) -> None:
+    """A line of progress, on standard error so that standard output stays data."""
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,47 @@
+"""Logs of a process: one line per request, batch or version, with fields; to standard error only.
+
+Here: the one set-up. Not here: what is logged. `core/` folders return counts instead of logging.
+Form: key=value on a terminal, one JSON object per line elsewhere. Lines of the standard library's loggers (Faust, Kafka clients) take the same form.
+"""
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+
+def open_logs(process: str, level: str = "info", form: str = "auto") -> structlog.stdlib.BoundLogger:
+    """Set up logging for this process and return its logger; every line says `process`. `form` is auto, json or text."""
+    as_text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    before: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[*before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    _replace_root_handler(before, as_text, level)
+    structlog.contextvars.bind_contextvars(process=process)
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(process)
+    return logger
+
+
+def _replace_root_handler(before: list[Any], as_text: bool, level: str) -> None:
+    keys = ["time", "level", "process", "event"]
+    renderer: Any = (
+        structlog.processors.KeyValueRenderer(key_order=keys, drop_missing=True) if as_text else structlog.processors.JSONRenderer()
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    drop_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=[drop_meta, renderer]))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

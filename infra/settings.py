@@ -1,0 +1,217 @@
+"""Settings of a process: frozen sections, read once at start, each value with its origin.
+
+Here: how settings are read (flags over environment over file over defaults), the sections that several processes share. Not here: the
+sections of one process (streams/settings.py, serving/settings.py). What changes bytes or results is not a setting: it is in a spec or manifest.
+Names: `AIF_<SECTION>__<NAME>` in the environment, `[section] name = ...` in the TOML file that AIF_CONFIG names.
+Invariant: a name that nothing reads is refused at start with a suggestion. pydantic-settings ignores a misspelt section or variable even with
+`extra="forbid"`, so all names are compared here.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from infra.broker.record import recorded_address
+from infra.folders import user_data_dir
+from schemas.errors import Misconfigured
+from schemas.limits import SHARDS_MAX
+
+PREFIX = "AIF_"
+FILE_VARIABLE = "AIF_CONFIG"
+# Every section of every process: one environment serves them all, and a misspelt section must not pass for another process's.
+SECTIONS = frozenset({"kafka", "index", "broker", "log", "worker", "build", "train", "serve", "engine", "users", "demo", "bench"})
+
+Tree = dict[str, Any]
+SettingsType = TypeVar("SettingsType", bound="ProcessSettings")
+
+
+class Section(BaseModel):
+    """Base of a section: frozen, and an unknown name in it is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class KafkaSettings(Section):
+    """Which broker, and which topics on it."""
+
+    bootstrap_servers: str = ""  # empty: the local broker of `aif broker start`
+    topic_prefix: str = "aif."
+
+
+class BrokerSettings(Section):
+    """The local broker of this user."""
+
+    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "broker")
+    maven_url: str = ""  # a mirror to fetch its jars from; empty: the client's default
+
+
+class IndexSettings(Section):
+    """Where the versions are, and the identity of the index (written once into its control log; protocol A1)."""
+
+    store: str = Field(default_factory=lambda: str(user_data_dir() / "index"))
+    shards: int = Field(4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
+    user_partitions: int = Field(4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
+    id_kind: Literal["int64", "text"] = "int64"
+
+
+class LogSettings(Section):
+    """What is written to standard error and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"  # auto: text on a terminal, JSON elsewhere
+
+
+class ProcessSettings(BaseSettings):
+    """Base of one process's settings: a section per field. Make one with `load_settings`, never by calling the class."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid")
+
+    kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    broker: BrokerSettings = Field(default_factory=BrokerSettings)
+    index: IndexSettings = Field(default_factory=IndexSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+
+    def bootstrap_servers(self) -> str:
+        """The broker's address: the named one, else the running local broker's. Misconfigured when there is neither."""
+        return self.kafka.bootstrap_servers or recorded_address(self.broker.data_dir)
+
+
+class InfraSettings(ProcessSettings):
+    """Settings of the commands that run no process of their own."""
+
+
+@dataclass(frozen=True)
+class SettingValue:
+    """One setting as `aif config show` prints it. `origin` is "default", "environment NAME", "file PATH" or "flag"."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+def load_settings(
+    kind: type[SettingsType], flags: Mapping[str, Mapping[str, Any]] | None = None, environment: Mapping[str, str] | None = None
+) -> SettingsType:
+    """The settings of a process: `flags` (section → name → value, None = not given) over environment over file over defaults.
+
+    Misconfigured for a name nothing reads, a value that does not fit, or a file that cannot be read.
+    """
+    return _load(kind, flags, environment)[0]
+
+
+def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str] | None = None) -> list[SettingValue]:
+    """Every setting of `kind` with its value and origin, by name."""
+    settings, origins = _load(kind, None, environment)
+    values = settings.model_dump(mode="json")
+    return [
+        SettingValue(f"{section}.{name}", value, origins.get((section, name), "default"))
+        for section in sorted(values)
+        for name, value in values[section].items()
+    ]
+
+
+def _load(
+    kind: type[SettingsType], flags: Mapping[str, Mapping[str, Any]] | None, environment: Mapping[str, str] | None
+) -> tuple[SettingsType, dict[tuple[str, str], str]]:
+    undeclared = set(kind.model_fields) - SECTIONS
+    assert not undeclared, f"{kind.__name__} has sections that SECTIONS in infra/settings.py does not list: {sorted(undeclared)}"
+    environment = os.environ if environment is None else environment
+    merged: Tree = {}
+    origins: dict[tuple[str, str], str] = {}
+    for tree, origin in _sources(kind, flags or {}, environment):
+        for section, name, value in _leaves(tree):
+            merged.setdefault(section, {})[name] = value
+            origins[section, name] = origin if origin != "environment" else f"environment {_variable(section, name)}"
+    try:
+        return cast(SettingsType, kind.model_validate(merged)), origins
+    except ValidationError as error:
+        raise _misfit(error, origins) from error
+
+
+def _sources(
+    kind: type[ProcessSettings], flags: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The sources from the weakest to the strongest; the names of each are checked before its values are read."""
+    file_name = environment.get(FILE_VARIABLE)
+    if file_name:
+        yield _known(kind, _read_file(Path(file_name)), f"file {file_name}"), f"file {file_name}"
+    yield _from_environment(kind, environment), "environment"
+    given = {section: {name: value for name, value in values.items() if value is not None} for section, values in flags.items()}
+    yield _known(kind, given, "flags"), "flag"
+
+
+def _from_environment(kind: type[ProcessSettings], environment: Mapping[str, str]) -> Tree:
+    names: Tree = {}
+    for variable in environment:
+        if variable.upper().startswith(PREFIX) and variable.upper() != FILE_VARIABLE:
+            section, _, name = variable[len(PREFIX) :].lower().partition("__")
+            names.setdefault(section, {})[name] = environment[variable]
+    _known(kind, names, "environment")
+    source = EnvSettingsSource(kind)
+    source.env_vars = {variable.lower(): value for variable, value in environment.items()}
+    return source()
+
+
+def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) -> Tree:
+    """`tree` without the sections of other processes; Misconfigured for a name that nothing reads."""
+    kept: Tree = {}
+    for section, values in tree.items():
+        if section not in SECTIONS:
+            raise _unknown(_spelling(origin, section, ""), origin, [_spelling(origin, known, "") for known in sorted(SECTIONS)])
+        if section not in kind.model_fields:
+            continue
+        if not isinstance(values, Mapping):
+            raise Misconfigured(
+                "setting_malformed", f"{_spelling(origin, section, '')} in the {origin} is a section; give its settings by name"
+            )
+        fields = cast(type[Section], kind.model_fields[section].annotation).model_fields
+        for name in values:
+            if name not in fields:
+                raise _unknown(_spelling(origin, section, name), origin, [_spelling(origin, section, known) for known in fields])
+        kept[section] = dict(values)
+    return kept
+
+
+def _unknown(name: str, origin: str, candidates: list[str]) -> Misconfigured:
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(candidates)}."
+    return Misconfigured("unknown_setting", f"nothing reads {name} ({origin}); {hint} `aif config show` lists all settings")
+
+
+def _spelling(origin: str, section: str, name: str) -> str:
+    if origin == "environment":
+        return _variable(section, name)
+    return f"{section}.{name}" if name else f"[{section}]"
+
+
+def _variable(section: str, name: str) -> str:
+    return f"{PREFIX}{section.upper()}__{name.upper()}" if name else f"{PREFIX}{section.upper()}__..."
+
+
+def _read_file(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Misconfigured("config_unreadable", f"the file {path} that {FILE_VARIABLE} names cannot be read as TOML: {error}") from error
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for section, values in tree.items():
+        for name, value in values.items():
+            yield section, name, value
+
+
+def _misfit(error: ValidationError, origins: Mapping[tuple[str, str], str]) -> Misconfigured:
+    first = error.errors(include_url=False)[0]
+    section, name = (str(part) for part in (*first["loc"], "", "")[:2])
+    origin = origins.get((section, name), "default")
+    return Misconfigured(
+        "setting_invalid", f"{section}.{name} from {origin} is {first['input']!r}: {first['msg']}; correct it and start again"
+    )

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from schemas.errors import Misconfigured
 from schemas.ids import IdKind, hash_bucket, hash_buckets
@@ -104,9 +103,9 @@ class Feature:
             )
 
     @property
-    def salt(self) -> int:
-        """Hash seed: two features with the same values do not collide in the same way."""
-        return xxhash.xxh3_64_intdigest(f"{self.scope}/{self.name}".encode())
+    def salt(self) -> bytes:
+        """Hash salt: two features with the same values do not collide in the same way."""
+        return hashlib.blake2b(f"{self.scope}/{self.name}".encode(), digest_size=16).digest()
 
     def bucket(self, value: object) -> int:
         """Row of this feature's embedding table; 0 if the value is missing."""

@@ -10,11 +10,11 @@ Partition = murmur2(Kafka key) mod N, the same function as librdkafka's `murmur2
 """
 
 import enum
+import hashlib
 import struct
 from collections.abc import Sequence
 
 import numpy as np
-import xxhash
 
 from schemas.errors import RejectedInput
 from schemas.limits import TEXT_ID_BYTES_MAX
@@ -104,15 +104,15 @@ def partition_of(item: Id, partitions: int) -> int:
     return (murmur2(encode_kafka_key(item)) & 0x7FFFFFFF) % partitions
 
 
-def hash_bucket(value: Id, buckets: int, salt: int) -> int:
+def hash_bucket(value: Id, buckets: int, salt: bytes) -> int:
     """The row of an embedding table for a categorical value: 1 to buckets - 1; row 0 means "missing".
 
-    Stable across processes and machines (xxh3), so a value that training never saw still has a row.
+    Stable across processes and machines (BLAKE2b of the value's text, salt of at most 16 bytes), so a value that training never saw still has a row.
     """
-    return 1 + xxhash.xxh3_64_intdigest(str(value).encode(), seed=salt) % (buckets - 1)
+    digest = hashlib.blake2b(str(value).encode(), digest_size=8, salt=salt).digest()
+    return 1 + int.from_bytes(digest, "little") % (buckets - 1)
 
 
-def hash_buckets(values: Sequence[Id], buckets: int, salt: int) -> np.ndarray:
+def hash_buckets(values: Sequence[Id], buckets: int, salt: bytes) -> np.ndarray:
     """`hash_bucket` of many values: int64 [len(values)]."""
-    digest, modulus = xxhash.xxh3_64_intdigest, buckets - 1
-    return np.fromiter((1 + digest(str(value).encode(), seed=salt) % modulus for value in values), np.int64, len(values))
+    return np.fromiter((hash_bucket(value, buckets, salt) for value in values), np.int64, len(values))

@@ -10,7 +10,7 @@ raced past each other cannot make one, a broken tool can) changes nothing and is
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,7 +199,7 @@ def _status(state: ControlState, entry: Entry) -> VersionStatus:
 def _moved(state: ControlState, entry: Entry) -> VersionStatus:
     """The entry's version in its next state, by the table."""
     status = _status(state, entry)
-    if entry.version < 0 or status.state is State.NONE and entry.kind not in (EntryKind.WANT, EntryKind.REJECT):
+    if entry.version < 0 or (status.state is State.NONE and entry.kind not in (EntryKind.WANT, EntryKind.REJECT)):
         raise Incompatible(
             "unknown_version", f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)}"
         )
@@ -291,7 +291,19 @@ def _plain(state: ControlState, entry: Entry) -> ControlState:
     return _set(state, moved, backup=None if state.backup == entry.version else state.backup)
 
 
-_EFFECTS = {
+def _hold(state: ControlState, _: Entry) -> ControlState:
+    return dataclasses.replace(state, held=True)
+
+
+def _release(state: ControlState, _: Entry) -> ControlState:
+    return dataclasses.replace(state, held=False)
+
+
+def _unpin(state: ControlState, _: Entry) -> ControlState:
+    return dataclasses.replace(state, pinned=None)
+
+
+_EFFECTS: dict[EntryKind, Callable[[ControlState, Entry], ControlState]] = {
     EntryKind.INIT: _init,
     EntryKind.WANT: _want,
     EntryKind.REJECT: _reject,
@@ -303,9 +315,9 @@ _EFFECTS = {
     EntryKind.ABORT: _abort,
     EntryKind.FREEZE: _plain,
     EntryKind.DROP: _plain,
-    EntryKind.HOLD: lambda state, _: dataclasses.replace(state, held=True),
-    EntryKind.RELEASE: lambda state, _: dataclasses.replace(state, held=False),
-    EntryKind.UNPIN: lambda state, _: dataclasses.replace(state, pinned=None),
+    EntryKind.HOLD: _hold,
+    EntryKind.RELEASE: _release,
+    EntryKind.UNPIN: _unpin,
 }
 
 assert set(_EFFECTS) == set(EntryKind)

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import xxhash
 
 from schemas.ids import IdKind
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
@@ -59,8 +58,8 @@ class ShardDigest:
 
     def __init__(self, layout: RowLayout, model_id: str, lsh_version: str) -> None:
         self._layout = layout
-        self._of_rows = xxhash.xxh3_128()
-        self._of_data = xxhash.xxh3_128(f"{model_id}\0{lsh_version}\0".encode())
+        self._of_rows = hashlib.blake2b(digest_size=16)
+        self._of_data = hashlib.blake2b(f"{model_id}\0{lsh_version}\0".encode(), digest_size=16)
         self.rows = 0
 
     def update(self, block: RowBlock) -> None:

@@ -4,6 +4,7 @@ Arrays: R rows. A row is one element of a packed NumPy structured array whose fi
 Every decode checks magic, format, sizes and checksum first and raises Corrupted: a reader never sees a torn row (I3).
 """
 
+import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import Id, IdKind, decode_index_key
@@ -38,13 +38,23 @@ assert ORDER.itemsize == 37
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
 _DELTA_HEADER = struct.Struct("<4sHBBqIQqqqI")
 _KEY_LENGTH = struct.Struct("<H")
-_CHECKSUM = struct.Struct("<Q")
+_CHECKSUM_BYTES = 8
 _BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
 _ID_KINDS = (IdKind.INT64, IdKind.TEXT)
 _INT64_KEY_BYTES = 8
 _SIGN_BIT = np.uint64(1 << 63)
 
 WATERMARK_VERSION = -1
+
+
+def _checksum(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def input_hash(features: bytes, embedding: bytes) -> int:
+    """The order's `input_hash`: of the stored features bytes and the stored embedding bytes (empty if there is none)."""
+    digest = hashlib.blake2b(len(features).to_bytes(8, "little") + features + embedding, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +170,14 @@ def encode_block(layout: RowLayout, block: RowBlock) -> bytes:
     keys = _encode_keys(block.keys, layout.id_kind)
     header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, FORMAT, _ID_KINDS.index(layout.id_kind), 0, len(block), len(keys))
     body = b"".join((header, keys, block.orders.tobytes(), *(np.ascontiguousarray(block.rows[c.name]).tobytes() for c in layout.columns)))
-    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+    return body + _checksum(body)
 
 
 def _checked(raw: bytes, magic: bytes, header: struct.Struct, what: str) -> tuple[Any, ...]:
     """Header fields after the checks that every decode begins with."""
-    if len(raw) < header.size + _CHECKSUM.size or raw[:4] != magic:
+    if len(raw) < header.size + _CHECKSUM_BYTES or raw[:4] != magic:
         raise Corrupted(f"bad_{what}", f"{len(raw)} bytes that begin with {raw[:4]!r} are not a {what} (expected {magic!r})")
-    if xxhash.xxh3_64_intdigest(raw[: -_CHECKSUM.size]) != _CHECKSUM.unpack_from(raw, len(raw) - _CHECKSUM.size)[0]:
+    if _checksum(raw[:-_CHECKSUM_BYTES]) != raw[-_CHECKSUM_BYTES:]:
         raise Corrupted(
             f"bad_{what}_checksum", f"the checksum of a {what} of {len(raw)} bytes does not match: bytes were changed after it was written"
         )
@@ -182,7 +192,7 @@ def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
     _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
     if kind != _ID_KINDS.index(layout.id_kind):
         raise Incompatible("block_id_kind", f"block has ids of kind {_ID_KINDS[kind]}, the manifest says {layout.id_kind}")
-    expected = _BLOCK_HEADER.size + key_bytes + rows * (ORDER.itemsize + layout.row_bytes) + _CHECKSUM.size
+    expected = _BLOCK_HEADER.size + key_bytes + rows * (ORDER.itemsize + layout.row_bytes) + _CHECKSUM_BYTES
     if len(raw) != expected:
         raise Corrupted("bad_block_size", f"block of {rows} rows has {len(raw)} bytes, its layout needs {expected}")
     at = _BLOCK_HEADER.size + key_bytes
@@ -245,7 +255,7 @@ def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
         _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, len(record.changes)
     )
     body = b"".join((head, *(part for key, value in record.changes for part in (_KEY_LENGTH.pack(len(key)), key, value))))
-    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+    return body + _checksum(body)
 
 
 def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
@@ -262,7 +272,7 @@ def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
 
 
 def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> Iterator[tuple[bytes, bytes]]:
-    at, end = _DELTA_HEADER.size, len(raw) - _CHECKSUM.size
+    at, end = _DELTA_HEADER.size, len(raw) - _CHECKSUM_BYTES
     for _ in range(count):
         key_end = at + 2 + _KEY_LENGTH.unpack_from(raw, at)[0]
         dead = raw[key_end + ORDER.itemsize - 1]  # the last byte of an order

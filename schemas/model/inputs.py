@@ -25,7 +25,7 @@ from schemas.model.din import DinSums
 from schemas.model.sim_hard import SimTable
 from schemas.model.spec import ModelSpec
 
-BEHAVIOUR_ID_SALT = 0x61696662  # hash seed of the behaviour item-id table
+BEHAVIOUR_ID_SALT = b"behaviour-item"  # hash salt of the behaviour item-id table
 
 T = TypeVar("T")
 

@@ -95,7 +95,7 @@ class ModelSpec:
 
 def decode_model_spec(raw: Mapping[str, Any]) -> ModelSpec:
     """A spec from plain values. Raises Misconfigured (`bad_model_spec`, `bad_feature_schema`)."""
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "schema"}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "schema"}
     try:
         return ModelSpec(schema=decode_feature_schema(raw["schema"]), **fields)
     except (TypeError, KeyError) as error:

@@ -1,7 +1,8 @@
 """Logs of a process: one line per request, batch or version, with fields; to standard error only.
 
 Here: the one set-up. Not here: what is logged. `core/` folders return counts instead of logging.
-Form: key=value on a terminal, one JSON object per line elsewhere. Lines of the standard library's loggers (Faust, Kafka clients) take the same form.
+Form: key=value on a terminal, one JSON object per line elsewhere. Lines of the standard library's loggers (Faust, Kafka clients) take the
+same form.
 """
 
 import logging

@@ -1,0 +1,82 @@
+"""What everything that measures prints: one JSON object of figures on standard output.
+
+Here: the form `{"command", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. Not here: any measurement; the
+names are listed in docs/BENCHMARKS.md.
+Rules: progress goes to standard error; the exit code is 0 when it ran, whatever the figures. Sizes are suffixes (`build_s_100000`), rows and
+models prefixes (`online_retail.aif.gauc`); ratios are 0-1, `_pt` in points, `_pct` in percent. A figure that could not be measured has
+the value null: it is named, never left out.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = ("aif", "torch", "numpy", "numba", "rocksdict", "faust-streaming", "confluent-kafka")
+
+
+@dataclass
+class Figures:
+    """Collects the figures of one run of `command`; `config` is what the run was asked to do."""
+
+    command: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float | int | None, unit: str) -> None:
+        """One figure. A name is given once; not-a-number and infinity become null (JSON has neither)."""
+        assert name not in self._figures, f"figure {name} was given twice"
+        finite = value is None or math.isfinite(value)
+        self._figures[name] = {"value": value if finite else None, "unit": unit}
+
+    def value(self, name: str) -> float | int | None:
+        """A figure given before. KeyError when it was not."""
+        number: float | int | None = self._figures[name]["value"]
+        return number
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole object."""
+        return {
+            "command": self.command,
+            "machine": describe_machine(),
+            "versions": library_versions(),
+            "config": dict(self.config),
+            "figures": dict(self._figures),
+        }
+
+    def print_json(self) -> None:
+        """The object on one line of standard output."""
+        print(json.dumps(self.as_dict(), default=str, allow_nan=False), flush=True)
+
+
+def describe_machine() -> dict[str, Any]:
+    """What decides the figures and names nobody: processor, cores we may use, memory, system."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def library_versions() -> dict[str, str]:
+    """Python and the libraries that decide speed or arithmetic."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,119 @@
+"""Prometheus metrics: one prefix, base units, no ids as labels; and the small HTTP page a worker shows them on.
+
+Here: the registry of a process, the table of all metric names, the page. Not here: what is measured where (each part asks for its metric by name).
+Invariant: a metric that is not in `METRICS` cannot be made, so the table below is complete and dashboards can rely on it.
+Freshness counts from just before the produce call; histograms are in seconds, never milliseconds.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+_FRESHNESS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0)
+_REQUEST_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table. The full name has the prefix `aif_`; a counter's ends in `_total`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+METRICS = (
+    # streams
+    Metric("updates_consumed", "counter", "Updates read from a source topic.", ("topic", "shard")),
+    Metric("updates_applied", "counter", "Updates that changed the shard.", ("topic", "shard")),
+    Metric("updates_superseded", "counter", "Updates that lost to a newer order.", ("topic", "shard")),
+    Metric("dead_letters", "counter", "Rejected updates, by reason.", ("topic", "disposition")),
+    Metric("rows_encoded", "counter", "Rows through the item half.", ("shard",)),
+    Metric("rows_skipped", "counter", "Rows that needed no network.", ("shard",)),
+    Metric("micro_batch_seconds", "histogram", "One micro-batch from read to written.", ("shard",), _FRESHNESS_S),
+    Metric("lag_records", "gauge", "Records between the shard and the end of the partition.", ("topic", "shard")),
+    Metric("lag_seconds", "gauge", "Age of the oldest record not yet applied.", ("topic", "shard")),
+    Metric("shard_offset", "gauge", "Next offset of the shard.", ("topic", "shard")),
+    Metric("build_seconds", "histogram", "Full build of one shard of a version.", (), (1.0, 5.0, 20.0, 60.0, 300.0, 1200.0, 3600.0)),
+    Metric("version_wanted", "gauge", "The version that is building, -1 when none."),
+    Metric("checkpoints_rejected", "counter", "Checkpoints refused, by reason.", ("reason",)),
+    # serving
+    Metric("requests", "counter", "Requests answered, by route and status.", ("route", "status")),
+    Metric("request_seconds", "histogram", "One request from receipt to answer.", ("route",), _REQUEST_S),
+    Metric("candidates", "counter", "Candidates scored."),
+    Metric("candidates_unknown", "counter", "Candidates that the version does not have."),
+    Metric("answers_degraded", "counter", "Answers that say so, by reason.", ("reason",)),
+    Metric("version_live", "gauge", "The version that answers, -1 when none."),
+    Metric("version_revision", "gauge", "Its revision."),
+    Metric("version_load_seconds", "histogram", "From the control entry to the flip.", (), (0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0)),
+    Metric("flip_seconds", "histogram", "Pause of the engine at a flip.", (), _REQUEST_S),
+    Metric("delta_rows", "counter", "Row changes applied from index-deltas.", ("shard",)),
+    Metric("freshness_seconds", "histogram", "From a record's time to servable.", ("shard",), _FRESHNESS_S),
+    Metric("digest_mismatches", "counter", "Parts whose digest was not the manifest's."),
+    Metric("rows_not_servable", "gauge", "New ids that did not fit into the slot."),
+)
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+class Metrics:
+    """The metrics of one process, made on first use. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._lock = threading.Lock()
+
+    def counter(self, name: str) -> Counter:
+        """The counter `aif_<name>_total`."""
+        made = self._metric(name)
+        assert isinstance(made, Counter), f"{name} is not a counter"
+        return made
+
+    def gauge(self, name: str) -> Gauge:
+        """The gauge `aif_<name>`."""
+        made = self._metric(name)
+        assert isinstance(made, Gauge), f"{name} is not a gauge"
+        return made
+
+    def histogram(self, name: str) -> Histogram:
+        """The histogram `aif_<name>`, in the unit its name ends with."""
+        made = self._metric(name)
+        assert isinstance(made, Histogram), f"{name} is not a histogram"
+        return made
+
+    def _metric(self, name: str) -> Counter | Gauge | Histogram:
+        with self._lock:
+            if name not in self._made:
+                assert name in _BY_NAME, f"{name} is not in the table METRICS of infra/metrics.py"
+                self._made[name] = _make(_BY_NAME[name], self.registry)
+            return self._made[name]
+
+
+def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    full_name = f"aif_{metric.name}"
+    if metric.kind == "counter":
+        return Counter(full_name, metric.help, metric.labels, registry=registry)
+    if metric.kind == "gauge":
+        return Gauge(full_name, metric.help, metric.labels, registry=registry)
+    return Histogram(full_name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
+
+
+def open_metrics_page(metrics: Metrics, port: int) -> tuple[int, Callable[[], None]]:
+    """Serve `metrics` on loopback at `port` (0: any free one). Returns the port and the call that closes it."""
+    server, thread = start_http_server(port, addr="127.0.0.1", registry=metrics.registry)
+    assert isinstance(server, WSGIServer)
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, close

@@ -10,8 +10,8 @@ Needs: every pad and every behaviour without a signature is a zero row of S and 
 The sums belong to (user, model, LSH version): made at the first call after a flip, dropped with the version.
 
 Arrays: B users, C candidates, L behaviours, K bits, D width.
-Source: AIF, eq. (8); the factoring: EcoFormer (arXiv 2209.09004), SDIM (arXiv 2205.10249). Differs: "centred" is sum (2 sim - 1) V / l, which
-learns better than the raw sum (`ModelSpec.din`).
+Source: AIF, eq. (8); the factoring: EcoFormer (arXiv 2209.09004), SDIM (arXiv 2205.10249). Differs: "centred" is sum (2 sim - 1) V / l,
+which learns better than the raw sum (`ModelSpec.din`).
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,10 @@ def add_behaviour(sums: DinSums, projected_BD: Tensor, signs_BK: Tensor) -> DinS
 
 
 def din_from_sums(candidates_BCK: Tensor, sums: DinSums, form: str) -> Tensor:
-    """Eq. 8 from the sums: [B, C, D]. Equal to `din_reference` up to rounding. A candidate with zero signs must be blanked if form is "raw"."""
+    """Eq. 8 from the sums: [B, C, D]. Equal to `din_reference` up to rounding.
+
+    A candidate without a signature (zero signs) must be blanked if form is "raw".
+    """
     weighted_BKD, offset_BD = din_affine(sums, form)
     return candidates_BCK @ weighted_BKD + offset_BD[:, None, :]
 

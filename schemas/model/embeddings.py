@@ -1,13 +1,14 @@
 """Embedding tables: the features of one scope to one concatenated vector.
 
-Here: `FeatureEmbedding`, one table for all categorical and bag features of a scope (each has its own rows). Not here: raw values to buckets and
-numbers (schemas/features.py). Order in the vector: categorical, bags, numeric, embeddings, each in declared order.
-Bucket 0 = missing: a trained row for a categorical, left out of the mean of a bag; an empty bag is zeros. Numbers and embedding features pass
-through, cut at +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
+Here: `FeatureEmbedding`, one table for all categorical and bag features of a scope (each has its own rows). Not here: raw values to buckets
+and numbers (schemas/features.py). Order in the vector: categorical, bags, numeric, embeddings, each in declared order.
+Bucket 0 = missing: a trained row for a categorical, left out of the mean of a bag; an empty bag is zeros. Numbers and embedding features
+pass through, cut at +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
 
 Arrays: leading dimensions `...` are free ([R], [B], [B, L]); C categorical, N numeric, B bags, V values of a bag, E width of one embedding.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -64,6 +65,6 @@ def build_mlp(width_in: int, hidden: Sequence[int], width_out: int) -> nn.Sequen
     """Linear layers with ReLU between them; the last is linear."""
     widths = [width_in, *hidden, width_out]
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])

@@ -2,10 +2,10 @@
 
 Here: blocks, rounding, and the fingerprint of the arithmetic. Not here: what an item half computes (item_half.py).
 
-A row's bits depend on the shape of its batch (a row alone and in a batch of 4,096 differ in 5-20% of rows even after rounding to fp16), so every
-row is encoded in a block of exactly ENCODE_BLOCK_ROWS rows, padded with zeros, in fp32, and then rounded to fp16.
-Invariant: the bits of a row do not depend on the other rows, on its place in the block, or on the number of threads. They do depend on torch's
-build and the CPU's instruction set: rows of different fingerprints must never mix in one version.
+A row's bits depend on the shape of its batch (a row alone and in a batch of 4,096 differ in 5-20% of rows even after rounding to fp16), so
+every row is encoded in a block of exactly ENCODE_BLOCK_ROWS rows, padded with zeros, in fp32, and then rounded to fp16.
+Invariant: the bits of a row do not depend on the other rows, on its place in the block, or on the number of threads. They do depend on
+torch's build and the CPU's instruction set: rows of different fingerprints must never mix in one version.
 
 Arrays: R rows, D width, N bridges.
 """
@@ -62,9 +62,10 @@ def _encode_block(network: AifNetwork, items: FeatureTensors) -> tuple[Tensor, T
 
 @functools.cache
 def encoder_fingerprint(device: str = "cpu") -> str:
-    """What the bits of a row depend on besides its inputs: torch's build, CPU capability, device, type, block, and a digest of arithmetic done here.
+    """What the bits of a row depend on besides its inputs: torch's build, CPU capability, device, type, block, a digest of arithmetic.
 
-    The digest is of a fixed block through a product, LayerNorm and softmax: it also tells apart math libraries that take another path on another CPU.
+    The digest is of a fixed block through a product, LayerNorm and softmax: it also tells apart math libraries that take another path on
+    another CPU.
     """
     capability = torch.backends.cpu.get_cpu_capability() if device == "cpu" else torch.cuda.get_device_name(device)
     facts = (f"torch={torch.__version__}", f"cpu={capability}", f"device={device}", "dtype=float32", f"block={ENCODE_BLOCK_ROWS}")

@@ -6,8 +6,9 @@ Here: the segments of the head's input, in their plain form; it is the specifica
     user     [profile; Eq. 2; Eq. 3]               context   request features
     item     async vector I                        user_x    (P_u u) * I and its sum
     bea      v of Algorithm 1                      bea_x     (P_b v) * I and its sum
-    din      Eq. 8, times a gain                   din_x     (P_d din) * I and its sum        tiers   Eq. 9 (with a multimodal embedding only)
-    sim      mean of the sub-sequence, log1p(count)    sim_x (P_s mean) * I and its sum       (with a SIM category only)
+    din      Eq. 8, times a gain                   din_x     (P_d din) * I and its sum      (with a multimodal embedding only)
+    tiers    Eq. 9                                                                          (with a multimodal embedding only)
+    sim      mean of sub-sequence, log1p(count)    sim_x     (P_s mean) * I and its sum     (with a SIM category only)
     realtime raw numbers and embedded categoricals of the item's row
 
 The products are what makes the model learn: a first layer of ReLU units over concatenated vectors does not find inner products by itself.
@@ -77,7 +78,7 @@ class Head(nn.Module):
         self.item_segments = {"item": width, "user_x": width + 1, "bea": spec.bridge_width, "bea_x": width + 1}
         if spec.schema.multimodal:
             self.project_din = nn.Linear(width, width, bias=False)
-            self.din_gain = nn.Parameter(torch.tensor(DIN_GAIN))
+            self.din_gain = nn.Parameter(torch.full((1,), DIN_GAIN))
             self.item_segments |= {"din": width, "din_x": width + 1, "tiers": 2 * spec.tiers}
         if spec.schema.sim_category:
             self.project_sim = nn.Linear(width, width, bias=False)

@@ -1,7 +1,7 @@
 """What the network reads and what it keeps between its two calls, as tensors with documented shapes.
 
-Here: the dataclasses and their builders from plain values. The same `CandidateRows` are built by training (from `item_rows`, with gradient), by
-serving (from index rows as stored, fp16) and by the audit that recomputes answers. Not here: arithmetic.
+Here: the dataclasses and their builders from plain values. The same `CandidateRows` are built by training (from `item_rows`, with
+gradient), by serving (from index rows as stored, fp16) and by the audit that recomputes answers. Not here: arithmetic.
 
 Behaviours are oldest first and RIGHT-aligned: padding (mask false) is on the left, so "the latest n" are the last n columns. L >= 1.
 
@@ -40,7 +40,10 @@ def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class FeatureTensors:
-    """A FeatureBlock as tensors: categorical int64 [..., C], numeric float32 [..., N], bags int64 [..., B, V], embeddings float32 [..., E]."""
+    """A FeatureBlock as tensors.
+
+    categorical int64 [..., C], numeric float32 [..., N], bags int64 [..., B, V], embeddings float32 [..., E].
+    """
 
     categorical: Tensor
     numeric: Tensor
@@ -62,8 +65,8 @@ class Behaviours:
     """Histories of B users, right-aligned.
 
     item_bucket_BL int64, 1.. (zeros if spec.item_id_buckets is 0); kind_BL int64, 0 = other; features [B, L, ...] of scope behaviour;
-    category_BL int64 SIM category, vectors_BLD async vector, signatures_BLW uint8 packed: of the item's row in the version, zeros if it is gone;
-    has_signature_BL bool (false where masked); mask_BL bool, true = a behaviour.
+    category_BL int64 SIM category, vectors_BLD async vector, signatures_BLW uint8 packed: of the item's row in the version, zeros if it is
+    gone; has_signature_BL bool (false where masked); mask_BL bool, true = a behaviour.
     """
 
     item_bucket_BL: Tensor
@@ -104,8 +107,8 @@ class UserStates:
 class CandidateRows:
     """Item rows of C candidates for each of B requests, and the requests' context.
 
-    vectors_BCD, bridge_BCN fp16 or fp32; signatures_BCW uint8; has_signature_BC bool; category_BC int64; realtime_BCQ float32 (numbers scaled,
-    categoricals as buckets, as `encode_realtime` makes them); bid_BC float32; context [B, ...] features of scope context.
+    vectors_BCD, bridge_BCN fp16 or fp32; signatures_BCW uint8; has_signature_BC bool; category_BC int64; realtime_BCQ float32 (numbers
+    scaled, categoricals as buckets, as `encode_realtime` makes them); bid_BC float32; context [B, ...] features of scope context.
     """
 
     vectors_BCD: Tensor

@@ -65,7 +65,7 @@ def lsh_similarity(items_CW: np.ndarray, sequence_LW: np.ndarray) -> np.ndarray:
 
 
 def lsh_version(w_hash_KM: np.ndarray, multimodal: str) -> str:
-    """16 hex digits that change with W_hash's bytes or shape, or with the feature it hashes: signatures of one value compare, others do not."""
+    """16 hex digits that change with W_hash's bytes or shape, or the feature it hashes: only signatures of one LSH version compare."""
     rows, width = w_hash_KM.shape
     head = f"aif-lsh-1/{multimodal}/{rows}x{width}/".encode()
     return hashlib.sha256(head + np.ascontiguousarray(w_hash_KM, "<f4").tobytes()).hexdigest()[:16]

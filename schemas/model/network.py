@@ -4,7 +4,7 @@ Here: `AifNetwork` (item half, user half, joint part), `scores`, and the slow sp
 Not here: rounding and blocks of stored rows (encode_rows.py), files (checkpoint.py), the loss (streams/training).
 
     item_rows     nearline          item features -> async vector, bridge weights           Eq. 4, Algorithm 1 line 3
-    user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, sums of Eq. 8, 3.3
+    user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, Eq. 8, 3.3
     joint_logits  call 2, online    UserStates x candidates -> logits                       Algorithm 1 line 4, Eq. 6-9, head
 
 Invariant: no call depends on padding, on the order of candidates, or on the other users of a batch (up to rounding).

@@ -1,0 +1,130 @@
+"""What goes into the engine and what comes out: plain values, no behaviour.
+
+Here: the work of call 1 (`UserWork`), of call 2 (`RankWork`), their results, and what the engine says of itself. Not here: who computes them (loop.py).
+Every result names the token of the one version it was computed from (I2). A future that fails carries an AifError:
+
+    RejectedInput   `bad_id`, `too_many_candidates`, `bad_top_k`, `too_many_behaviours`: the request is wrong in itself
+    Unavailable     `overloaded` (queue full), `no_version` (nothing is live yet), `stopping`
+    Incompatible    `version_gone`: the named version, or the state's, is not resident any more; send `user` to compute on the current one
+
+Arrays: C candidates, T tasks, A answers (min(top_k, known candidates)).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from schemas.ids import Id
+from schemas.token import VersionToken
+from schemas.users import BehaviourEvent
+
+
+@dataclass(frozen=True, slots=True)
+class UserWork:
+    """Call 1 of one user. `version` None = the current one; a version that is not resident fails with `version_gone`. Behaviours oldest first."""
+
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    behaviours: Sequence[BehaviourEvent] = ()
+    version: int | None = None
+
+
+class UserState(Protocol):
+    """What call 1 leaves for call 2; opaque to everybody but the scorer that made it, immutable, and never points into a slot."""
+
+    @property
+    def version(self) -> int:
+        """The version whose model, rows and signatures are in it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it holds."""
+
+    @property
+    def behaviours(self) -> int:
+        """How many behaviours are in it."""
+
+    @property
+    def behaviours_without_row(self) -> int:
+        """Of those, how many whose item is gone from the version: they take part by hashed id, not in LSH."""
+
+    @property
+    def cold(self) -> bool:
+        """Neither a profile nor behaviours were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserResult:
+    """Call 1's answer."""
+
+    token: VersionToken
+    state: UserState
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """Call 2 of one request. `item_ids`: int64 array, or a list of ids of the catalogue's kind; duplicates count once.
+
+    state given: ranked on the state's version. If that version is gone, or no state is given, `user` is computed in the same turn on its own
+    `version` (None = the current one). Without both: a cold user.
+    """
+
+    item_ids: Sequence[Id] | np.ndarray
+    top_k: int
+    state: UserState | None = None
+    user: UserWork | None = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """Call 2's answer: scores descending, then ids ascending (numbers, or bytes of text).
+
+    scores_A float32; probabilities_AT float32 in the order of the model's tasks; unknown = the first 100 candidates without a live row;
+    candidates = how many different ids were asked for; watermark[shard] = next offset per source topic that the rows include;
+    source_ms = record time of the newest source record in the rows (0 = none since the load); state = what was ranked with;
+    recomputed = the state that came with the work was of a version that is gone, so `user` was used.
+    """
+
+    token: VersionToken
+    ids: list[Id]
+    scores_A: np.ndarray
+    probabilities_AT: np.ndarray
+    unknown: list[Id]
+    unknown_count: int
+    candidates: int
+    watermark: Sequence[Mapping[str, int]]
+    source_ms: int
+    state: UserState
+    recomputed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReport:
+    """One resident version as the engine sees it. `positions` = next offset per partition of index-deltas."""
+
+    token: VersionToken
+    rows: int
+    capacity: int
+    not_servable: int
+    tasks: tuple[str, ...]
+    watermark: Sequence[Mapping[str, int]]
+    source_ms: int
+    positions: Mapping[int, int]
+    changes_applied: int
+    changes_superseded: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot, readable from any thread. `current` None: nothing is live yet."""
+
+    device: str
+    current: VersionToken | None
+    residents: tuple[VersionReport, ...]
+    queued_work: int
+    queued_changes: int
+    answered: int
+    failed: int
+    flips: int

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from schemas.limits import (
 )
 
 FeatureValue = int | float | str | bool | None | Sequence[int] | Sequence[float] | Sequence[str]
+
+
+NUMBER_MAX = 1e6  # one absurd value must not turn a row, and with it a whole answer, into infinities
+BID_MAX = 1e12
 
 
 class Scope(enum.StrEnum):
@@ -112,12 +116,12 @@ class Feature:
         return hash_bucket(value, self.buckets, self.salt) if isinstance(value, (int, str)) else 0
 
     def number(self, value: object) -> float:
-        """Transformed and scaled value; the default if missing, not a number, or not finite."""
+        """Transformed and scaled value, clipped to +-1e6; the default if missing, not a number, or not finite."""
         usable = isinstance(value, (int, float)) and math.isfinite(value)
         x = float(value) if usable else self.default  # type: ignore[arg-type]
-        if self.transform is Transform.LOG1P:
+        if self.transform == Transform.LOG1P:
             x = math.copysign(math.log1p(abs(x)), x)
-        return (x - self.mean) / self.scale
+        return min(max((x - self.mean) / self.scale, -NUMBER_MAX), NUMBER_MAX)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class FeatureSchema:
             return 1.0
         value = raw.get(self.bid)
         usable = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-        return float(value) if usable else self.item(self.bid).default  # type: ignore[arg-type]
+        return min(float(value), BID_MAX) if usable else self.item(self.bid).default  # type: ignore[arg-type]
 
     def category_of(self, raw: Mapping[str, Any]) -> int:
         """The bucket of the SIM category; 0 if missing."""
@@ -265,10 +269,17 @@ def encode_features(features: Sequence[Feature], records: Sequence[Mapping[str, 
     for feature in by_kind[Kind.EMBEDDING]:
         for row, r in enumerate(records):
             value = r.get(feature.name)
-            if value is not None and len(value) == feature.width:
-                embeddings[row, at : at + feature.width] = value
+            if _is_vector(value, feature.width):
+                embeddings[row, at : at + feature.width] = np.clip(value, -NUMBER_MAX, NUMBER_MAX)
         at += feature.width
     return FeatureBlock(categorical, numeric, bags, embeddings)
+
+
+def _is_vector(value: object, width: int) -> TypeGuard[Sequence[float]]:
+    """Whether an embedding value is `width` finite numbers; anything else counts as missing (zeros)."""
+    if isinstance(value, np.ndarray):
+        return value.shape == (width,) and value.dtype.kind == "f" and bool(np.isfinite(value).all())
+    return isinstance(value, (list, tuple)) and len(value) == width and all(isinstance(x, (int, float)) and math.isfinite(x) for x in value)
 
 
 def encode_realtime(schema: FeatureSchema, raw: Mapping[str, Any]) -> list[float]:

@@ -12,10 +12,15 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from infra.broker.record import running_broker
 from infra.broker.server import Broker, start_broker
 from infra.processes import wait_until
+
+# The machine is shared and noisy: no example is judged by its time, and every run draws the same examples.
+settings.register_profile("aif", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("aif")
 
 # Not AIF_...: unknown names with that prefix are refused by every process of ours, also by those that tests start.
 _FOLDER_VARIABLE = "TEST_BROKER_FOLDER"

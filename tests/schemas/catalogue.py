@@ -1,0 +1,23 @@
+"""A small feature schema with every kind of feature, for tests of formats and of the fold."""
+
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.ids import IdKind
+from schemas.model.spec import ModelSpec
+
+FEATURES = (
+    Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=50),
+    Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
+    Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
+    Feature("tags", Scope.ITEM, Kind.BAG, buckets=100),
+    Feature("image", Scope.ITEM, Kind.EMBEDDING, width=16),
+    Feature("country", Scope.USER, Kind.CATEGORICAL, buckets=20),
+    Feature("hour", Scope.CONTEXT, Kind.NUMERIC),
+)
+
+
+def small_schema(id_kind: IdKind = IdKind.INT64) -> FeatureSchema:
+    return FeatureSchema(FEATURES, id_kind=id_kind, sim_category="category", bid="price", multimodal="image")
+
+
+def small_spec(id_kind: IdKind = IdKind.INT64) -> ModelSpec:
+    return ModelSpec(small_schema(id_kind), width=4, bridges=2, hash_bits=16)

@@ -1,0 +1,121 @@
+"""Events: each update of a record judged alone, every rejection with its reason, and no bytes that raise anything else."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import RejectedInput
+from schemas.events import (
+    RECORDS,
+    Behaviour,
+    BehavioursRecord,
+    CheckpointRecord,
+    Decoded,
+    ItemFeaturesRecord,
+    ItemFeaturesUpdate,
+    decode_record,
+    decode_updates,
+    encode_record,
+)
+from schemas.ids import IdKind, partition_of
+from schemas.limits import RECORD_BYTES_MAX
+
+PARTITIONS = 4
+
+
+def decode(value: bytes | None, partition: int | None = None) -> Decoded[ItemFeaturesUpdate]:
+    at = partition_of(5, PARTITIONS) if partition is None else partition
+    return decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, value, IdKind.INT64, at, PARTITIONS, lambda u: u.item_id)
+
+
+def record(*updates: object) -> bytes:
+    return json.dumps({"schema": 1, "updates": updates}).encode()
+
+
+GOOD = {"item_id": 5, "version": 1, "features": {"price": 2.5, "tags": ["a", 3]}}
+
+
+def test_a_good_record_survives_its_encoding() -> None:
+    decoded = decode(record(GOOD, {**GOOD, "op": "delete", "version": 2}))
+    assert [(i, u.op, u.version) for i, u in decoded.accepted] == [(0, "upsert", 1), (1, "delete", 2)] and not decoded.rejected
+    again = ItemFeaturesRecord(updates=[u for _, u in decoded.accepted])
+    assert decode(encode_record(again)) == decoded
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ({"item_id": 5, "version": -1}, "version"),
+        ({"item_id": 5, "version": 1, "colour": 3}, "colour"),
+        ({"item_id": 5, "version": "1"}, "version"),
+        ({"item_id": 5, "version": 1, "features": {"price": float("nan")}}, "price"),
+        ({"item_id": 5, "version": 1, "features": {"price": float("inf")}}, "price"),
+        ({"item_id": 5, "version": 1, "features": {"9x": 1}}, "9x"),
+        ({"item_id": 5, "version": 1, "features": {"x": "y" * 1025}}, "x"),
+        ({"version": 1}, "item_id"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_one_bad_update_is_rejected_with_a_reason_and_its_neighbours_are_not(bad: object, word: str) -> None:
+    decoded = decode(record(GOOD, bad, {**GOOD, "version": 2}))
+    assert [i for i, _ in decoded.accepted] == [0, 2]
+    assert [(r.index, r.disposition) for r in decoded.rejected] == [(1, "schema")] and word in decoded.rejected[0].reason
+
+
+def test_an_update_in_the_wrong_partition_is_semantic() -> None:
+    wrong = (partition_of(5, PARTITIONS) + 1) % PARTITIONS
+    decoded = decode(record(GOOD), wrong)
+    assert not decoded.accepted and decoded.rejected[0].code == "wrong_partition" and decoded.rejected[0].disposition == "semantic"
+
+
+@pytest.mark.parametrize(
+    ("value", "disposition"),
+    [
+        (None, "malformed"),
+        (b"", "malformed"),
+        (b"\xff\xfe", "malformed"),
+        (b"{", "malformed"),
+        (b"[1]", "schema"),
+        (b"null", "schema"),
+        (record(), "schema"),
+        (record(*[GOOD] * 257), "schema"),
+        (b'{"schema":2,"updates":[]}', "schema"),
+        (b" " * (RECORD_BYTES_MAX + 1), "malformed"),
+        (b"[" * 100_000, "malformed"),
+    ],
+)
+def test_an_unreadable_record_is_one_rejection(value: bytes | None, disposition: str) -> None:
+    decoded = decode(value)
+    assert not decoded.accepted and [(r.index, r.disposition) for r in decoded.rejected] == [(0, disposition)]
+
+
+@given(st.data())
+def test_a_mutated_record_never_raises_anything_and_loses_no_update(data: st.DataObject) -> None:
+    raw = bytearray(record(GOOD, GOOD))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    decoded = decode(bytes(raw))
+    assert len(decoded.accepted) + len(decoded.rejected) in (1, 2)
+
+
+@given(st.binary(max_size=200), st.sampled_from(sorted(RECORDS)))
+def test_random_bytes_are_refused_and_nothing_else(raw: bytes, topic: str) -> None:
+    with pytest.raises(RejectedInput):
+        decode_record(RECORDS[topic], raw)
+
+
+def test_ids_of_behaviours_come_back_in_the_catalogues_kind() -> None:
+    value = b'{"schema":1,"updates":[{"user_id":"9007199254740993","item_id":"7","time_ms":1}]}'
+    at = partition_of(9007199254740993, PARTITIONS)
+    decoded = decode_updates(BehavioursRecord, Behaviour, value, IdKind.INT64, at, PARTITIONS, lambda u: u.user_id)
+    assert [(u.user_id, u.item_id) for _, u in decoded.accepted] == [(9007199254740993, 7)]
+
+
+@pytest.mark.parametrize("field", ["sha256", "feature_schema", "size_bytes", "uri", "model_id"])
+def test_a_checkpoint_record_needs_every_field(field: str) -> None:
+    good = {"uri": "file:///m", "size_bytes": 1, "sha256": "a" * 64, "model_id": "m", "feature_schema": "b" * 16}
+    assert decode_record(CheckpointRecord, json.dumps(good).encode()).model_id == "m"
+    with pytest.raises(RejectedInput, match=field):
+        decode_record(CheckpointRecord, json.dumps({k: v for k, v in good.items() if k != field}).encode())

@@ -165,7 +165,9 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
     kept: Tree = {}
     for section, values in tree.items():
         if section not in SECTIONS:
-            raise _unknown(_spelling(origin, section, ""), origin, [_spelling(origin, known, "") for known in sorted(SECTIONS)])
+            raise _unknown(
+                origin, {section: _spelling(origin, section, "")}, {known: _spelling(origin, known, "") for known in sorted(SECTIONS)}
+            )
         if section not in kind.model_fields:
             continue
         if not isinstance(values, Mapping):
@@ -175,15 +177,20 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
         fields = cast(type[Section], kind.model_fields[section].annotation).model_fields
         for name in values:
             if name not in fields:
-                raise _unknown(_spelling(origin, section, name), origin, [_spelling(origin, section, known) for known in fields])
+                raise _unknown(
+                    origin, {name: _spelling(origin, section, name)}, {known: _spelling(origin, section, known) for known in fields}
+                )
         kept[section] = dict(values)
     return kept
 
 
-def _unknown(name: str, origin: str, candidates: list[str]) -> Misconfigured:
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(candidates)}."
-    return Misconfigured("unknown_setting", f"nothing reads {name} ({origin}); {hint} `aif config show` lists all settings")
+def _unknown(origin: str, wrong: Mapping[str, str], known: Mapping[str, str]) -> Misconfigured:
+    """The refusal of one name. `wrong` and `known` map names to how they are written in the source."""
+    [(name, written)] = wrong.items()
+    # One underscore where two belong (AIF_KAFKA_TOPIC_PREFIX) is the commonest slip, and not near in letters.
+    near = [start for start in known if name.startswith(start)] or difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {known[near[0]]}?" if near else f"known here: {', '.join(known.values())};"
+    return Misconfigured("unknown_setting", f"nothing reads {written} ({origin}); {hint} `aif config show` lists all settings")
 
 
 def _spelling(origin: str, section: str, name: str) -> str:

@@ -28,7 +28,7 @@ class Figures:
     config: Mapping[str, Any] = field(default_factory=dict)
     _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, name: str, value: float | int | None, unit: str) -> None:
+    def add(self, name: str, value: float | None, unit: str) -> None:
         """One figure. A name is given once; not-a-number and infinity become null (JSON has neither)."""
         assert name not in self._figures, f"figure {name} was given twice"
         finite = value is None or math.isfinite(value)

@@ -1,0 +1,65 @@
+"""Durable files: complete or not there, first one wins, links only where they are safe."""
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from infra.files import link_or_copy_tree, put_exclusive, sha256_of_file, write_file_durably
+
+
+def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    write_file_durably(tmp_path / "a" / "file", b"one")
+    write_file_durably(tmp_path / "a" / "file", b"two")
+    assert (tmp_path / "a" / "file").read_bytes() == b"two"
+    assert os.listdir(tmp_path / "a") == ["file"]
+
+
+def test_an_exclusive_file_is_created_once_and_never_changed(tmp_path: Path) -> None:
+    assert put_exclusive(tmp_path / "file", b"first")
+    assert not put_exclusive(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_of_many_writers_at_once_exactly_one_creates_the_file_and_its_bytes_are_complete(tmp_path: Path) -> None:
+    won: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        if put_exclusive(tmp_path / "entry", data):
+            won.append(data)
+
+    threads = [threading.Thread(target=write, args=(bytes([i]) * 100_000,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert (tmp_path / "entry").read_bytes() == won[0]
+    assert os.listdir(tmp_path) == ["entry"]
+
+
+def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_file_durably(tmp_path / "folder", b"cannot replace a folder")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_tree_is_linked_where_files_never_change_and_copied_elsewhere(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "1.sst").write_bytes(b"table")
+    (source / "CURRENT").write_bytes(b"name")
+    link_or_copy_tree(source, tmp_path / "target")
+    (tmp_path / "target" / "CURRENT").write_bytes(b"rewritten by a reader")
+    assert (source / "CURRENT").read_bytes() == b"name"
+    assert (source / "deep" / "1.sst").samefile(tmp_path / "target" / "deep" / "1.sst")
+
+
+def test_the_checksum_is_that_of_the_whole_file(tmp_path: Path) -> None:
+    data = os.urandom(3 * (1 << 20) + 17)
+    (tmp_path / "file").write_bytes(data)
+    assert sha256_of_file(tmp_path / "file") == hashlib.sha256(data).hexdigest()

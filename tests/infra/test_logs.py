@@ -1,0 +1,31 @@
+"""Logs: one JSON object per line where no person reads, key=value where one does."""
+
+import json
+import subprocess
+import sys
+
+_CODE = """
+import logging
+from infra.logs import open_logs
+log = open_logs("worker", "info", {form!r})
+log.info("shard opened", shard=3)
+log.debug("not shown")
+logging.getLogger("faust").warning("rebalance %s", 7)
+"""
+
+
+def _lines(form: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", _CODE.format(form=form)], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_away_from_a_terminal_every_line_is_a_json_object_with_its_fields() -> None:
+    ours, foreign = (json.loads(line) for line in _lines("auto"))
+    assert (ours["process"], ours["event"], ours["shard"], ours["level"]) == ("worker", "shard opened", 3, "info")
+    assert (foreign["process"], foreign["event"], foreign["logger"]) == ("worker", "rebalance 7", "faust")
+
+
+def test_text_is_key_value_pairs() -> None:
+    assert "event='shard opened'" in _lines("text")[0]
+    assert "shard=3" in _lines("text")[0]

@@ -161,6 +161,7 @@ class FeatureSchema:
                 name is None or item_kinds.get(name) is kind,
                 f"{role} = {name!r} must name an item feature of kind {kind}; item features: {item_kinds}",
             )
+        require(self.bid is None or self.item(self.bid).default > 0, f"the bid {self.bid!r} needs a positive default, for items that come without one")
 
     def of(self, scope: Scope) -> tuple[Feature, ...]:
         """The features of one scope, in declared order."""

@@ -1,0 +1,148 @@
+"""The control log: every pair (state, entry) is a listed transition or a named refusal, and the fold keeps its promises whatever is appended."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import Corrupted, Incompatible
+from schemas.ids import IdKind
+from schemas.index.control import ControlState, Entry, Init, decode_entry, encode_entry, fold_entry, plan_entry
+from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, SERVABLE, Cause, EntryKind, State, next_state, transitions
+
+INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "uuid"})
+
+
+def appended(state: ControlState, entry: Entry) -> ControlState:
+    return fold_entry(state, state.next_number, plan_entry(state, entry))
+
+
+def want(version: int, revision: int = 0, cause: Cause = Cause.CHECKPOINT) -> Entry:
+    return Entry(EntryKind.WANT, 1, version=version, revision=revision, cause=cause, checkpoint_sha256="a" * 64, encoder_fingerprint="cpu")
+
+
+def publish(version: int, revision: int = 0) -> Entry:
+    return Entry(EntryKind.PUBLISH, 2, version=version, revision=revision, manifest_sha256="b" * 64)
+
+
+def entry(kind: EntryKind, version: int = -1) -> Entry:
+    return Entry(kind, 3, version=version)
+
+
+def log(*entries: Entry) -> ControlState:
+    state = appended(ControlState(), Entry(EntryKind.INIT, 0, init=INIT))
+    for one in entries:
+        state = appended(state, one)
+    return state
+
+
+@pytest.mark.parametrize("kind", list(EntryKind))
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("cause", ["", *Cause])
+def test_every_pair_is_a_listed_transition_or_a_named_refusal(state: State, kind: EntryKind, cause: str) -> None:
+    listed = {(s, e): t for s, e, t in transitions()}
+    expected = listed.get((state, f"{kind} ({cause})" if kind is EntryKind.WANT else str(kind)))
+    if expected is not None:
+        assert next_state(state, kind, cause) is expected
+    else:
+        with pytest.raises(Incompatible, match=f"refused_transition.*{state}"):
+            next_state(state, kind, cause)
+
+
+def test_a_final_state_is_left_by_nothing() -> None:
+    assert not [s for s, _, _ in transitions() if s in FINAL]
+
+
+def test_an_entry_survives_its_encoding() -> None:
+    for one in (Entry(EntryKind.INIT, 0, by="w", init=INIT), want(7), publish(7), Entry(EntryKind.REJECT, 1, version=8, reason="nan")):
+        assert decode_entry(encode_entry(one)) == one
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'{"version":1}', b'{"kind":"want"}', b"x" * 300_000])
+def test_bytes_that_are_no_entry_are_corrupted(raw: bytes) -> None:
+    with pytest.raises(Corrupted):
+        fold_entry(ControlState(), 0, raw)
+
+
+def test_a_gap_in_the_numbers_is_corrupted() -> None:
+    with pytest.raises(Corrupted, match="control_log_gap"):
+        fold_entry(ControlState(), 1, encode_entry(Entry(EntryKind.INIT, 0, init=INIT)))
+
+
+def test_nothing_precedes_init_and_nothing_repeats_it() -> None:
+    with pytest.raises(Incompatible, match="no_index"):
+        plan_entry(ControlState(), want(0))
+    with pytest.raises(Incompatible, match="already_init"):
+        plan_entry(log(), Entry(EntryKind.INIT, 0, init=INIT))
+
+
+def test_promote_moves_live_to_backup_and_backup_to_frozen() -> None:
+    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), want(1), publish(1), entry(EntryKind.PROMOTE, 1))
+    assert (state.live, state.backup) == (1, 0)
+    state = appended(appended(appended(state, want(2)), publish(2)), entry(EntryKind.PROMOTE, 2))
+    assert (state.live, state.backup, state.versions[0].state) == (2, 1, State.FROZEN)
+
+
+def test_of_the_versions_that_wait_only_the_newest_is_kept_and_the_one_that_builds_goes_on() -> None:
+    state = log(want(0), want(1), want(2))
+    assert [state.versions[v].state for v in (0, 1, 2)] == [State.WANTED, State.ABORTED, State.WANTED]
+    assert state.building is not None and state.building.version == 0 and [s.version for s in state.receiving] == [0]
+
+
+def test_a_rollback_holds_until_release() -> None:
+    state = log(
+        want(0), publish(0), entry(EntryKind.PROMOTE, 0), want(1), publish(1), entry(EntryKind.PROMOTE, 1), entry(EntryKind.ROLLBACK, 0)
+    )
+    assert (state.live, state.backup, state.held) == (0, 1, True)
+    assert not appended(state, entry(EntryKind.RELEASE)).held
+
+
+def test_a_frozen_version_comes_back_only_through_a_revived_revision() -> None:
+    steps = [e for v in (0, 1, 2) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))]
+    state = log(*steps)
+    with pytest.raises(Incompatible, match="refused_transition"):
+        plan_entry(state, entry(EntryKind.ROLLBACK, 0))
+    state = appended(appended(state, want(0, 1, Cause.REVIVE)), publish(0, 1))
+    assert state.versions[0].state is State.PUBLISHED and state.versions[0].revision == 1
+
+
+def test_a_pinned_version_is_current_and_survives_promotions() -> None:
+    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), entry(EntryKind.PIN, 0))
+    for v in (1, 2, 3):
+        state = appended(appended(appended(state, want(v)), publish(v)), entry(EntryKind.PROMOTE, v))
+    assert state.current is not None and state.current.version == 0 and state.current.state in SERVABLE
+    assert appended(state, entry(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]
+
+
+def test_a_manifest_is_published_only_for_the_revision_that_is_wanted() -> None:
+    with pytest.raises(Incompatible, match="not_wanted"):
+        plan_entry(log(want(0)), publish(0, 1))
+    with pytest.raises(Incompatible, match="wrong_revision"):
+        plan_entry(log(want(0), publish(0)), want(0, 2, Cause.REVISE))
+
+
+def test_an_unknown_kind_stops_writers_and_not_readers() -> None:
+    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0))
+    state = fold_entry(state, state.next_number, b'{"at_ms":1,"kind":"teleport"}')
+    assert "teleport" in state.unknown_entry and state.current is not None
+    with pytest.raises(Incompatible, match="teleport"):
+        plan_entry(state, want(1))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(EntryKind)), st.integers(0, 4), st.integers(0, 2), st.sampled_from(list(Cause))), max_size=60)
+)
+def test_whatever_is_appended_one_version_is_live_and_the_current_one_can_be_served(steps: list[tuple[EntryKind, int, int, Cause]]) -> None:
+    state = log()
+    for kind, version, revision, cause in steps:
+        one = Entry(kind, 1, version=version, revision=revision, cause=cause if kind is EntryKind.WANT else "", manifest_sha256="b" * 64)
+        after = fold_entry(state, state.next_number, encode_entry(one))
+        if len(after.refused) > len(state.refused):
+            assert dataclasses.replace(after, next_number=state.next_number, refused=state.refused) == state
+        state = after
+        states = [s.state for s in state.versions.values()]
+        assert states.count(State.LIVE) == (state.live is not None) and states.count(State.BACKUP) == (state.backup is not None)
+        assert all(s.state in RECEIVES_INCREMENTS for s in state.receiving)
+        if state.current is not None:
+            assert state.current.state in SERVABLE and state.current.revision >= 0

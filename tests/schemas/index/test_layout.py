@@ -1,0 +1,189 @@
+"""Bytes of rows, blocks, increments and deltas: golden files, round trips, and a flipped byte that is never read as data."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import Corrupted, Incompatible
+from schemas.ids import IdKind, encode_index_key
+from schemas.index.digest import ShardDigest, merge_parts
+from schemas.index.layout import (
+    ORDER,
+    DeltaHeader,
+    DeltaRecord,
+    RowBlock,
+    decode_block,
+    decode_delta,
+    decode_increment,
+    decode_layout,
+    encode_block,
+    encode_delta,
+    encode_increment,
+    int64_ids,
+    is_newer,
+    plan_delta_records,
+    row_layout,
+)
+from tests.schemas.catalogue import small_spec
+
+GOLDEN = Path(__file__).parent / "golden"
+KINDS = list(IdKind)
+
+
+def layout(kind: IdKind):  # type: ignore[no-untyped-def]
+    return row_layout(small_spec(kind))
+
+
+def keys_of(kind: IdKind, rows: int) -> list[bytes]:
+    return sorted(encode_index_key(i * 7 - 20 if kind is IdKind.INT64 else f"item-{'é' * (i % 4)}{i}") for i in range(rows))
+
+
+def block_of(kind: IdKind, rows: int, seed: int = 0) -> RowBlock:
+    """Rows of seeded bytes, orders counting up."""
+    orders = np.zeros(rows, ORDER)
+    orders["features_version"], orders["features_offset"], orders["embedding_offset"] = np.arange(rows), np.arange(rows) + 5, -1
+    orders["input_hash"] = np.arange(rows) * 31
+    size = layout(kind).row_bytes
+    raw = (np.arange(rows * size) * 13 + seed).astype(np.uint8).tobytes()
+    return RowBlock(keys_of(kind, rows), orders, np.frombuffer(raw, layout(kind).dtype))
+
+
+def delta_of(kind: IdKind) -> DeltaRecord:
+    block = block_of(kind, 3)
+    dead = block.orders[1].copy()
+    dead["dead"] = 1
+    changes = [
+        encode_increment(block.orders[0], block.rows[0]),
+        encode_increment(dead, None),
+        encode_increment(block.orders[2], block.rows[2]),
+    ]
+    return DeltaRecord(DeltaHeader(17, 1, 99, (12, 34), 1_700_000_000_000), tuple(zip(block.keys, changes, strict=True)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_are_those_of_format_1(kind: IdKind) -> None:
+    """Golden files: made once by this code, kept for ever. A difference means a new format number, not new files."""
+    made = {"block": encode_block(layout(kind), block_of(kind, 5)), "delta": encode_delta(kind, delta_of(kind))}
+    for name, raw in made.items():
+        assert raw == (GOLDEN / f"{name}.{kind}.1.bin").read_bytes(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 256])
+def test_a_block_survives_its_encoding(kind: IdKind, rows: int) -> None:
+    block = block_of(kind, rows)
+    again = decode_block(layout(kind), encode_block(layout(kind), block))
+    assert again.keys == block.keys and again.rows.tobytes() == block.rows.tobytes() and again.orders.tobytes() == block.orders.tobytes()
+    if kind is IdKind.INT64:
+        assert int64_ids(again.keys).tolist() == again.ids(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_never_read_as_data(kind: IdKind, position: int, bit: int) -> None:
+    for raw, decode in (
+        (encode_block(layout(kind), block_of(kind, 5)), lambda b: decode_block(layout(kind), b)),
+        (encode_delta(kind, delta_of(kind)), lambda b: decode_delta({17: layout(kind)}, b)),
+    ):
+        damaged = bytearray(raw)
+        damaged[position % len(raw)] ^= 1 << bit
+        with pytest.raises(Corrupted):
+            decode(bytes(damaged))
+
+
+@given(st.integers(0, 400))
+def test_a_cut_block_is_never_read(length: int) -> None:
+    raw = encode_block(layout(IdKind.INT64), block_of(IdKind.INT64, 5))
+    with pytest.raises(Corrupted):
+        decode_block(layout(IdKind.INT64), raw[: length % len(raw)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deltas_survive_being_cut_into_records(kind: IdKind) -> None:
+    record = delta_of(kind)
+    cut = plan_delta_records(record.header, record.changes, bytes_max=1024 + 80)
+    assert [r.header.sequence for r in cut] == list(range(99, 99 + len(cut))) and len(cut) > 1
+    read = [decode_delta({17: layout(kind)}, encode_delta(kind, r)) for r in cut]
+    assert tuple(c for r in read for c in r.changes) == record.changes
+    assert decode_delta({}, encode_delta(kind, record)).changes == ()
+
+
+def test_an_increment_of_the_wrong_size_is_corrupted() -> None:
+    block = block_of(IdKind.INT64, 1)
+    raw = encode_increment(block.orders[0], block.rows[0])
+    for bad in (raw[:-1], raw + b"\0", raw[:10]):
+        with pytest.raises(Corrupted, match="bad_increment"):
+            decode_increment(layout(IdKind.INT64), bad)
+
+
+def test_a_required_column_that_is_not_known_refuses_the_version() -> None:
+    raw = layout(IdKind.INT64).to_dict()
+    raw["columns"].append(["first_layer", "<f2", 8, 1])
+    with pytest.raises(Incompatible, match="first_layer"):
+        decode_layout(raw)
+    raw["columns"][-1][3] = 0
+    assert decode_layout(raw).row_bytes == layout(IdKind.INT64).row_bytes + 16
+
+
+ORDERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1), st.integers(-1, 1), st.integers(0, 1))
+
+
+def order_of(values: tuple[int, ...]) -> np.ndarray:
+    return np.array([(*values, 0, 0)], ORDER)[0]
+
+
+@given(ORDERS, ORDERS)
+def test_a_row_is_replaced_only_when_no_component_goes_back_and_one_advances(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    features, embedding = (b[:3] > a[:3]) - (b[:3] < a[:3]), (b[3:] > a[3:]) - (b[3:] < a[3:])
+    assert bool(is_newer(order_of(b), order_of(a))) == (features >= 0 and embedding >= 0 and features + embedding > 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_the_merged_view_is_a_dictionary_with_increments_over_the_full_part(kind: IdKind, data: st.DataObject) -> None:
+    every = keys_of(kind, 30)
+    full_keys = data.draw(st.sets(st.sampled_from(every)))
+    changed = data.draw(st.dictionaries(st.sampled_from(every), st.booleans()))
+    rows, orders = block_of(kind, 30, seed=1), block_of(kind, 30).orders
+    at = {k: i for i, k in enumerate(every)}
+    blocks, ordered = [], sorted(full_keys)
+    for start in range(0, len(ordered), 4):
+        part = [at[k] for k in ordered[start : start + 4]]
+        blocks.append(RowBlock([every[i] for i in part], orders[part], rows.rows[part]))
+    dead = orders.copy()
+    dead["dead"] = 1
+    increments = [
+        (k, encode_increment(orders[at[k]], rows.rows[-1 - at[k]]) if alive else encode_increment(dead[at[k]], None))
+        for k, alive in sorted(changed.items())
+    ]
+    expected = {k: rows.rows[at[k]].tobytes() for k in full_keys} | {
+        k: rows.rows[-1 - at[k]].tobytes() for k, alive in changed.items() if alive
+    }
+    for key, alive in changed.items():
+        if not alive:
+            expected.pop(key, None)
+    merged = [(k, b.rows[i].tobytes()) for b in merge_parts(layout(kind), blocks, increments) for i, k in enumerate(b.keys)]
+    assert merged == sorted(expected.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_digest_does_not_see_how_rows_are_cut_and_sees_one_changed_row(kind: IdKind) -> None:
+    def digest(*blocks: RowBlock) -> tuple[int, str, str]:
+        of = ShardDigest(layout(kind), "m", "l")
+        for b in blocks:
+            of.update(b)
+        return of.rows, of.hexdigest, of.data_hexdigest
+
+    whole = block_of(kind, 10)
+    halves = [RowBlock(whole.keys[a:b], whole.orders[a:b], whole.rows[a:b]) for a, b in ((0, 3), (3, 10))]
+    assert digest(whole) == digest(*halves)
+    other = whole.rows.copy()
+    other["category"][4] += 1
+    changed = digest(RowBlock(whole.keys, whole.orders, other))
+    assert changed[1] != digest(whole)[1] and changed[2] == digest(whole)[2]
+    inputs = whole.orders.copy()
+    inputs["input_hash"][4] += 1
+    assert digest(RowBlock(whole.keys, inputs, whole.rows))[2] != digest(whole)[2]

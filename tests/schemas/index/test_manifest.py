@@ -1,0 +1,41 @@
+"""Seals and manifests: they survive JSON, and a changed byte is found."""
+
+import pytest
+
+from schemas.errors import Corrupted, Incompatible
+from schemas.index.layout import row_layout
+from schemas.index.manifest import Manifest, Part, PartFile, Seal, decode_manifest, decode_seal, encode_manifest, encode_seal, token_of
+from tests.schemas.catalogue import small_spec
+
+
+def seal(shard: int) -> Seal:
+    full = Part(f"versions/7/full/{shard:05d}-0", (PartFile("000001.sst", 10, "c" * 64),), rows=3)
+    return Seal(shard, full, Part("", (), 0), 5, {"item-features": 3, "new-items": 4}, 3, f"{shard:032x}", "d" * 32, "cpu")
+
+
+MANIFEST = Manifest(7, 1, "m", "a" * 64, "b" * 16, "l", "cpu", row_layout(small_spec()), (seal(0), seal(1)), 1)
+
+
+def test_a_manifest_survives_json() -> None:
+    assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST and decode_seal(encode_seal(seal(3))) == seal(3)
+    assert MANIFEST.rows == 6 and MANIFEST.digest != MANIFEST.data_digest
+
+
+def test_a_manifest_that_is_not_the_published_one_is_corrupted() -> None:
+    with pytest.raises(Corrupted, match="publish entry"):
+        decode_manifest(encode_manifest(MANIFEST), expected_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -1])
+def test_a_cut_manifest_is_corrupted(cut: int) -> None:
+    with pytest.raises(Corrupted, match="bad_manifest"):
+        decode_manifest(encode_manifest(MANIFEST)[:cut])
+
+
+def test_another_format_is_incompatible() -> None:
+    with pytest.raises(Incompatible, match="format"):
+        decode_manifest(encode_manifest(MANIFEST).replace(b'"format":1', b'"format":2'))
+
+
+def test_a_token_names_version_revision_and_manifest() -> None:
+    assert str(token_of(7, 1, "0123456789abcdef")) == "7.1-01234567"

@@ -57,8 +57,8 @@ class IndexSettings(Section):
     """Where the versions are, and the identity of the index (written once into its control log; protocol A1)."""
 
     store: str = Field(default_factory=lambda: str(user_data_dir() / "index"))
-    shards: int = Field(4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
-    user_partitions: int = Field(4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
+    shards: int = Field(default=4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
+    user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
     id_kind: Literal["int64", "text"] = "int64"
 
 
@@ -131,7 +131,7 @@ def _load(
             merged.setdefault(section, {})[name] = value
             origins[section, name] = origin if origin != "environment" else f"environment {_variable(section, name)}"
     try:
-        return cast(SettingsType, kind.model_validate(merged)), origins
+        return kind.model_validate(merged), origins
     except ValidationError as error:
         raise _misfit(error, origins) from error
 

@@ -8,6 +8,7 @@ a guess from a process id that the system may have given to somebody else.
 import fcntl
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,8 @@ from schemas.errors import Misconfigured
 
 RECORD_NAME = "broker.json"
 LOCK_NAME = "broker.lock"
+# `is_held` holds the lock for a moment to probe it; a start waits that out before it takes the directory for another broker's.
+_PROBES_S_MAX = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,12 @@ def take_lock(data_dir: Path) -> IO[bytes] | None:
     """The open, locked file of `data_dir`, or None when a broker holds it. The lock lives until every copy of the file is closed."""
     data_dir.mkdir(parents=True, exist_ok=True)
     file = (data_dir / LOCK_NAME).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
+    end = time.monotonic() + _PROBES_S_MAX
+    while not _try_lock(file.fileno(), fcntl.LOCK_EX):
+        if time.monotonic() > end:
+            file.close()
+            return None
+        time.sleep(0.01)
     return file
 
 
@@ -68,12 +72,17 @@ def is_held(data_dir: Path) -> bool:
         return False
     try:
         # A shared probe: two of them at once do not take each other for a broker.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def running_broker(data_dir: Path) -> BrokerRecord | None:

@@ -1,0 +1,45 @@
+"""How a run of records becomes micro-batches: what is a duplicate, what is a hole, where to cut (protocol A8). Pure.
+
+Bounds: a micro-batch is one RocksDB WriteBatch of at most WRITE_BATCH_UPDATES_MAX updates, because a larger one holds the interpreter too long.
+A record is never cut: its updates share one offset, and the next offset is written with them.
+"""
+
+from collections.abc import Sequence
+
+from schemas.errors import Incompatible
+from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
+
+assert UPDATES_PER_RECORD_MAX <= WRITE_BATCH_UPDATES_MAX
+
+
+def plan_fresh(topic: str, partition: int, next_offset: int, offsets: Sequence[int]) -> list[int]:
+    """Positions in `offsets` of the records that are new: below `next_offset` is a duplicate and dropped, each next one must follow without a gap.
+
+    Raises Incompatible (`offset_gap`): a topic that is not compacted has no holes.
+    """
+    fresh = []
+    for position, offset in enumerate(offsets):
+        if offset < next_offset:
+            continue
+        if offset > next_offset:
+            raise Incompatible(
+                "offset_gap",
+                f"{topic}[{partition}] jumps from offset {next_offset} to {offset}: records are missing (a transactional producer, or a lost "
+                "segment); publish without transactions, or restore the shard from a snapshot",
+            )
+        fresh.append(position)
+        next_offset += 1
+    return fresh
+
+
+def plan_batches(updates: Sequence[int], updates_max: int = WRITE_BATCH_UPDATES_MAX) -> list[slice]:
+    """Cuts records, given as their numbers of updates, into runs of at most `updates_max` updates; a larger single record stands alone."""
+    cuts, start, size = [], 0, 0
+    for position, count in enumerate(updates):
+        if position > start and size + count > updates_max:
+            cuts.append(slice(start, position))
+            start, size = position, 0
+        size += count
+    if start < len(updates):
+        cuts.append(slice(start, len(updates)))
+    return cuts

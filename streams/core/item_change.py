@@ -1,0 +1,83 @@
+"""What one micro-batch does to one item: its components before and after, and every step between (protocol A3, A9).
+
+Here: the fold of a batch's updates of one item, and what they make stale for a model. Not here: the fold rule (item_state.py), the dependency
+table (stale.py), rows (streams/shard_rows.py).
+Invariant: `stale` and `is_tombstone` look at every step, never only at the first and last state (stale.py says why).
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from streams.core.item_state import (
+    EmbeddingUpdate,
+    FeaturesUpdate,
+    StoredEmbedding,
+    StoredFeatures,
+    decode_raw_features,
+    fold_embedding,
+    fold_features,
+)
+from streams.core.stale import EVERYTHING, Dependencies, Stale
+
+
+class ItemChange:
+    """One item in one micro-batch. `before_*` as stored, `features` and `embedding` as they are after the updates taken so far."""
+
+    def __init__(self, key: bytes, features: StoredFeatures | None, embedding: StoredEmbedding | None) -> None:
+        self.key = key
+        self.before_features, self.before_embedding = features, embedding
+        self.features, self.embedding = features, embedding
+        self._steps: list[tuple[StoredFeatures | None, StoredFeatures]] = []
+        self._embedding_changed = False
+
+    def take(self, update: FeaturesUpdate | EmbeddingUpdate) -> bool:
+        """Folds an update in. False: it is superseded and changed nothing."""
+        if isinstance(update, FeaturesUpdate):
+            features = fold_features(self.features, update)
+            if features is None:
+                return False
+            self._steps.append((self.features, features))
+            self.features = features
+            return True
+        embedding = fold_embedding(self.embedding, update)
+        if embedding is None:
+            return False
+        self._embedding_changed |= self.embedding is None or self.embedding.values != embedding.values
+        self.embedding = embedding
+        return True
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the item has a row: live features. An embedding alone is only stored."""
+        return self.features is not None and not self.features.dead
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the batch must tell readers that the item is gone."""
+        if self.features is None or not self.features.dead:
+            return False
+        return any(before is None or before.dead != after.dead for before, after in self._steps)
+
+    def stale(self, dependencies: Dependencies) -> Stale:
+        """What of a live item's row the batch made stale."""
+        stale = dependencies.by_embedding if self._embedding_changed else Stale.NOTHING
+        for before, after in self._steps:
+            if before is None or before.dead != after.dead:
+                return EVERYTHING
+            if before.raw != after.raw:
+                stale |= dependencies.by_features(decode_raw_features(before.raw), decode_raw_features(after.raw))
+        return stale
+
+    @cached_property
+    def raw_features(self) -> Mapping[str, Any]:
+        """The features of a live item; to be asked when the batch is folded."""
+        assert self.features is not None and not self.features.dead
+        return decode_raw_features(self.features.raw)
+
+    @property
+    def embedding_values(self) -> np.ndarray | None:
+        """float32 [mm_width], or None."""
+        return None if self.embedding is None else np.frombuffer(self.embedding.values, np.float32)

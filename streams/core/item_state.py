@@ -1,0 +1,136 @@
+"""The state of one item in a shard: two components, each with one source topic, and the fold of updates into them (protocol A3, A4).
+
+Here: the components, their bytes, and what an update does to them. Not here: decoding of records (streams/shard_decode.py), rows of a version
+(streams/shard_rows.py), storage (streams/shard.py).
+Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or
+redelivery folds to the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that
+keeps its order; it never touches the embedding.
+Source: design.md section 4; LWW register (Shapiro et al. 2011) per component.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import Corrupted
+from schemas.index.layout import ORDER, input_hash
+
+FeaturesOrder = tuple[int, int, int]  # event version, offset, index in the record
+EmbeddingOrder = tuple[int, int]  # offset, index in the record
+NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
+
+_FEATURES_HEADER = struct.Struct("<qqHB")  # version, offset, index, dead; then the JSON bytes
+_EMBEDDING_HEADER = struct.Struct("<qH")  # offset, index; then float32 values
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFeatures:
+    """The features component: its order, whether it is a delete marker, and the features as canonical JSON bytes (empty when dead)."""
+
+    order: FeaturesOrder
+    dead: bool
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEmbedding:
+    """The embedding component: its order and the float32 values as bytes."""
+
+    order: EmbeddingOrder
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesUpdate:
+    """One accepted update of item-features. `version` None: a record with a key and no value, which deletes at the version stored so far."""
+
+    key: bytes
+    version: int | None
+    offset: int
+    index: int
+    dead: bool
+    raw: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingUpdate:
+    """One accepted update of new-items."""
+
+    key: bytes
+    offset: int
+    index: int
+    values: bytes
+
+
+def encode_raw_features(features: Mapping[str, Any]) -> bytes:
+    """Features as canonical JSON: equal features give equal bytes, whatever the order of names in the event."""
+    return json.dumps(features, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode_raw_features(raw: bytes) -> dict[str, Any]:
+    """The inverse of `encode_raw_features`."""
+    decoded: dict[str, Any] = json.loads(raw)
+    return decoded
+
+
+def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
+    """The component after an update, or None when the update is superseded (I1: it is counted, and nothing changes)."""
+    version = update.version
+    if version is None:
+        version = stored.order[0] if stored is not None else 0
+    order = (version, update.offset, update.index)
+    if stored is not None and order <= stored.order:
+        return None
+    return StoredFeatures(order, update.dead, update.raw)
+
+
+def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> StoredEmbedding | None:
+    """The component after an update, or None when the update is superseded."""
+    order = (update.offset, update.index)
+    if stored is not None and order <= stored.order:
+        return None
+    return StoredEmbedding(order, update.values)
+
+
+def encode_features_component(component: StoredFeatures) -> bytes:
+    """Value in the column family `features`."""
+    return _FEATURES_HEADER.pack(*component.order, component.dead) + component.raw
+
+
+def decode_features_component(value: bytes) -> StoredFeatures:
+    """Raises Corrupted (`bad_features_component`)."""
+    if len(value) < _FEATURES_HEADER.size:
+        raise Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {_FEATURES_HEADER.size}")
+    version, offset, index, dead = _FEATURES_HEADER.unpack_from(value)
+    return StoredFeatures((version, offset, index), bool(dead), value[_FEATURES_HEADER.size :])
+
+
+def encode_embedding_component(component: StoredEmbedding) -> bytes:
+    """Value in the column family `embeddings`."""
+    return _EMBEDDING_HEADER.pack(*component.order) + component.values
+
+
+def decode_embedding_component(value: bytes) -> StoredEmbedding:
+    """Raises Corrupted (`bad_embedding_component`)."""
+    if len(value) < _EMBEDDING_HEADER.size or (len(value) - _EMBEDDING_HEADER.size) % 4:
+        raise Corrupted(
+            "bad_embedding_component", f"embedding component of {len(value)} bytes, expected {_EMBEDDING_HEADER.size} + 4 a number"
+        )
+    offset, index = _EMBEDDING_HEADER.unpack_from(value)
+    return StoredEmbedding((offset, index), value[_EMBEDDING_HEADER.size :])
+
+
+def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
+    """The order of an item's row or tombstone, as the fields of one ORDER element. A tombstone has no input hash."""
+    values = embedding.values if embedding is not None else b""
+    inputs = 0 if features.dead else input_hash(features.raw, values)
+    return (*features.order, *(embedding.order if embedding is not None else NO_EMBEDDING_ORDER), inputs, int(features.dead))
+
+
+def encode_orders(orders: list[tuple[int, int, int, int, int, int, int]]) -> np.ndarray:
+    """ORDER array [R] of R tuples of `order_of`."""
+    return np.array(orders, ORDER)

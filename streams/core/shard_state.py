@@ -1,0 +1,117 @@
+"""What a shard knows about itself besides its items: next offsets, counters, sequences, its versions, its identity; and their bytes.
+
+Here: values and their JSON. Not here: items (item_state.py), what is waiting to be sent (outbox.py), storage (streams/shard.py).
+Invariant (I1): per topic consumed = applied + superseded + dead_lettered, counted in updates, written in the batch that does them.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.errors import Corrupted
+from schemas.index.control import Init
+from schemas.index.layout import FORMAT
+from schemas.index.manifest import Part, PartFile
+from schemas.topics import SHARD_TOPICS
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCounts:
+    """Updates of one topic: what came in and what became of each."""
+
+    consumed: int = 0
+    applied: int = 0
+    superseded: int = 0
+    dead_lettered: int = 0
+
+    def __add__(self, other: "TopicCounts") -> "TopicCounts":
+        return TopicCounts(
+            self.consumed + other.consumed,
+            self.applied + other.applied,
+            self.superseded + other.superseded,
+            self.dead_lettered + other.dead_lettered,
+        )
+
+
+Counters = Mapping[str, TopicCounts]  # by topic
+
+
+@dataclass(frozen=True)
+class ShardVersion:
+    """One version that this shard keeps rows for (its `building v`, and what came after).
+
+    behind                 the worker's encoder is another one than the version's: components go on, rows do not (B5)
+    want_end_offsets       end of the partitions when the shard first saw the version: it seals only after them (B7)
+    building_from_offsets  next offsets when its increments began: a full part must not be older (B6)
+    full                   its full part once built; sealed_revision: last revision this shard has sealed, -1 = none
+    """
+
+    version: int
+    checkpoint_sha256: str
+    encoder_fingerprint: str
+    behind: bool = False
+    want_end_offsets: Mapping[str, int] = field(default_factory=dict)
+    building_from_offsets: Mapping[str, int] = field(default_factory=dict)
+    full: Part | None = None
+    sealed_revision: int = -1
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """What changes with every micro-batch. `source_ms` is the record time of the newest source record, 0 before the first."""
+
+    next_offsets: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(SHARD_TOPICS, 0))
+    counters: Counters = field(default_factory=lambda: {topic: TopicCounts() for topic in SHARD_TOPICS})
+    next_outbox: int = 0
+    next_delta: int = 0
+    source_ms: int = 0
+
+    @property
+    def delta_offsets(self) -> tuple[int, int]:
+        """Next offsets in the order of a delta header."""
+        return self.next_offsets[SHARD_TOPICS[0]], self.next_offsets[SHARD_TOPICS[1]]
+
+
+def encode_shard_state(state: ShardState) -> bytes:
+    """JSON of a state."""
+    return json.dumps(dataclasses.asdict(state), sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode_shard_state(raw: bytes) -> ShardState:
+    """Raises Corrupted (`bad_shard_state`)."""
+    try:
+        fields = json.loads(raw)
+        counters = {topic: TopicCounts(**counts) for topic, counts in fields.pop("counters").items()}
+        return ShardState(counters=counters, **fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupted("bad_shard_state", f"the state of the shard does not read: {error}; set its directory aside and rebuild") from error
+
+
+def encode_shard_version(version: ShardVersion) -> bytes:
+    """JSON of a version's entry."""
+    return json.dumps(dataclasses.asdict(version), sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode_shard_version(raw: bytes) -> ShardVersion:
+    """Raises Corrupted (`bad_shard_version`)."""
+    try:
+        fields = json.loads(raw)
+        full = fields.pop("full")
+        part = None if full is None else Part(**{**full, "files": tuple(PartFile(**f) for f in full["files"])})
+        return ShardVersion(full=part, **fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}") from error
+
+
+def encode_identity(number: int, init: Init) -> bytes:
+    """What a directory belongs to: the shard's number, N, id kind, format, topics (A1). Another identity is another index."""
+    identity: dict[str, Any] = {
+        "format": FORMAT,
+        "shard": number,
+        "shards": init.shards,
+        "id_kind": str(init.id_kind),
+        "topics": {topic: [init.topics.get(topic, topic), init.topic_ids.get(topic, "")] for topic in SHARD_TOPICS},
+    }
+    return json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,384 @@
+"""A shard: partition p of item-features and new-items, held in one RocksDB directory with one owner (design.md section 4).
+
+    features     index key -> features component            embeddings  index key -> embedding component
+    increments   version (u64 big-endian) + index key -> order and row, of every version that receives increments
+    outbox       sequence -> message that is owed to Kafka   meta        state, identity, one entry a version
+
+Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), its versions, its
+outbox. Not here: decoding (shard_decode.py), rows (shard_rows.py), the serial task (shard_task.py), start checks (shard_start.py), reading a checkpoint
+(shard_reader.py).
+Invariants: nothing outside this directory is ever the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1);
+same log, same offsets: same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
+"""
+
+import dataclasses
+import importlib.metadata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.clock import Clock
+from infra.kafka.dead_letters import encode_dead_letter
+from infra.kafka.reader import SourceRecord
+from infra.rocks import Batch, Database, open_database
+from schemas.errors import Incompatible, Unavailable
+from schemas.index.control import Init
+from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta, plan_delta_records
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, SHARD_TOPICS
+from streams.core.batching import plan_batches, plan_fresh
+from streams.core.item_change import ItemChange
+from streams.core.item_state import (
+    EmbeddingUpdate,
+    FeaturesUpdate,
+    decode_embedding_component,
+    decode_features_component,
+    encode_embedding_component,
+    encode_features_component,
+)
+from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
+from streams.core.shard_state import (
+    Counters,
+    ShardState,
+    ShardVersion,
+    TopicCounts,
+    decode_shard_state,
+    decode_shard_version,
+    encode_identity,
+    encode_shard_state,
+    encode_shard_version,
+)
+from streams.core.stale import dependencies_of
+from streams.shard_decode import DecodedRecord, decode_source_record
+from streams.shard_rows import RowEncoder, encode_row_changes
+
+FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META = "features", "embeddings", "increments", "outbox", "meta"
+COLUMN_FAMILIES = (FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META)
+STATE_KEY, IDENTITY_KEY, VERSION_PREFIX = b"state", b"identity", b"version/"
+WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What one call of `apply` did: counts by topic, work by cause, and what it put into the outbox."""
+
+    counts: dict[str, TopicCounts] = field(default_factory=dict)
+    work: Counter[str] = field(default_factory=Counter)
+    dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, disposition)
+    outbox: list[OutboxEntry] = field(default_factory=list)
+
+    @property
+    def updates(self) -> int:
+        """Updates consumed."""
+        return sum(c.consumed for c in self.counts.values())
+
+
+def increment_prefix(version: int) -> bytes:
+    """Start of a version's keys in `increments`; the prefix of version + 1 is their end."""
+    return version.to_bytes(8, "big")
+
+
+def open_shard(directory: Path, number: int, init: Init, clock: Clock) -> "Shard":
+    """Opens or creates the directory of shard `number`. Raises Incompatible (`other_shard`) if it belongs to another index or shard."""
+    database = open_database(directory, COLUMN_FAMILIES)
+    try:
+        return Shard(database, number, init, clock)
+    except BaseException:
+        database.close()
+        raise
+
+
+class Shard:
+    """See the module. `versions` are those this shard keeps rows for; encoders are attached after a reopen."""
+
+    def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
+        self.number, self.init = number, init
+        self._database, self._clock = database, clock
+        self._encoders: dict[int, RowEncoder] = {}
+        self._watermark_at = float("-inf")
+        self._watermarked: ShardState | None = None
+        self._check_identity()
+        raw = database.get(META, STATE_KEY)
+        self.state = ShardState() if raw is None else decode_shard_state(raw)
+        entries = database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
+        self._versions = {v.version: v for v in sorted((decode_shard_version(raw) for _, raw in entries), key=lambda v: v.version)}
+
+    def _check_identity(self) -> None:
+        expected, found = encode_identity(self.number, self.init), self._database.get(META, IDENTITY_KEY)
+        if found is None:
+            batch = self._database.new_batch()
+            batch.put(META, IDENTITY_KEY, expected)
+            self._database.write(batch, sync=True)
+        elif found != expected:
+            raise Incompatible(
+                "other_shard",
+                f"{self._database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory",
+            )
+
+    # --- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> Path:
+        """Its RocksDB directory."""
+        return self._database.path
+
+    @property
+    def next_offsets(self) -> dict[str, int]:
+        """Next offset per source topic: everything before is in the shard."""
+        return dict(self.state.next_offsets)
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of updates per topic since offset 0."""
+        return self.state.counters
+
+    @property
+    def versions(self) -> Mapping[int, ShardVersion]:
+        """The versions of this shard, by number, ascending."""
+        return dict(self._versions)
+
+    def needs_encoders(self) -> list[ShardVersion]:
+        """Versions that receive increments and have no encoder yet: nothing can be applied before they are attached."""
+        return [v for v in self._versions.values() if not v.behind and v.version not in self._encoders]
+
+    # --- a micro-batch ---------------------------------------------------------------------------------------------
+
+    def apply(self, records: Sequence[SourceRecord]) -> BatchResult:
+        """Applies records, each topic's in offset order: one WriteBatch, or several where there are more than WRITE_BATCH_UPDATES_MAX updates.
+
+        Records below the next offset are dropped. Raises Incompatible (`offset_gap`) and Unavailable (`encoder_missing`) before anything is written.
+        """
+        missing = self.needs_encoders()
+        if missing:
+            raise Unavailable("encoder_missing", f"shard {self.number} has no encoder for versions {[v.version for v in missing]} yet")
+        decoded = [decode_source_record(r, self.init.id_kind, self.init.shards) for r in self._fresh(records)]
+        result = BatchResult()
+        for cut in plan_batches([len(d) for d in decoded]):
+            self._write_micro_batch(decoded[cut], result)
+        return result
+
+    def _fresh(self, records: Sequence[SourceRecord]) -> list[SourceRecord]:
+        kept: set[int] = set()
+        for topic in SHARD_TOPICS:
+            places = [i for i, r in enumerate(records) if r.topic == topic]
+            fresh = plan_fresh(topic, self.number, self.state.next_offsets[topic], [records[i].offset for i in places])
+            kept.update(places[i] for i in fresh)
+        return [r for i, r in enumerate(records) if i in kept]
+
+    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult) -> None:
+        items = self._load([u for d in decoded for u in d.updates])
+        counts = {topic: TopicCounts() for topic in SHARD_TOPICS}
+        for one in decoded:
+            counts[one.record.topic] += _take(one, items)
+        batch = self._database.new_batch()
+        outgoing = _Outgoing(self.state.next_outbox, self.state.next_delta)
+        self._add_dead_letters(decoded, outgoing, result)
+        after = self._advanced(decoded, counts)
+        self._put_components(batch, items.values())
+        self._put_rows(batch, list(items.values()), after, outgoing, result)
+        self._commit(batch, after, outgoing)
+        for topic, count in counts.items():
+            result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
+        result.outbox += outgoing.entries
+
+    def _load(self, updates: Sequence[FeaturesUpdate | EmbeddingUpdate]) -> dict[bytes, ItemChange]:
+        """The stored components of every item that the updates touch."""
+        keys = list(dict.fromkeys(u.key for u in updates))
+        features, embeddings = self._database.multi_get(FEATURES, keys), self._database.multi_get(EMBEDDINGS, keys)
+        return {
+            key: ItemChange(key, None if f is None else decode_features_component(f), None if e is None else decode_embedding_component(e))
+            for key, f, e in zip(keys, features, embeddings, strict=True)
+        }
+
+    def _advanced(self, decoded: Sequence[DecodedRecord], counts: Mapping[str, TopicCounts]) -> ShardState:
+        next_offsets = {**self.state.next_offsets, **{d.record.topic: d.record.offset + 1 for d in decoded}}
+        source_ms = max([self.state.source_ms, *(d.record.timestamp_ms for d in decoded)])
+        counters = {topic: self.state.counters[topic] + count for topic, count in counts.items()}
+        return dataclasses.replace(self.state, next_offsets=next_offsets, counters=counters, source_ms=source_ms)
+
+    def _add_dead_letters(self, decoded: Sequence[DecodedRecord], outgoing: "_Outgoing", result: BatchResult) -> None:
+        for one in decoded:
+            for rejection in one.rejected:
+                key, value, headers = encode_dead_letter(one.record, rejection, code_version())
+                outgoing.add(DEAD_LETTER_PREFIX + one.record.topic, None, key, value, tuple(headers))
+                result.dead_letters[one.record.topic, rejection.disposition] += 1
+
+    def _put_components(self, batch: Batch, items: Iterable[ItemChange]) -> None:
+        for item in items:
+            if item.features is not None and item.features is not item.before_features:
+                batch.put(FEATURES, item.key, encode_features_component(item.features))
+            if item.embedding is not None and item.embedding is not item.before_embedding:
+                batch.put(EMBEDDINGS, item.key, encode_embedding_component(item.embedding))
+
+    def _put_rows(self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: "_Outgoing", result: BatchResult) -> None:
+        """Rows and deltas for EVERY version that receives increments."""
+        for version, encoder in sorted(self._encoders.items()):
+            prefix = increment_prefix(version)
+            rows = encode_row_changes(
+                encoder,
+                dependencies_of(encoder.spec.schema),
+                items,
+                lambda keys, prefix=prefix: self._database.multi_get(INCREMENTS, [prefix + k for k in keys]),
+            )
+            for key, value in rows.changes:
+                batch.put(INCREMENTS, prefix + key, value)
+            if rows.changes:
+                self._add_deltas(version, rows.changes, after, outgoing)
+            result.work += rows.work
+        self._add_watermark_if_due(after, outgoing)
+
+    def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: "_Outgoing") -> None:
+        """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""
+        header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
+        records = plan_delta_records(header, changes)
+        for record in records[:-1]:
+            earlier = dataclasses.replace(record.header, next_offsets=self.state.delta_offsets)
+            self._add_delta(dataclasses.replace(record, header=earlier), outgoing)
+        self._add_delta(records[-1], outgoing)
+
+    def _add_delta(self, record: DeltaRecord, outgoing: "_Outgoing") -> None:
+        outgoing.add(INDEX_DELTAS, self.number, None, encode_delta(self.init.id_kind, record), ())
+        outgoing.next_delta += 1
+
+    def _add_watermark_if_due(self, after: ShardState, outgoing: "_Outgoing") -> None:
+        now = self._clock.monotonic()
+        if now - self._watermark_at >= WATERMARK_EVERY_S:
+            header = DeltaHeader(WATERMARK_VERSION, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
+            self._add_delta(DeltaRecord(header, ()), outgoing)
+            self._watermark_at = now
+            self._watermarked = after
+
+    def _commit(self, batch: Batch, after: ShardState, outgoing: "_Outgoing", sync: bool = False) -> None:
+        """The one place where the shard moves on: outbox and state join the batch, which is written whole."""
+        for entry in outgoing.entries:
+            batch.put(OUTBOX, encode_outbox_key(entry.sequence), encode_outbox_entry(entry))
+        after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
+        batch.put(META, STATE_KEY, encode_shard_state(after))
+        self._database.write(batch, sync=sync)
+        self.state = after
+
+    def watermark_due_in_s(self) -> float | None:
+        """Seconds until `write_watermark` should be called, None if readers were told about all offsets (B16)."""
+        if self._watermarked is not None and self._watermarked.next_offsets == self.state.next_offsets:
+            return None
+        return max(0.0, self._watermark_at + WATERMARK_EVERY_S - self._clock.monotonic())
+
+    def write_watermark(self) -> list[OutboxEntry]:
+        """Puts the source offsets into the outbox if readers lack them and the last time was long enough ago."""
+        due = self.watermark_due_in_s()
+        if due is None or due > 0:
+            return []
+        outgoing = _Outgoing(self.state.next_outbox, self.state.next_delta)
+        self._add_watermark_if_due(self.state, outgoing)
+        self._commit(self._database.new_batch(), self.state, outgoing)
+        return outgoing.entries
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def start_version(self, encoder: RowEncoder, want_end_offsets: Mapping[str, int], *, behind: bool = False) -> ShardVersion:
+        """Writes `building v`: from the next micro-batch on its rows and deltas are written. Synced; a checkpoint taken after it holds it (B6).
+
+        behind: this worker's encoder has another fingerprint than the version; components go on, its rows do not (B5).
+        """
+        started = ShardVersion(
+            encoder.version, encoder.checkpoint_sha256, encoder.fingerprint, behind, dict(want_end_offsets), dict(self.state.next_offsets)
+        )
+        batch = self._database.new_batch()
+        batch.delete_range(INCREMENTS, increment_prefix(started.version), increment_prefix(started.version + 1))
+        self._put_version(batch, started)
+        if not behind:
+            self._encoders[started.version] = encoder
+        return started
+
+    def attach_encoder(self, encoder: RowEncoder) -> None:
+        """After a reopen: the encoder of a version that is in `needs_encoders`. Raises Incompatible (`other_encoder`)."""
+        known = self._versions[encoder.version]
+        if (known.checkpoint_sha256, known.encoder_fingerprint) != (encoder.checkpoint_sha256, encoder.fingerprint):
+            raise Incompatible(
+                "other_encoder",
+                f"version {encoder.version} of shard {self.number} was written by checkpoint {known.checkpoint_sha256[:12]} on "
+                f"{known.encoder_fingerprint}, this encoder is {encoder.checkpoint_sha256[:12]} on {encoder.fingerprint}; mark it behind",
+            )
+        self._encoders[encoder.version] = encoder
+
+    def update_version(self, version: int, **fields: Any) -> ShardVersion:
+        """Replaces fields of a version's entry, synced. `behind=True` also stops its increments."""
+        updated = dataclasses.replace(self._versions[version], **fields)
+        self._put_version(self._database.new_batch(), updated)
+        if updated.behind:
+            self._encoders.pop(version, None)
+        return updated
+
+    def stop_version(self, version: int) -> None:
+        """Forgets a version and its increments."""
+        batch = self._database.new_batch()
+        batch.delete(META, _version_key(version))
+        batch.delete_range(INCREMENTS, increment_prefix(version), increment_prefix(version + 1))
+        self._database.write(batch, sync=True)
+        self._versions.pop(version, None)
+        self._encoders.pop(version, None)
+
+    def _put_version(self, batch: Batch, version: ShardVersion) -> None:
+        batch.put(META, _version_key(version.version), encode_shard_version(version))
+        self._database.write(batch, sync=True)
+        self._versions = dict(sorted({**self._versions, version.version: version}.items()))
+
+    # --- outbox, checkpoint, end -------------------------------------------------------------------------------------
+
+    def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
+        """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max`."""
+        scan = self._database.scan(OUTBOX, encode_outbox_key(after + 1))
+        try:
+            return [decode_outbox_entry(key, raw) for key, raw in _first(scan, entries_max)]
+        finally:
+            scan.close()
+
+    def confirm_outbox(self, up_to_sequence: int) -> None:
+        """Removes entries up to and with `up_to_sequence`: the broker has them."""
+        self._database.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
+
+    def create_checkpoint(self, directory: Path) -> None:
+        """A consistent copy of everything at this moment, for builders and seals: hard links, milliseconds."""
+        self._database.create_checkpoint(directory)
+
+    def recover(self) -> None:
+        """Reopens the database: the way out of a full disk, after which every write fails otherwise."""
+        self._database.reopen()
+
+    def close(self) -> None:
+        """Frees the directory."""
+        self._database.close()
+
+
+class _Outgoing:
+    """Outbox entries of one WriteBatch, numbered on."""
+
+    def __init__(self, next_sequence: int, next_delta: int) -> None:
+        self.next_sequence, self.next_delta = next_sequence, next_delta
+        self.entries: list[OutboxEntry] = []
+
+    def add(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes], ...]
+    ) -> None:
+        self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
+        self.next_sequence += 1
+
+
+def _take(decoded: DecodedRecord, items: Mapping[bytes, ItemChange]) -> TopicCounts:
+    applied = sum(items[update.key].take(update) for update in decoded.updates)
+    return TopicCounts(len(decoded), applied, len(decoded.updates) - applied, len(decoded.rejected))
+
+
+def _first(scan: Iterable[tuple[bytes, bytes]], count: int) -> Iterable[tuple[bytes, bytes]]:
+    for _, item in zip(range(count), scan, strict=False):
+        yield item
+
+
+def _version_key(version: int) -> bytes:
+    return VERSION_PREFIX + b"%019d" % version
+
+
+def code_version() -> str:
+    """Version of this code, as dead letters name it."""
+    return importlib.metadata.version("aif")

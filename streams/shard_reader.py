@@ -1,0 +1,99 @@
+"""A shard's checkpoint directory, read: items in key order, increments of a version, offsets and counts of that one moment.
+
+Here: `ShardReader`. Not here: who takes the checkpoint (streams/builder.py, streams/sealer.py). Two reads of a live shard disagree; a seal or a build
+therefore reads only from a checkpoint (protocol B8). The directory must be private and writable (infra/rocks.py says why).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from infra.rocks import Database, open_read_only
+from schemas.errors import Corrupted
+from streams.core.item_state import (
+    decode_embedding_component,
+    decode_features_component,
+    decode_raw_features,
+    encode_orders,
+    order_of,
+)
+from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
+from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """A live item: index key, order (one ORDER element), raw features, embedding float32 [mm_width] or None."""
+
+    key: bytes
+    order: np.ndarray
+    raw_features: dict[str, Any]
+    embedding: np.ndarray | None
+
+
+class ShardReader:
+    """A read-only view of one moment of a shard. Close it before the directory is removed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        raw = database.get(META, STATE_KEY)
+        self.state = ShardState() if raw is None else decode_shard_state(raw)
+
+    @property
+    def next_offsets(self) -> dict[str, int]:
+        """Next offset per source topic at the checkpoint."""
+        return dict(self.state.next_offsets)
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of updates per topic at the checkpoint."""
+        return self.state.counters
+
+    @property
+    def versions(self) -> dict[int, ShardVersion]:
+        """The shard's versions at the checkpoint."""
+        entries = self._database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
+        return {v.version: v for v in (decode_shard_version(raw) for _, raw in entries)}
+
+    def scan_items(self, start_key: bytes = b"", end_key: bytes | None = None) -> Iterator[StoredItem]:
+        """Live items with start_key <= key < end_key, in key order."""
+        embeddings = self._database.scan(EMBEDDINGS, start_key, end_key)
+        head = next(embeddings, None)
+        for key, raw in self._database.scan(FEATURES, start_key, end_key):
+            while head is not None and head[0] < key:
+                head = next(embeddings, None)
+            features = decode_features_component(raw)
+            if features.dead:
+                continue
+            embedding = decode_embedding_component(head[1]) if head is not None and head[0] == key else None
+            values = None if embedding is None else np.frombuffer(embedding.values, np.float32)
+            yield StoredItem(key, encode_orders([order_of(features, embedding)])[0], decode_raw_features(features.raw), values)
+
+    def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
+        """(index key, increment value) of a version in key order, tombstones included."""
+        prefix = increment_prefix(version)
+        for key, value in self._database.scan(INCREMENTS, prefix, increment_prefix(version + 1)):
+            yield key[len(prefix) :], value
+
+    def close(self) -> None:
+        """Frees the directory."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_shard_reader(checkpoint_dir: Path) -> ShardReader:
+    """Opens a checkpoint of a shard. Raises Corrupted (`not_a_shard`)."""
+    database = open_read_only(checkpoint_dir)
+    missing = {FEATURES, EMBEDDINGS, INCREMENTS, META} - set(database.column_families)
+    if missing:
+        database.close()
+        raise Corrupted("not_a_shard", f"{checkpoint_dir} has no column families {sorted(missing)}: it is no checkpoint of a shard")
+    return ShardReader(database)

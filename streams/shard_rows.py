@@ -1,0 +1,137 @@
+"""Row changes of one version for one micro-batch: which rows to encode, which to rewrite without the network, which items are gone.
+
+Here: the plan per version and the calls of its encoder. Not here: what is stale (core/stale.py), the arithmetic (streams/encoder.py), the WriteBatch
+(streams/shard.py).
+Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch; any
+other row is encoded. Both ways give the same bits.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from schemas.index.layout import RowLayout, decode_increment, encode_increment
+from schemas.model.spec import ModelSpec
+from streams.core.item_change import ItemChange
+from streams.core.item_state import encode_orders, order_of
+from streams.core.stale import Dependencies, Stale
+
+# Work skipped and done, by cause; counted for people, not part of any invariant.
+ENCODED, REWRITTEN, REMOVED = "rows_encoded", "rows_rewritten", "rows_removed"
+SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "skipped_identical", "skipped_no_features"
+
+
+class RowEncoder(Protocol):
+    """What a shard needs of a version's encoder (streams/encoder.py)."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def layout(self) -> RowLayout: ...
+    @property
+    def checkpoint_sha256(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, raw_features: Sequence[Any], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
+        """Rows [R] of the layout's dtype, every column computed."""
+        ...
+
+    def rewrite(
+        self, old_rows: np.ndarray, raw_features: Sequence[Any], embeddings: Sequence[np.ndarray | None], signature_stale: np.ndarray
+    ) -> np.ndarray:
+        """Rows [R] with the old vector and bridge weights, the rest recomputed; signatures only where `signature_stale`."""
+        ...
+
+
+OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increments of this version by index key
+
+
+@dataclass(slots=True)
+class RowChanges:
+    """What a version's rows become: (index key, increment value), and the work it took."""
+
+    changes: list[tuple[bytes, bytes]] = field(default_factory=list)
+    work: Counter[str] = field(default_factory=Counter)
+
+
+def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: Sequence[ItemChange], old_values: OldValues) -> RowChanges:
+    """The increments of one version for the items of one micro-batch."""
+    result = RowChanges()
+    to_encode: list[ItemChange] = []
+    to_rewrite: list[tuple[ItemChange, Stale]] = []
+    for item in items:
+        if not item.is_live:
+            _remove(item, result)
+            continue
+        stale = item.stale(dependencies)
+        if stale is Stale.NOTHING:
+            result.work[SKIPPED_IDENTICAL] += 1
+        elif stale & Stale.VECTOR:
+            to_encode.append(item)
+        else:
+            to_rewrite.append((item, stale))
+    to_encode += _rewrite(encoder, to_rewrite, old_values, result)
+    _encode(encoder, to_encode, result)
+    return result
+
+
+def _remove(item: ItemChange, result: RowChanges) -> None:
+    if item.is_tombstone:
+        assert item.features is not None
+        orders = encode_orders([order_of(item.features, item.embedding)])
+        result.changes.append((item.key, encode_increment(orders[0], None)))
+        result.work[REMOVED] += 1
+    else:
+        result.work[SKIPPED_NO_FEATURES if item.features is None else SKIPPED_IDENTICAL] += 1
+
+
+def _rewrite(encoder: RowEncoder, items: Sequence[tuple[ItemChange, Stale]], old_values: OldValues, result: RowChanges) -> list[ItemChange]:
+    """Rewrites what has a usable old row; the rest is given back to be encoded."""
+    if not items:
+        return []
+    kept, old_rows, left = [], [], []
+    for (item, stale), value in zip(items, old_values([item.key for item, _ in items]), strict=True):
+        row = None if value is None else _usable_row(encoder.layout, item, value)
+        if row is None:
+            left.append(item)
+        else:
+            kept.append((item, stale))
+            old_rows.append(row)
+    if kept:
+        changed = [item for item, _ in kept]
+        signature_stale = np.array([bool(stale & Stale.SIGNATURE) for _, stale in kept])
+        rows = encoder.rewrite(np.array(old_rows, encoder.layout.dtype), *_inputs(changed), signature_stale)
+        _add(changed, rows, result)
+        result.work[REWRITTEN] += len(kept)
+    return left
+
+
+def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> np.ndarray | None:
+    """The stored row if it was made from the components as they were before this batch."""
+    order, row = decode_increment(layout, value)
+    if row is None or item.before_features is None:
+        return None
+    before = order_of(item.before_features, item.before_embedding)
+    return row if int(order["input_hash"]) == before[5] else None
+
+
+def _encode(encoder: RowEncoder, items: Sequence[ItemChange], result: RowChanges) -> None:
+    if items:
+        _add(items, encoder.encode(*_inputs(items)), result)
+        result.work[ENCODED] += len(items)
+
+
+def _inputs(items: Sequence[ItemChange]) -> tuple[list[Any], list[np.ndarray | None]]:
+    return [item.raw_features for item in items], [item.embedding_values for item in items]
+
+
+def _add(items: Sequence[ItemChange], rows: np.ndarray, result: RowChanges) -> None:
+    assert rows.shape == (len(items),), f"encoder gave {rows.shape} rows for {len(items)} items"
+    orders = encode_orders([order_of(item.features, item.embedding) for item in items if item.features is not None])
+    result.changes += [(item.key, encode_increment(order, row)) for item, order, row in zip(items, orders, rows, strict=True)]

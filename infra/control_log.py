@@ -1,0 +1,112 @@
+"""The control log in the index store: read what is new, append one decision (FORMAT.md section 7, protocol B1 to B5).
+
+Here: `ControlLog` (a cached fold and its two operations) and the index's identity. Not here: what entries mean (schemas/index/control.py).
+Invariants: an append names the number after everything it has read, so a decision is always made on the whole log; whoever loses the
+number reads on and decides again. Every successful append is in the log exactly once and numbers have no gaps.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+
+from infra.index_store import IndexStore
+from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
+from schemas.index.lifecycle import EntryKind
+from schemas.limits import CONTROL_ENTRY_BYTES_MAX
+
+_CONFLICTS_MAX = 10_000  # each means that somebody else made progress
+
+
+def control_path(number: int) -> str:
+    """Place of entry `number` in the store."""
+    return f"control/{number:09d}"
+
+
+class ControlLog:
+    """The log and its fold so far. May be shared by threads; other processes append at the same time."""
+
+    def __init__(self, store: IndexStore) -> None:
+        self.store = store
+        self._state = ControlState()
+        self._lock = threading.RLock()
+        self._gap_checked = False
+
+    @property
+    def state(self) -> ControlState:
+        """The fold as of the last `refresh` or `append`."""
+        return self._state
+
+    def refresh(self) -> ControlState:
+        """Read and fold the entries that are new. Raises Corrupted (a damaged entry or a gap), Unavailable (the store does not answer)."""
+        with self._lock:
+            while (raw := self._read(self._state.next_number)) is not None:
+                self._state = fold_entry(self._state, self._state.next_number, raw)
+            if not self._gap_checked:
+                self._check_gap()
+            return self._state
+
+    def append(self, make: Callable[[ControlState], Entry | None]) -> ControlState:
+        """Append what `make` decides on the newest fold; None = nothing to do. The state after it.
+
+        `make` is called again whenever another writer was faster, so it must not act. Raises what the checks of `plan_entry` raise.
+        """
+        with self._lock:
+            for _ in range(_CONFLICTS_MAX):
+                state = self.refresh()
+                entry = make(state)
+                if entry is None:
+                    return state
+                raw = plan_entry(state, entry)
+                if self.store.put_exclusive(control_path(state.next_number), raw):
+                    self._state = fold_entry(state, state.next_number, raw)
+                    return self._state
+        raise Unavailable("control_log_contended", f"{_CONFLICTS_MAX} other entries came first; too many writers on {self.store.url}")
+
+    def _read(self, number: int) -> bytes | None:
+        try:
+            return self.store.get(control_path(number), CONTROL_ENTRY_BYTES_MAX)
+        except Unavailable as error:
+            if error.code == "missing_file":
+                return None
+            raise
+
+    def _check_gap(self) -> None:
+        """Once per log: entries beyond the first missing number mean that an entry was lost, and the fold would stop there in silence."""
+        newest = max(self.store.list("control/"), default="")
+        if newest >= control_path(self._state.next_number):
+            if self._read(self._state.next_number) is not None:  # it came between the reading and the listing
+                self.refresh()
+                return
+            raise Corrupted(
+                "control_log_gap",
+                f"{control_path(self._state.next_number)} is missing but {newest} exists; restore it from a copy of the store",
+            )
+        self._gap_checked = True
+
+
+def ensure_init(log: ControlLog, init: Init, at_ms: int, by: str) -> ControlState:
+    """Give an empty index its identity, or check that it has this one (A1). Raises Incompatible (`other_index`) with what differs."""
+    state = log.append(lambda s: Entry(EntryKind.INIT, at_ms, by, init=init) if s.init is None else None)
+    check_identity(state, init)
+    return state
+
+
+def check_identity(state: ControlState, wanted: Init) -> None:
+    """Raises Incompatible unless the index is the one that `wanted` describes; topic ids are compared where both sides know them."""
+    if state.init is None:
+        raise Incompatible("no_index", "the index store is empty; run `aif topics apply` or start a worker first")
+    differences = [
+        f"{f.name}: index has {getattr(state.init, f.name)}, here {getattr(wanted, f.name)}"
+        for f in dataclasses.fields(Init)
+        if f.name != "topic_ids" and getattr(state.init, f.name) != getattr(wanted, f.name)
+    ]
+    differences += [
+        f"topic id of {topic}: index has {found}, broker has {wanted.topic_ids[topic]}"
+        for topic, found in state.init.topic_ids.items()
+        if wanted.topic_ids.get(topic, found) != found
+    ]
+    if differences:
+        raise Incompatible(
+            "other_index", "the index store belongs to another index (" + "; ".join(differences) + "); use another index store"
+        )

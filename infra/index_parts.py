@@ -1,0 +1,188 @@
+"""Parts of a version in the index store: written once, read through a private copy (FORMAT.md sections 4 to 6).
+
+Here: full and incremental parts to and from the store, their verification, manifests. Not here: which rows belong into a part
+(streams/builder.py, streams/sealer.py), the merged view (schemas/index/digest.py), loading into memory (serving/index_reader.py).
+
+Invariants:
+- The store's own directory of a part is never opened: rocksdict rewrites a file in any directory that it opens, also through a hard link
+  and read-only. A reader opens a private directory with links to the SST files and copies of the rest, removed afterwards (B14).
+- Before the first row is given, size and sha256 of every file match the part; after the last, the counts do. A damaged part raises
+  Corrupted and never looks like a shorter one. Rows come in strictly ascending key order.
+- A part without rows has no files (B13).
+
+In a Part, `rows` counts rows and `tombstones` counts tombstones: an incremental part has rows + tombstones entries.
+"""
+
+import contextlib
+import itertools
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from infra.files import link_or_copy, sha256_of_file
+from infra.index_store import IndexStore
+from infra.rocks import DEFAULT_FAMILY, open_read_only, write_sst_directory
+from schemas.errors import Corrupted, Unavailable
+from schemas.index.control import VersionStatus
+from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_block, encode_block
+from schemas.index.manifest import Manifest, Part, PartFile, decode_manifest, manifest_path
+
+_UNIQUE_BYTES = 6  # 12 hex digits: two workers never write the same name
+_DEAD_AT = ORDER.itemsize - 1  # the last byte of an order
+
+
+def full_part_path(version: int, shard: int, unique: str) -> str:
+    """Place of a full part in the store."""
+    return f"versions/{version}/full/{shard:05d}-{unique}"
+
+
+def incremental_part_path(version: int, revision: int, shard: int, unique: str) -> str:
+    """Place of an incremental part in the store."""
+    return f"versions/{version}/{revision}/incremental/{shard:05d}-{unique}"
+
+
+def new_unique() -> str:
+    """The `<unique>` of a new name: 12 random hex digits."""
+    return secrets.token_hex(_UNIQUE_BYTES)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_full_part(store: IndexStore, version: int, shard: int, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
+    """Write the rows of `blocks` (in key order, each block too) as one full part; empty blocks are left out."""
+    counts = {"rows": 0}
+
+    def items() -> Iterator[tuple[bytes, bytes]]:
+        last = b""
+        for block in blocks:
+            if len(block) > 0:
+                _check_ascending(block, last)
+                last = block.keys[-1]
+                counts["rows"] += len(block)
+                yield block.keys[0], encode_block(layout, block)
+
+    directory = full_part_path(version, shard, new_unique())
+    files = _write_part(store, directory, items())
+    return Part(directory if files else "", files, counts["rows"])
+
+
+def write_incremental_part(store: IndexStore, version: int, revision: int, shard: int, increments: Iterable[tuple[bytes, bytes]]) -> Part:
+    """Write (index key, increment value) pairs, in key order, as one incremental part; tombstones are entries too."""
+    counts = {False: 0, True: 0}
+
+    def items() -> Iterator[tuple[bytes, bytes]]:
+        for key, value in increments:
+            counts[is_tombstone(value)] += 1
+            yield key, value
+
+    directory = incremental_part_path(version, revision, shard, new_unique())
+    files = _write_part(store, directory, items())
+    return Part(directory if files else "", files, counts[False], counts[True])
+
+
+def is_tombstone(increment: bytes) -> bool:
+    """Whether an increment value is a tombstone. Raises Corrupted (`bad_increment`) when it is too short for an order."""
+    if len(increment) < ORDER.itemsize:
+        raise Corrupted("bad_increment", f"incremental row of {len(increment)} bytes, expected at least {ORDER.itemsize}")
+    return increment[_DEAD_AT] != 0
+
+
+def _write_part(store: IndexStore, directory: str, items: Iterator[tuple[bytes, bytes]]) -> tuple[PartFile, ...]:
+    """The SST directory is made in a private folder and put into the store file by file: nobody knows its name before it is whole."""
+    with store.scratch("part") as scratch:
+        made = scratch / "part"
+        names = write_sst_directory(made, items)
+        files = tuple(PartFile(name, (made / name).stat().st_size, sha256_of_file(made / name)) for name in names)
+        for name in names:
+            store.put_file(f"{directory}/{name}", made / name)
+    return files
+
+
+def _check_ascending(block: RowBlock, last: bytes) -> None:
+    keys = [last, *block.keys] if last else block.keys
+    if any(a >= b for a, b in itertools.pairwise(keys)):
+        raise Corrupted("unsorted_block", f"a block of {len(block)} rows is not in strictly ascending key order after {last.hex()}")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(store: IndexStore, status: VersionStatus) -> Manifest:
+    """The manifest of a version's last published revision, checked against its `publish` entry.
+
+    Raises Unavailable (`not_published`, `missing_file`), Corrupted (`bad_manifest`).
+    """
+    if status.revision < 0:
+        raise Unavailable("not_published", f"version {status.version} is {status.state} and has no published revision yet")
+    return decode_manifest(store.get(manifest_path(status.version, status.revision)), status.manifest_sha256)
+
+
+def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: bool = True) -> Iterator[RowBlock]:
+    """The blocks of a full part in key order. `verify=False` leaves out the sha256 of the files, for a caller that has just checked them."""
+    rows, last = 0, b""
+    for key, raw in _read_entries(store, part, verify):
+        block = decode_block(layout, raw)
+        if len(block) == 0 or block.keys[0] != key:
+            raise Corrupted("bad_block", f"{part.directory}: the block at key {key.hex()} does not begin with that key")
+        _check_ascending(block, last)
+        rows, last = rows + len(block), block.keys[-1]
+        yield block
+    _check_count(part, "rows", part.rows, rows)
+
+
+def read_incremental_part(store: IndexStore, part: Part, verify: bool = True) -> Iterator[tuple[bytes, bytes]]:
+    """(index key, increment value) of an incremental part in key order, tombstones included."""
+    counts = {False: 0, True: 0}
+    for key, value in _read_entries(store, part, verify):
+        counts[is_tombstone(value)] += 1
+        yield key, value
+    _check_count(part, "rows", part.rows, counts[False])
+    _check_count(part, "tombstones", part.tombstones, counts[True])
+
+
+def verify_part(store: IndexStore, part: Part) -> None:
+    """Check presence, size and sha256 of every file of a part. Raises the first problem: Corrupted (`bad_part_file`), Unavailable
+    (`missing_file`)."""
+    for file in part.files:
+        _verify_file(store, part, file)
+
+
+def _verify_file(store: IndexStore, part: Part, file: PartFile) -> None:
+    path = f"{part.directory}/{file.name}"
+    size = store.size_bytes(path)
+    if size != file.size_bytes:
+        raise Corrupted("bad_part_file", f"{path} has {size} bytes, its manifest says {file.size_bytes}; drop the revision and rebuild it")
+    found = sha256_of_file(store.local_path(path))
+    if found != file.sha256:
+        raise Corrupted("bad_part_file", f"{path} has sha256 {found}, its manifest says {file.sha256}; drop the revision and rebuild it")
+
+
+def _check_count(part: Part, what: str, expected: int, found: int) -> None:
+    if expected != found:
+        raise Corrupted("bad_part_count", f"{part.directory} has {found} {what}, its manifest says {expected}")
+
+
+def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple[bytes, bytes]]:
+    if not part.files:
+        return
+    if verify:
+        verify_part(store, part)
+    with _private_directory(store, part) as directory, contextlib.closing(open_read_only(directory)) as database:
+        yield from database.scan(DEFAULT_FAMILY)
+
+
+@contextlib.contextmanager
+def _private_directory(store: IndexStore, part: Part) -> Iterator[Path]:
+    """A folder of ours with the part's files: SST files as links, the rest as copies."""
+    with store.scratch("read") as folder:
+        for file in part.files:
+            place: Callable[[Path, Path], object] = link_or_copy if file.name.endswith(".sst") else shutil.copyfile
+            try:
+                place(store.local_path(f"{part.directory}/{file.name}"), folder / file.name)
+            except FileNotFoundError as error:
+                raise Unavailable(
+                    "missing_file", f"{part.directory}/{file.name} is not in {store.url}; read the control log again"
+                ) from error
+        yield folder

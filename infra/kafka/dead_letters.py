@@ -1,0 +1,90 @@
+"""What a rejected record becomes in its dead-letter topic. Pure: who sends it (a shard's outbox) is elsewhere.
+
+Key, value and headers go unchanged, byte for byte; the reason is in further headers, with the names that existing consoles show.
+One dead letter is one rejected update, so its identity is (topic, partition, offset, `aif.index`): a redrive sends only that update and
+a checker counts distinct identities (A5).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from schemas.errors import Corrupted
+from schemas.topics import DEAD_LETTER_PREFIX
+
+if TYPE_CHECKING:
+    from infra.kafka.reader import SourceRecord
+
+Headers = list[tuple[str, bytes | None]]
+
+_ERRORS = "__connect.errors."
+INDEX_HEADER = "aif.index"
+DISPOSITIONS = frozenset({"malformed", "schema", "semantic", "poison", "exhausted"})
+_REASON_CHARS_MAX = 1_000
+
+
+class Rejected(Protocol):
+    """What is needed of a `schemas.events.Rejection`."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def disposition(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSource:
+    """The identity of a dead letter and why it is one."""
+
+    topic: str
+    partition: int
+    offset: int
+    index: int
+    code: str
+    reason: str
+    disposition: str
+
+
+def dead_letter_topic(topic: str) -> str:
+    """The dead-letter topic of an input topic, both without prefix."""
+    return DEAD_LETTER_PREFIX + topic
+
+
+def encode_dead_letter(
+    record: "SourceRecord", rejection: Rejected, code_version: str, *, stage: str = "DECODE", attempt: int = 1
+) -> tuple[bytes | None, bytes | None, Headers]:
+    """(key, value, headers) of the dead letter of one rejected update. The same input gives the same bytes."""
+    added = {
+        f"{_ERRORS}topic": record.topic,
+        f"{_ERRORS}partition": str(record.partition),
+        f"{_ERRORS}offset": str(record.offset),
+        f"{_ERRORS}stage": stage,
+        f"{_ERRORS}exception.class.name": rejection.code,
+        f"{_ERRORS}exception.message": rejection.reason[:_REASON_CHARS_MAX],
+        "disposition": rejection.disposition,
+        "attempt": str(attempt),
+        "first_seen": str(record.timestamp_ms),
+        "code_version": code_version,
+        INDEX_HEADER: str(rejection.index),
+    }
+    return record.key, record.value, [*record.headers, *((name, value.encode(errors="replace")) for name, value in added.items())]
+
+
+def decode_dead_letter(headers: Headers) -> DeadLetterSource:
+    """Where a dead letter came from. The last header of a name counts: the record may have been a dead letter before. Raises Corrupted."""
+    found = {name: value or b"" for name, value in headers}
+    try:
+        return DeadLetterSource(
+            found[f"{_ERRORS}topic"].decode(),
+            int(found[f"{_ERRORS}partition"]),
+            int(found[f"{_ERRORS}offset"]),
+            int(found[INDEX_HEADER]),
+            found[f"{_ERRORS}exception.class.name"].decode(),
+            found[f"{_ERRORS}exception.message"].decode(errors="replace"),
+            found["disposition"].decode(),
+        )
+    except (KeyError, ValueError) as error:
+        raise Corrupted("bad_dead_letter", f"dead letter without its headers ({error}); it was not written by this system") from error

@@ -1,0 +1,310 @@
+"""Publishing events: one at a time with low latency, or in bulk with up to 256 updates of one partition in a record.
+
+Here: `Publisher`. Not here: the shape of events (schemas/events.py), topics (infra/kafka/admin.py), the shards' outbox (streams).
+Invariants: idempotent, acks = all. The partition of every record is computed here (murmur2 of the id's Kafka key), because a batch has no
+key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in
+silence: every record has a delivery handle, and `flush` raises when any record since the last flush was not delivered.
+"""
+
+import contextlib
+import datetime as dt
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from schemas.errors import Unavailable
+from schemas.events import (
+    Behaviour,
+    BehavioursRecord,
+    CheckpointRecord,
+    ImpressionRecord,
+    IndexEvent,
+    ItemFeaturesRecord,
+    ItemFeaturesUpdate,
+    NewItem,
+    NewItemsRecord,
+    UserFeaturesRecord,
+    encode_headers,
+    encode_record,
+)
+from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
+from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
+from schemas.topics import (
+    IMPRESSIONS,
+    INDEX_EVENTS,
+    ITEM_FEATURES,
+    MODEL_CHECKPOINTS,
+    NEW_ITEMS,
+    USER_BEHAVIOURS,
+    USER_FEATURES,
+)
+
+_DELIVERY_S_MAX = 30.0
+_POLL_S = 0.1
+_QUEUE_KIB_MAX = 64 * 1024
+_PARTITIONS_CACHED_MAX = 1 << 18  # murmur2 in Python costs microseconds; a catalogue's ids come more than once
+# A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.
+_NUMBER_BYTES, _UPDATE_BYTES = 24, 256
+
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Where a record is in the log; topic without prefix."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+Delivery = Future[Delivered]  # `.result(timeout)`; raises Unavailable (`not_delivered`)
+
+
+class Publisher:
+    """Publishes every kind of event of one index. Use as a context manager: leaving it flushes. Safe to share by threads.
+
+    `source` names the sender in the CloudEvents headers. Events with an id of another kind raise RejectedInput (`bad_id`).
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        prefix: str,
+        source: str,
+        shards: int,
+        user_partitions: int,
+        id_kind: IdKind | str,
+        *,
+        delivery_s_max: float = _DELIVERY_S_MAX,
+    ) -> None:
+        self._prefix, self._source, self._kind = prefix, source, IdKind(id_kind)
+        cached = functools.lru_cache(_PARTITIONS_CACHED_MAX)
+        self._shard_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=shards))
+        self._user_partition_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=user_partitions))
+        self._failures: list[str] = []
+        self._producer = _open_producer(bootstrap, delivery_s_max)
+        self._ended = threading.Event()
+        self._poller = threading.Thread(target=self._serve_callbacks, name="publisher-callbacks", daemon=True)
+        self._poller.start()
+
+    # --- one event ---
+
+    def publish_item(self, item_id: Id, version: int, features: Mapping[str, Any]) -> Delivery:
+        """The whole features of an item at an event version."""
+        return self.publish_update(ItemFeaturesUpdate(item_id=item_id, version=version, features=dict(features)))
+
+    def publish_delete(self, item_id: Id, version: int) -> Delivery:
+        """Removal of an item at an event version."""
+        return self.publish_update(ItemFeaturesUpdate(op="delete", item_id=item_id, version=version))
+
+    def publish_update(self, update: ItemFeaturesUpdate) -> Delivery:
+        """One update of item-features."""
+        item = decode_id(update.item_id, self._kind)
+        return self._send(ITEM_FEATURES, self._shard_of(item), item, encode_record(ItemFeaturesRecord(updates=[update])))
+
+    def publish_new_item(
+        self, item_id: Id, embedding: Sequence[float], features: Mapping[str, Any] | None = None, version: int = 0
+    ) -> tuple[Delivery, ...]:
+        """A new item: its embedding and, where given, its features at `version`; one record each."""
+        new = NewItem(item_id=item_id, embedding=[float(x) for x in embedding])
+        item = decode_id(item_id, self._kind)
+        sent = (self._send(NEW_ITEMS, self._shard_of(item), item, encode_record(NewItemsRecord(updates=[new]))),)
+        return sent if features is None else (*sent, self.publish_item(item_id, version, features))
+
+    def publish_behaviour(self, behaviour: Behaviour) -> Delivery:
+        """One behaviour of a user."""
+        user = self._checked(behaviour).user_id
+        return self._send(USER_BEHAVIOURS, self._user_partition_of(user), user, encode_record(BehavioursRecord(updates=[behaviour])))
+
+    def publish_user(self, user_id: Id, features: Mapping[str, Any] | None) -> Delivery:
+        """A user's profile and aggregates; None forgets the user."""
+        user = decode_id(user_id, self._kind)
+        value = None if features is None else encode_record(UserFeaturesRecord(user_id=user_id, features=dict(features)))
+        return self._send(USER_FEATURES, self._user_partition_of(user), user, value)
+
+    def publish_impression(self, record: ImpressionRecord) -> Delivery:
+        """What one request showed and what came of it."""
+        user = decode_id(record.user_id, self._kind)
+        return self._send(IMPRESSIONS, self._user_partition_of(user), user, encode_record(record))
+
+    def publish_checkpoint(self, record: CheckpointRecord) -> Delivery:
+        """A pointer to a checkpoint. The offset of its delivery is the version number."""
+        return self._send(MODEL_CHECKPOINTS, 0, record.model_id, encode_record(record))
+
+    def publish_index_event(self, record: IndexEvent) -> Delivery:
+        """A hint for people and metrics."""
+        return self._send(INDEX_EVENTS, 0, str(record.version), encode_record(record))
+
+    # --- many events ---
+
+    def publish_items(self, updates: Iterable[ItemFeaturesUpdate]) -> int:
+        """Publish all; how many. Order of one item is kept. Call `flush` to know that they arrived."""
+        return self._send_packed(ITEM_FEATURES, updates, lambda u: self._shard_of(self._id(u.item_id)), ItemFeaturesRecord)
+
+    def publish_new_items(self, updates: Iterable[NewItem]) -> int:
+        """Publish all; how many."""
+        return self._send_packed(NEW_ITEMS, updates, lambda u: self._shard_of(self._id(u.item_id)), NewItemsRecord)
+
+    def publish_behaviours(self, behaviours: Iterable[Behaviour]) -> int:
+        """Publish all; how many. Order of one user is kept."""
+        return self._send_packed(USER_BEHAVIOURS, behaviours, lambda b: self._user_partition_of(self._checked(b).user_id), BehavioursRecord)
+
+    def publish_users(self, records: Iterable[UserFeaturesRecord]) -> int:
+        """Publish all, one record each (the topic is compacted by user); how many."""
+        return _count(self.publish_user(r.user_id, r.features) for r in records)
+
+    def publish_impressions(self, records: Iterable[ImpressionRecord]) -> int:
+        """Publish all, one record each; how many."""
+        return _count(self.publish_impression(r) for r in records)
+
+    # --- delivery ---
+
+    def flush(self, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> None:
+        """Wait until everything published is delivered. Raises Unavailable (`not_delivered`) for what was not, with the first reason."""
+        left = self._producer.flush(timeout_s)
+        failures, self._failures = self._failures, []
+        if failures or left:
+            reason = failures[0] if failures else "the broker did not answer in time"
+            raise Unavailable(
+                "not_delivered",
+                f"{len(failures)} records failed and {left} are still waiting after {timeout_s:g} s; first reason: {reason}",
+            )
+
+    def close(self, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> None:
+        """Flush and end. Raises what `flush` raises."""
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(Unavailable):  # the first error is the one to be seen
+            self.flush(_POLL_S)
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._poller.join()
+        self._producer.purge()
+
+    def _serve_callbacks(self) -> None:
+        while not self._ended.is_set():
+            self._producer.poll(_POLL_S)
+
+    def _id(self, item: Id) -> Id:
+        return decode_id(item, self._kind)
+
+    def _checked(self, behaviour: Behaviour) -> Behaviour:
+        """The behaviour with both ids in the catalogue's kind."""
+        user, item = self._id(behaviour.user_id), self._id(behaviour.item_id)
+        if user is behaviour.user_id and item is behaviour.item_id:
+            return behaviour
+        return behaviour.model_copy(update={"user_id": user, "item_id": item})
+
+    def _send_packed(
+        self, topic: str, updates: Iterable[U], partition_of_update: Callable[[U], int], record_type: Callable[..., Any]
+    ) -> int:
+        sent = 0
+        for partition, batch in _pack(updates, partition_of_update):
+            self._send(topic, partition, None, encode_record(record_type(updates=batch)))
+            sent += len(batch)
+        return sent
+
+    def _send(self, topic: str, partition: int, key: Id | None, value: bytes | None) -> Delivery:
+        """Hand one record to the producer; waits while its queue is full (bounded memory)."""
+        delivery: Delivery = Future()
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        headers = encode_headers(f"aif.{topic}", uuid.uuid4().hex, self._source, now)
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                delivery.set_result(Delivered(topic, message.partition(), message.offset()))
+                return
+            reason = f"{topic} partition {partition}: {error.str()}"
+            self._failures.append(reason)
+            delivery.set_exception(Unavailable("not_delivered", reason))
+
+        encoded_key = b"" if key is None else encode_kafka_key(key)
+        while True:
+            try:
+                self._producer.produce(self._prefix + topic, value, encoded_key, partition, on_delivery=delivered, headers=list(headers))
+                return delivery
+            except BufferError:
+                self._producer.poll(_POLL_S)
+            except KafkaException as error:  # a fatal error of the idempotent producer, an unknown partition, a record that is too large
+                reason = f"{topic} partition {partition}: {error.args[0].str()}"
+                self._failures.append(reason)
+                raise Unavailable("not_delivered", f"{reason}; open a new Publisher when the broker answers") from error
+
+
+def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iterator[tuple[int, list[U]]]:
+    """Batches of one partition: as many updates as a record may hold, by number and by size."""
+    waiting: dict[int, list[U]] = {}
+    sizes: dict[int, int] = {}
+    for update in updates:
+        partition, size = partition_of_update(update), _size_bytes_guess(update)
+        batch = waiting.setdefault(partition, [])
+        if batch and sizes[partition] + size > RECORD_BYTES_MAX:
+            yield partition, batch
+            batch = waiting[partition] = []
+        sizes[partition] = (sizes[partition] if batch else 0) + size
+        batch.append(update)
+        if len(batch) == UPDATES_PER_RECORD_MAX:
+            yield partition, batch
+            waiting[partition] = []
+    yield from ((partition, batch) for partition, batch in waiting.items() if batch)
+
+
+def _size_bytes_guess(update: object) -> int:
+    """An upper bound of an update's JSON, cheap: every number at its longest, every character escaped."""
+    embedding = getattr(update, "embedding", None)
+    if embedding is not None:
+        return _UPDATE_BYTES + 6 * 128 + _NUMBER_BYTES * len(embedding)
+    features: Mapping[str, Any] = getattr(update, "features", {})
+    return _UPDATE_BYTES + 2 * 6 * 128 + sum(len(name) + 4 + _value_bytes_guess(value) for name, value in features.items())
+
+
+def _value_bytes_guess(value: object) -> int:
+    if isinstance(value, str):
+        return 6 * len(value) + 2
+    if isinstance(value, list | tuple):
+        return 2 + sum(_value_bytes_guess(v) + 1 for v in value)
+    return _NUMBER_BYTES + 8
+
+
+def _count(sent: Iterable[object]) -> int:
+    return sum(1 for _ in sent)
+
+
+def _open_producer(bootstrap: str, delivery_s_max: float) -> Producer:
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "acks": "all",
+            "partitioner": "murmur2_random",
+            # Freshness counts from the moment of the call; bulk records are large already, so nothing is won by waiting.
+            "linger.ms": 0,
+            "message.max.bytes": RECORD_BYTES_MAX + 64 * 1024,
+            "batch.size": 1 << 20,
+            "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
+            "delivery.timeout.ms": int(delivery_s_max * 1_000),
+            "reconnect.backoff.max.ms": 1_000,
+            "allow.auto.create.topics": False,
+            "log_level": 2,
+        }
+    )

@@ -1,0 +1,201 @@
+"""Reading topics outside any consumer group: bounded (`read_topic`) and for as long as a process lives (`TopicFollower`).
+
+Here: positions are ours, per partition, and nothing is committed. Not here: Faust's consumers (streams/faust_shell.py), decoding of values.
+Invariants: a read begins at the offset it was given or says why not: an offset outside the log raises Incompatible (`offset_gone`), never
+a silent earliest or latest. A bounded read ends exactly at its end offsets also when the last of them are transaction markers or were
+compacted away: the end is a position, not a last record.
+`topic` is the name without the deployment's prefix wherever `prefix` is given; the records carry that name.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from infra.kafka.admin import end_offsets, start_offsets
+from schemas.errors import AifError, Incompatible, Unavailable
+
+_BATCH_RECORDS = 1_000
+_POLL_S = 0.5
+_QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
+# The broker is away for the moment: librdkafka reconnects by itself, so a follower just has nothing to give.
+_TRANSIENT = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """One Kafka record as the rest of the system sees it; topic without the deployment's prefix, timestamp -1 = none."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int = -1
+
+
+class TopicFollower:
+    """Follows partitions of one topic from given offsets. One thread; survives broker restarts.
+
+    `positions` = the next offset of every partition: what is before was given by `poll` (or is a marker or compacted away).
+    """
+
+    def __init__(self, bootstrap: str, topic: str, positions: Mapping[int, int], *, prefix: str = "") -> None:
+        self.topic = topic
+        self.positions: dict[int, int] = dict(positions)
+        self._consumer = _open_consumer(bootstrap)
+        self._consumer.assign([TopicPartition(prefix + topic, p, offset) for p, offset in positions.items()])
+
+    def poll(self, records_max: int = _BATCH_RECORDS, timeout_s: float = 0.0) -> list[SourceRecord]:
+        """At most `records_max` records; returns as soon as there is one, after `timeout_s` with none.
+
+        Raises Incompatible (`offset_gone`, `topic_gone`), Unavailable for what librdkafka cannot mend by itself.
+        """
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        rest = self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
+        return [record for message in (first, *rest) if (record := self._take(message)) is not None]
+
+    def has_reached(self, offsets: Mapping[int, int]) -> bool:
+        """Whether every partition of `offsets` was read up to there."""
+        return all(self.positions[p] >= offset for p, offset in offsets.items())
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on with `partition` at `offset`."""
+        topic = next(a.topic for a in self._consumer.assignment() if a.partition == partition)
+        self._consumer.incremental_unassign([TopicPartition(topic, partition)])
+        self._consumer.incremental_assign([TopicPartition(topic, partition, offset)])
+        self.positions[partition] = offset
+
+    def close(self) -> None:
+        """Leave; nothing is committed."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _take(self, message: Message) -> SourceRecord | None:
+        error = message.error()
+        if error is None:
+            record = _source_record(self.topic, message)
+            self.positions[record.partition] = record.offset + 1
+            return record
+        if error.code() == KafkaError._PARTITION_EOF:  # its offset is the position, past markers and compacted records
+            self.positions[message.partition()] = max(self.positions[message.partition()], message.offset())
+        elif error.code() not in _TRANSIENT:
+            raise _read_error(error, self.topic, self.positions)
+        return None
+
+
+def read_topic(
+    bootstrap: str,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
+    prefix: str = "",
+    stall_s_max: float = 30.0,
+) -> Iterator[SourceRecord]:
+    """Every record from `start` (None = the oldest retained) to before `end` (None = the log's end now), partitions interleaved.
+
+    Only partitions named in `start` or `end` are read where one of them is given. Raises Incompatible (`offset_gone`) before the first
+    record if the range is not in the log, Unavailable (`read_stalled`) after `stall_s_max` without progress.
+    """
+    begins, ends = _plan_range(bootstrap, prefix + topic, start, end)
+    open_partitions = {p for p in ends if begins[p] < ends[p]}
+    if not open_partitions:
+        return
+    with TopicFollower(bootstrap, topic, {p: begins[p] for p in sorted(open_partitions)}, prefix=prefix) as follower:
+        progress_at, before = time.monotonic(), dict(follower.positions)
+        while not follower.has_reached({p: ends[p] for p in open_partitions}):
+            yield from (r for r in follower.poll(_BATCH_RECORDS, _POLL_S) if r.offset < ends[r.partition])
+            if follower.positions != before:
+                progress_at, before = time.monotonic(), dict(follower.positions)
+            elif time.monotonic() - progress_at > stall_s_max:
+                raise Unavailable(
+                    "read_stalled",
+                    f"{prefix}{topic} stands at {before}, wanted {dict(ends)}, no progress for {stall_s_max:g} s; is the broker up?",
+                )
+
+
+def _plan_range(
+    bootstrap: str, topic: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Start and end offset of every partition to read, checked against the log."""
+    oldest, newest = start_offsets(bootstrap, topic), end_offsets(bootstrap, topic)
+    partitions = sorted((end if end is not None else start if start is not None else newest).keys())
+    ends = {p: newest[p] if end is None else end[p] for p in partitions if p in newest}
+    begins = {p: oldest[p] if start is None else start.get(p, oldest[p]) for p in ends}
+    for p in partitions:
+        if p not in newest or ends[p] > newest[p] or (begins[p] < oldest[p] and begins[p] < ends[p]):
+            wanted = f"{begins.get(p)} to {ends.get(p)}"
+            raise Incompatible(
+                "offset_gone",
+                f"{topic} partition {p}: wanted {wanted}, the log holds {oldest.get(p)} to {newest.get(p)}; start from a snapshot",
+            )
+    return begins, ends
+
+
+def _open_consumer(bootstrap: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"aif-reader-{uuid.uuid4().hex}",  # the client wants one; it never joins a group
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+            "isolation.level": "read_uncommitted",  # what the workers read: publishers are idempotent, not transactional
+            "fetch.error.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1_000,
+            "queued.max.messages.kbytes": _QUEUE_KIB_MAX,
+            "log_level": 2,
+        }
+    )
+
+
+def _source_record(topic: str, message: Message) -> SourceRecord:
+    kind, timestamp_ms = message.timestamp()
+    return SourceRecord(
+        topic,
+        message.partition(),
+        message.offset(),
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+        timestamp_ms if kind else -1,
+    )
+
+
+def _read_error(error: KafkaError, topic: str, positions: Mapping[int, int]) -> AifError:
+    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        return Incompatible(
+            "offset_gone", f"{topic}: a position of {dict(positions)} is outside the log ({error.str()}); start from a snapshot"
+        )
+    if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
+        return Incompatible("topic_gone", f"{topic} does not exist as expected ({error.str()}); run `aif topics plan`")
+    return Unavailable("kafka_failed", f"{topic}: {error.str()}")

@@ -1,0 +1,366 @@
+"""The one place that opens RocksDB: databases, checkpoints, and directories made with the SST writer.
+
+Here: `Database` (owner of every handle of one directory), `write_sst_directory`, and the map from RocksDB's errors to ours. Not here: which
+column families and keys exist (streams/shard.py), parts of the index store (infra/index_parts.py).
+
+Invariants, each from a measured trap of rocksdict:
+- raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
+- LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.
+- A scan never ends early in silence: rocksdict's `items()` does so at a corrupt block; an iterator's `status()` after the last row does not.
+- After a full disk every write fails until the directory is closed and opened again: `reopen()`.
+- A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that somebody writes:
+  open a checkpoint or a private copy (protocol B14).
+Source: RocksDB 9.8 through rocksdict 0.3.29.
+"""
+
+import contextlib
+import json
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rocksdict import (
+    AccessType,
+    Checkpoint,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+    WriteOptions,
+)
+
+from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+
+DEFAULT_FAMILY = "default"
+SST_FILE_BYTES_MAX = 64 << 20  # one file of an SST directory is cut after this many bytes of keys and values
+_CONFIG_NAME = "rocksdict-config.json"
+_MEMTABLES_BYTES = 64 << 20  # of one database, all column families together
+_DISK_FULL_RETRY_S = 5.0
+_INFO_LOGS_KEPT = 2
+# What a reader of an SST directory needs (FORMAT.md section 4); LOCK, LOG, IDENTITY, the empty WAL and rocksdict's own file are left out.
+_KEPT_PREFIXES = ("MANIFEST-", "CURRENT", "OPTIONS-")
+
+
+def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
+    """One of our errors for what rocksdict raised (always a bare Exception) while `doing` something in `path`."""
+    text = str(error)
+    lower = text.lower()
+    if "no space left" in lower:
+        return Unavailable("disk_full", f"{doing} in {path}: {text}; free disk space, then reopen the database", _DISK_FULL_RETRY_S)
+    if "lock hold" in lower or "while lock file" in lower:
+        return Unavailable("database_locked", f"{doing} in {path}: another owner has it open ({text}); stop that one or wait for its end")
+    if "corruption" in lower or "no such file" in lower or "does not exist" in lower or "checksum mismatch" in lower:
+        return Corrupted("database_corrupted", f"{doing} in {path}: {text}; set the directory aside and rebuild it from its source")
+    if "closed" in lower:
+        return Unavailable("database_closed", f"{doing} in {path}: {text}")
+    if "invalid argument" in lower or "not implemented" in lower or "not supported" in lower:
+        return Incompatible("database_refused", f"{doing} in {path}: {text}")
+    return Unavailable("database_failed", f"{doing} in {path}: {text}; reopen the database")
+
+
+class _Mapped:
+    """`with` block in which a foreign exception becomes one of ours. A class: cheaper than a generator around every get."""
+
+    __slots__ = ("_doing", "_path")
+
+    def __init__(self, path: Path, doing: str) -> None:
+        self._path, self._doing = path, doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # A bare Exception is RocksDB's; TypeError and the like are our own mistakes and stay what they are.
+        if error is not None and (kind is Exception or (kind is not None and kind.__name__ == "DbClosedError")):
+            raise rocks_error(error, self._path, self._doing) from error
+
+
+class Batch:
+    """Changes of several column families that become visible together. Made by `Database.new_batch`, used once."""
+
+    __slots__ = ("_handles", "raw")
+
+    def __init__(self, handles: dict[str, object]) -> None:
+        self._handles = handles
+        self.raw = WriteBatch(raw_mode=True)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        """Set `key`."""
+        self.raw.put(key, value, self._handles[family])
+
+    def delete(self, family: str, key: bytes) -> None:
+        """Remove `key`."""
+        self.raw.delete(key, self._handles[family])
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Remove every key from `start` to before `end`."""
+        self.raw.delete_range(start, end, self._handles[family])
+
+
+class Scan(Iterator[tuple[bytes, bytes]]):
+    """(key, value) in key order of the moment it began. Raises Corrupted where rocksdict would end early; `close()` frees its iterator."""
+
+    def __init__(self, path: Path, family: str, iterator: RdictIter) -> None:
+        self._path, self._family = path, family
+        self._iterator: RdictIter | None = iterator
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        iterator = self._iterator
+        if iterator is None:
+            raise StopIteration
+        if not iterator.valid():
+            self._end(iterator)
+            raise StopIteration
+        item = iterator.key(), iterator.value()
+        iterator.next()
+        return item
+
+    def _end(self, iterator: RdictIter) -> None:
+        self._iterator = None
+        with _Mapped(self._path, f"scan of {self._family}"):
+            iterator.status()
+
+    def close(self) -> None:
+        """Give the iterator back; the scan is at its end."""
+        self._iterator = None
+
+
+class Database:
+    """One open RocksDB directory and every handle of it. One owner; see `open_database` and `open_read_only`."""
+
+    def __init__(self, path: Path, families: Sequence[str], read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._names = tuple(families)
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+        self._open()
+
+    def _open(self) -> None:
+        access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
+        with _Mapped(self.path, "open"):
+            found = Rdict.list_cf(str(self.path), _options(False)) if (self.path / "CURRENT").exists() else []
+            names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
+            families = {name: _options(False) for name in sorted(names)}
+            self._database = Rdict(str(self.path), _options(not self.read_only), families, access)
+            self._families = {name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)}
+            self._handles: dict[str, object] = {name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)}
+        self.is_open = True
+
+    @property
+    def column_families(self) -> tuple[str, ...]:
+        """Names of all column families in the directory, the default one included."""
+        return tuple(self._families)
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of `key`, None if there is none."""
+        with _Mapped(self.path, f"get from {family}"):
+            value: bytes | None = self._families[family].get(key)
+        return value
+
+    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of `keys` in their order; releases the GIL."""
+        if not keys:
+            return []
+        with _Mapped(self.path, f"multi-get from {family}"):
+            values: list[bytes | None] = self._families[family].get(list(keys))
+        return values
+
+    def scan(self, family: str = DEFAULT_FAMILY, start: bytes = b"", end: bytes | None = None) -> Scan:
+        """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
+        options = ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        with _Mapped(self.path, f"scan of {family}"):
+            iterator = self._families[family].iter(options)
+            iterator.seek(start)
+        scan = Scan(self.path, family, iterator)
+        self._scans.add(scan)
+        return scan
+
+    def new_batch(self) -> Batch:
+        """An empty batch for `write`."""
+        return Batch(self._handles)
+
+    def write(self, batch: Batch, sync: bool = False) -> None:
+        """Apply a batch, all or nothing. `sync`: also safe from a power cut (a kill never loses a write)."""
+        with _Mapped(self.path, f"write of {len(batch)} changes"):
+            self._database.write(batch.raw, _write_options(sync))
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Remove every key from `start` to before `end`."""
+        batch = self.new_batch()
+        batch.delete_range(family, start, end)
+        self.write(batch)
+
+    def flush(self) -> None:
+        """Write the memtables of every column family to table files."""
+        with _Mapped(self.path, "flush"):
+            for family in self._families.values():
+                family.flush(True)
+
+    def sync(self) -> None:
+        """Make everything written so far safe from a power cut."""
+        with _Mapped(self.path, "sync"):
+            self._database.flush_wal(True)
+
+    def create_checkpoint(self, directory: Path) -> None:
+        """A consistent copy of all column families in the new folder `directory`: hard links, milliseconds."""
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _Mapped(self.path, f"checkpoint to {directory}"):
+            Checkpoint(self._database).create_checkpoint(str(directory))
+
+    def reopen(self) -> None:
+        """Close and open again: the way out of a full disk, after which every write fails otherwise."""
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        """End all scans, drop every handle and free LOCK. Closing twice does nothing."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for scan in list(self._scans):
+            scan.close()
+        self._handles.clear()
+        for family in self._families.values():
+            family.close()
+        self._families.clear()
+        with _Mapped(self.path, "close"):
+            self._database.close()
+        del self._database
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_database(path: Path, column_families: Sequence[str] = ()) -> Database:
+    """Open or create the directory `path` for reading and writing, with these column families and those that it has already.
+
+    Raises Unavailable (`database_locked`, `disk_full`), Corrupted (`database_corrupted`), Incompatible (`not_raw_mode`).
+    """
+    _check_raw_mode(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return Database(path, column_families, read_only=False)
+
+
+def open_read_only(path: Path) -> Database:
+    """Open a directory that nobody writes: a checkpoint or a private copy. It must be writable (rocksdict rewrites its own small file)."""
+    if not (path / "CURRENT").exists():
+        raise Corrupted("database_corrupted", f"{path} has no file CURRENT: it is no RocksDB directory; rebuild it from its source")
+    _check_raw_mode(path)
+    return Database(path, (), read_only=True)
+
+
+def _check_raw_mode(path: Path) -> None:
+    """A directory of another mode holds pickles: refuse before anything is read from it."""
+    try:
+        raw_mode = json.loads((path / _CONFIG_NAME).read_bytes())["raw_mode"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; rebuild the directory") from error
+    if raw_mode is not True:
+        raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
+
+
+def _options(create: bool) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(create)
+    options.create_missing_column_families(create)
+    options.set_db_write_buffer_size(_MEMTABLES_BYTES)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_keep_log_file_num(_INFO_LOGS_KEPT)
+    options.set_max_log_file_size(1 << 20)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options
+
+
+def _write_options(sync: bool) -> WriteOptions:
+    options = WriteOptions()
+    options.sync = sync
+    return options
+
+
+# --- directories made with the SST writer ----------------------------------------------------------------------------
+
+
+def write_sst_directory(path: Path, items: Iterable[tuple[bytes, bytes]], file_bytes_max: int = SST_FILE_BYTES_MAX) -> list[str]:
+    """Make `path` a RocksDB directory that holds `items` (keys strictly ascending), synced; the names of its files, sorted.
+
+    No items: no directory and an empty list (the SST writer refuses an empty file). `path` must not exist. Raises Incompatible
+    (`database_refused`) for keys out of order, Unavailable (`disk_full`); nothing is left behind then.
+    """
+    staging = path.with_name(f"{TEMPORARY_PREFIX}sst-{path.name}")
+    staging.mkdir(parents=True)
+    try:
+        files = _write_sst_files(staging, items, file_bytes_max)
+        if not files:
+            return []
+        path.mkdir()
+        _ingest(path, files)
+        names = _keep_reader_files(path)
+        fsync_tree(path)
+        fsync_folder(path.parent)
+        return names
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_sst_files(folder: Path, items: Iterable[tuple[bytes, bytes]], file_bytes_max: int) -> list[Path]:
+    options = Options(raw_mode=True)
+    options.set_compression_type(DBCompressionType.none())  # fp16 vectors do not compress, and a reader pays for it
+    files: list[Path] = []
+    writer, size = None, 0
+    for key, value in items:
+        with _Mapped(folder, "write of an SST file"):
+            if writer is None or size > file_bytes_max:
+                if writer is not None:
+                    writer.finish()
+                files.append(folder / f"{len(files):06d}.sst")
+                writer, size = SstFileWriter(options), 0
+                writer.open(str(files[-1]))
+            writer[key] = value
+            size += len(key) + len(value)
+    if writer is not None:
+        with _Mapped(folder, "write of an SST file"):
+            writer.finish()
+    return files
+
+
+def _ingest(path: Path, files: Sequence[Path]) -> None:
+    with contextlib.closing(Database(path, (), read_only=False)) as database:
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)
+        with _Mapped(path, "ingest"):
+            database._database.ingest_external_file([str(f) for f in files], options)
+
+
+def _keep_reader_files(path: Path) -> list[str]:
+    """Remove what a reader does not need; of several OPTIONS files the newest is kept."""
+    options_kept = max((p.name for p in path.glob("OPTIONS-*")), default="")
+    names = []
+    for file in sorted(path.iterdir()):
+        kept = file.suffix == ".sst" or file.name.startswith(_KEPT_PREFIXES)
+        if not kept or (file.name.startswith("OPTIONS-") and file.name != options_kept):
+            file.unlink()
+        else:
+            names.append(file.name)
+    return names

@@ -41,7 +41,7 @@ class BridgeEmbedding(nn.Module):
 
     def item_weights(self, keys_RD: Tensor) -> Tensor:
         """Line 3: [R, N], what the index stores beside the vector."""
-        return torch.softmax(keys_RD @ self.bridges_ND.T / self.bridges_ND.shape[1] ** 0.5, dim=-1)
+        return torch.softmax(keys_RD @ self.bridges_ND.T.to(keys_RD.dtype) / self.bridges_ND.shape[1] ** 0.5, dim=-1)
 
 
 def join_bridges(weights_BCN: Tensor, vectors_BNP: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class FeatureEmbedding(nn.Module):
         """Masked mean of each bag, as one weighted sum per bag."""
         assert self.table is not None
         present_BV = buckets_BV > 0
-        weights_BV = present_BV / present_BV.sum(dim=-1, keepdim=True).clamp(min=1)
+        weights_BV = present_BV.to(self.table.dtype) / present_BV.sum(dim=-1, keepdim=True).clamp(min=1)
         rows_BV = buckets_BV + torch.tensor(self._bag_starts, device=buckets_BV.device)[:, None]
         values = rows_BV.shape[-1]
         pooled = F.embedding_bag(rows_BV.reshape(-1, values), self.table, mode="sum", per_sample_weights=weights_BV.reshape(-1, values))

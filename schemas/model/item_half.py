@@ -7,7 +7,9 @@ Arrays: R rows, D width, I width of the concatenated item features.
 Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the key that meets the bridges.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from schemas.model.embeddings import FeatureEmbedding, build_mlp
 from schemas.model.inputs import ItemInputs
@@ -25,7 +27,16 @@ class ItemHalf(nn.Module):
         self.key = build_mlp(self.features.width, spec.item_hidden, spec.width)
         self.key_norm = nn.LayerNorm(spec.width)
 
-    def forward(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
-        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1)."""
+    def forward(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1), computed in `dtype` if one is given."""
         features_RI = self.features(items)
-        return self.vector_norm(self.vector(features_RI)), self.key_norm(self.key(features_RI))
+        vectors_RD = call_in(dtype, self.vector_norm, call_in(dtype, self.vector, features_RI))
+        return vectors_RD, call_in(dtype, self.key_norm, call_in(dtype, self.key, features_RI))
+
+
+def call_in(dtype: torch.dtype | None, module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)` with input and parameters widened to `dtype`; as it is if None."""
+    if dtype is None:
+        return torch.as_tensor(module(x))
+    widened = {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
+    return torch.as_tensor(functional_call(module, widened, (x.to(dtype),)))

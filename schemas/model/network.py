@@ -42,9 +42,9 @@ class AifNetwork(nn.Module):
         self.user_half = UserHalf(spec)
         self.head = Head(spec)
 
-    def item_rows(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
-        """(vectors_RD, bridge_RN) with gradient. Rows that are stored come from `encode_rows`, never from here."""
-        vectors_RD, keys_RD = self.item_half(items)
+    def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: as it is). Stored rows come from `encode_rows`, never from here."""
+        vectors_RD, keys_RD = self.item_half(items, dtype)
         return vectors_RD, self.bea.item_weights(keys_RD)
 
     def user_states(self, users: UserInputs) -> UserStates:

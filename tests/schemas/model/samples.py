@@ -1,0 +1,142 @@
+"""Small models of every shape of feature schema, and inputs for them, for the tests of this folder."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime
+from schemas.ids import IdKind
+from schemas.model.encode_rows import encode_rows
+from schemas.model.inputs import BehaviourRow, CandidateRows, FeatureTensors, UserInputs, build_user_inputs, encode_context
+from schemas.model.lsh import encode_signatures, make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+
+MM_WIDTH = 12
+FULL = FeatureSchema(
+    features=(
+        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=7),
+        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=11),
+        Feature("tags", Scope.ITEM, Kind.BAG, buckets=9),
+        Feature("words", Scope.ITEM, Kind.BAG, buckets=5),
+        Feature("quality", Scope.ITEM, Kind.NUMERIC),
+        Feature("bid", Scope.ITEM, Kind.NUMERIC, default=1.0),
+        Feature("image", Scope.ITEM, Kind.EMBEDDING, width=MM_WIDTH),
+        Feature("price", Scope.ITEM, Kind.NUMERIC, realtime=True),
+        Feature("stock", Scope.ITEM, Kind.CATEGORICAL, buckets=5, realtime=True),
+        Feature("age", Scope.USER, Kind.NUMERIC),
+        Feature("city", Scope.USER, Kind.CATEGORICAL, buckets=13),
+        Feature("likes", Scope.USER, Kind.BAG, buckets=9),
+        Feature("facets", Scope.USER, Kind.EMBEDDING, width=3),
+        Feature("dwell", Scope.BEHAVIOUR, Kind.NUMERIC),
+        Feature("place", Scope.BEHAVIOUR, Kind.CATEGORICAL, buckets=4),
+        Feature("hour", Scope.CONTEXT, Kind.CATEGORICAL, buckets=25),
+    ),
+    sim_category="category",
+    bid="bid",
+    multimodal="image",
+    behaviour_kinds=("click", "buy"),
+)
+_SMALL = {"width": 8, "bridges": 3, "bridge_width": 6, "hash_bits": 16, "embedding_width": 4, "item_hidden": (10,), "head_hidden": (12, 5)}
+
+
+def without(schema: FeatureSchema, *scopes: Scope, **roles: object) -> FeatureSchema:
+    """The schema without some scopes and with other roles."""
+    return dataclasses.replace(schema, features=tuple(f for f in schema.features if f.scope not in scopes), **roles)
+
+
+SPECS = {
+    "full": ModelSpec(FULL, **_SMALL, item_id_buckets=17, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2),
+    "raw_din_two_tasks": ModelSpec(FULL, **_SMALL, din="raw", tasks=("click", "buy")),
+    "image_not_an_input": ModelSpec(dataclasses.replace(FULL, multimodal_is_input=False), **_SMALL),
+    "no_multimodal": ModelSpec(without(FULL, multimodal=None), **_SMALL),
+    "no_sim": ModelSpec(without(FULL, sim_category=None), **_SMALL),
+    "no_bid_text_ids": ModelSpec(without(FULL, bid=None, id_kind=IdKind.TEXT), **_SMALL, rank_by="click"),
+    "items_only": ModelSpec(without(FULL, Scope.USER, Scope.BEHAVIOUR, Scope.CONTEXT), **_SMALL),
+    "one_feature": ModelSpec(
+        FeatureSchema((Feature("quality", Scope.ITEM, Kind.NUMERIC),)), **(_SMALL | {"bridge_width": 8, "head_hidden": ()}), rank_by="click"
+    ),
+}
+
+
+def make_network(spec: ModelSpec, seed: int = 0) -> AifNetwork:
+    """An untrained network, the same for the same seed."""
+    torch.manual_seed(seed)
+    return AifNetwork(spec, make_w_hash(7, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+
+
+def make_items(rows: int, seed: int = 0) -> list[dict[str, object]]:
+    """Raw item features; a few values are missing."""
+    rng = np.random.default_rng(seed)
+    items: list[dict[str, object]] = [
+        {
+            "category": int(rng.integers(6)),
+            "brand": f"b{rng.integers(20)}",
+            "tags": [f"t{t}" for t in rng.integers(0, 30, rng.integers(0, 9))],
+            "words": [int(w) for w in rng.integers(0, 30, rng.integers(0, 3))],
+            "quality": float(rng.standard_normal()),
+            "bid": float(rng.random() + 0.5),
+            "image": rng.standard_normal(MM_WIDTH).tolist(),
+            "price": float(rng.standard_normal()),
+            "stock": int(rng.integers(4)),
+        }
+        for _ in range(rows)
+    ]
+    return [{k: v for k, v in item.items() if i % 5 or k in ("bid", "price")} for i, item in enumerate(items)]
+
+
+def encode_items(spec: ModelSpec, items: Sequence[dict[str, object]]) -> FeatureBlock:
+    """The item half's inputs."""
+    return encode_features(spec.schema.item_half_inputs, items)
+
+
+def sign_items(network: AifNetwork, items: Sequence[dict[str, object]]) -> list[bytes | None]:
+    """The signature of each item, None without an embedding."""
+    if network.w_hash_KM is None:
+        return [None] * len(items)
+    images = [item.get("image") for item in items]
+    encoded = encode_signatures(np.array([i or [0.0] * MM_WIDTH for i in images]).reshape(-1, MM_WIDTH), network.w_hash_KM)
+    return [row.tobytes() if image else None for row, image in zip(encoded, images, strict=True)]
+
+
+def make_candidates(network: AifNetwork, items: Sequence[dict[str, object]]) -> CandidateRows:
+    """The rows of these items as an index stores them, for one request."""
+    spec, stored, signatures = network.spec, encode_rows(network, encode_items(network.spec, items)), sign_items(network, items)
+    width = spec.signature_bytes
+    packed = np.array([list(s or bytes(width)) for s in signatures], np.uint8).reshape(len(items), width)
+    return CandidateRows(
+        vectors_BCD=torch.from_numpy(stored.vectors_RD)[None],
+        bridge_BCN=torch.from_numpy(stored.bridge_RN)[None],
+        signatures_BCW=torch.from_numpy(packed)[None],
+        has_signature_BC=torch.tensor([[s is not None for s in signatures]]),
+        category_BC=torch.tensor([[spec.schema.category_of(i) for i in items]]),
+        realtime_BCQ=torch.tensor([[encode_realtime(spec.schema, i) for i in items]], dtype=torch.float32).reshape(1, len(items), -1),
+        bid_BC=torch.tensor([[spec.schema.bid_of(i) for i in items]], dtype=torch.float32),
+        context=encode_context(spec, {"hour": 13}),
+    )
+
+
+def make_user(network: AifNetwork, history: Sequence[dict[str, object]], seed: int = 0) -> UserInputs:
+    """A user whose behaviours are on these items, oldest first; every seventh item is gone from the version."""
+    rng, spec = np.random.default_rng(seed), network.spec
+    stored, signatures = encode_rows(network, encode_items(spec, history)), sign_items(network, history)
+    behaviours = [
+        BehaviourRow(
+            item=j if spec.schema.id_kind is IdKind.INT64 else f"item-{j}",
+            kind=("click", "buy", "look")[j % 3],
+            features={"dwell": float(rng.random()), "place": j % 3},
+            category=spec.schema.category_of(item) if j % 7 else 0,
+            vector=stored.vectors_RD[j] if j % 7 else None,
+            signature=signatures[j] if j % 7 else None,
+        )
+        for j, item in enumerate(history)
+    ]
+    profile = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}
+    return build_user_inputs(spec, profile, behaviours)
+
+
+def blank_features(spec: ModelSpec, scope: Scope, rows: int) -> FeatureTensors:
+    """Rows in which every feature is missing."""
+    return FeatureTensors.from_block(encode_features(spec.schema.of(scope), [{}] * rows))

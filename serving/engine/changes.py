@@ -1,0 +1,124 @@
+"""Row changes as arrays, ready to be applied: decoded where there is time (a follower thread, the loader), applied by the engine in bounded turns.
+
+Here: `Changes` and its builders from delta records, increments and blocks. Not here: applying (tables.py).
+An order is packed into three int64 that compare as the row-order rule does: features version; features offset and index; embedding offset and
+index (offset * 2^16 + index: an index fits 16 bits, and an offset below 2^47 is all that Kafka will ever count here).
+
+Arrays: C changes, N bytes of text ids.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.errors import Corrupted, RejectedInput
+from schemas.ids import Id, IdKind
+from schemas.index.layout import ORDER, RowLayout, int64_ids
+
+_INDEX_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TextIds:
+    """Text ids side by side: id i is bytes_N[starts_C[i] : starts_C[i + 1]]."""
+
+    bytes_N: np.ndarray
+    starts_C: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts_C) - 1
+
+
+IdArray = np.ndarray | TextIds  # int64 [C], or text
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """C changes in log order: ids, packed orders int64 [C, 3], dead uint8 [C], rows of the layout's dtype [C] (anything where dead)."""
+
+    ids: IdArray
+    orders_C3: np.ndarray
+    dead_C: np.ndarray
+    rows_C: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.dead_C)
+
+
+def pack_text_ids(keys: Sequence[bytes]) -> TextIds:
+    """Text ids from their bytes."""
+    starts = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), out=starts[1:])
+    return TextIds(np.frombuffer(b"".join(keys), np.uint8), starts)
+
+
+def pack_keys(keys: Sequence[bytes], kind: IdKind) -> IdArray:
+    """Ids from index keys."""
+    return pack_text_ids(keys) if kind is IdKind.TEXT else int64_ids(keys)
+
+
+def pack_orders(orders: np.ndarray) -> np.ndarray:
+    """int64 [C, 3] from ORDER records [C]. Comparing it as `decide_newer` does is `layout.is_newer`."""
+    packed = np.empty((len(orders), 3), np.int64)
+    packed[:, 0] = orders["features_version"]
+    packed[:, 1] = (orders["features_offset"] << _INDEX_BITS) + orders["features_index"]
+    packed[:, 2] = (orders["embedding_offset"] << _INDEX_BITS) + orders["embedding_index"]
+    return packed
+
+
+def decode_changes(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> Changes:
+    """From (index key, increment value) pairs. Raises Corrupted."""
+    orders, rows = np.empty(len(pairs), ORDER), np.zeros(len(pairs), layout.dtype)
+    raw_rows, row_bytes = rows.view(np.uint8).reshape(len(pairs), layout.row_bytes), layout.row_bytes
+    orders_raw = orders.view(np.uint8).reshape(len(pairs), ORDER.itemsize)
+    for i, (_, value) in enumerate(pairs):
+        if len(value) not in (ORDER.itemsize, ORDER.itemsize + row_bytes):
+            raise Corrupted("bad_increment", f"a row change has {len(value)} bytes, its layout needs {ORDER.itemsize + row_bytes}")
+        raw = np.frombuffer(value, np.uint8)
+        orders_raw[i] = raw[: ORDER.itemsize]
+        if len(value) > ORDER.itemsize:
+            raw_rows[i] = raw[ORDER.itemsize :]
+        elif not orders["dead"][i]:
+            raise Corrupted("bad_increment", "a row change without a row is not marked dead")
+    return Changes(pack_keys([k for k, _ in pairs], layout.id_kind), pack_orders(orders), orders["dead"].copy(), rows)
+
+
+def cut_changes(changes: Changes, rows_max: int) -> list[Changes]:
+    """The same changes in portions of at most `rows_max`, in order."""
+    if len(changes) <= rows_max:
+        return [changes]
+    return [_slice(changes, at, min(len(changes), at + rows_max)) for at in range(0, len(changes), rows_max)]
+
+
+def _slice(changes: Changes, start: int, end: int) -> Changes:
+    ids = changes.ids
+    if isinstance(ids, TextIds):
+        cut: IdArray = TextIds(ids.bytes_N, ids.starts_C[start : end + 1])
+    else:
+        cut = ids[start:end]
+    return Changes(cut, changes.orders_C3[start:end], changes.dead_C[start:end], changes.rows_C[start:end])
+
+
+def encode_ids(ids: Sequence[Id] | np.ndarray, kind: IdKind) -> IdArray:
+    """Ids of a request as arrays. Raises RejectedInput (`bad_id`) if they are not of the catalogue's kind."""
+    return _encode_text(ids) if kind is IdKind.TEXT else _encode_int64(ids)
+
+
+def _encode_int64(ids: Sequence[Id] | np.ndarray) -> np.ndarray:
+    if isinstance(ids, np.ndarray):
+        if ids.dtype.kind not in "iu":
+            raise RejectedInput("bad_id", f"ids of type {ids.dtype}, this catalogue's ids are int64 numbers")
+        return np.ascontiguousarray(ids, np.int64)
+    try:
+        array = np.fromiter(ids, np.int64, len(ids))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RejectedInput("bad_id", f"an id is not an int64 number: {error}") from error
+    return array
+
+
+def _encode_text(ids: Sequence[Id] | np.ndarray) -> TextIds:
+    try:
+        return pack_text_ids([id_.encode() for id_ in ids])  # type: ignore[union-attr]
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise RejectedInput("bad_id", f"an id is not valid text: {error}; this catalogue's ids are text") from error

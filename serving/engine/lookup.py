@@ -1,0 +1,167 @@
+"""Ids to slots: a compiled open-addressing table in plain arrays, so that two processes can share it.
+
+Here: the kernels. Not here: where the arrays lie (slots.py), what a slot holds (tables.py).
+A table is uint64 [T, 2], T a power of two, load at most one half: (key, slot + 1), 0 in the second place = empty. The key is the int64 id, or a
+64-bit hash of a text id, whose bytes are then compared. Nothing is ever removed: a deleted id keeps its slot, which remembers its order.
+Invariants: every kernel has one signature, so a flip never compiles; an unknown id is -1, never an index.
+
+Arrays: C ids asked for, T table entries, R slots of the version.
+Source: the idea of (key, slot) pairs at low load and of loading a block's first entries before comparing them: measured, 0.2 ms for 10^4 cold ids.
+"""
+
+import numba
+import numpy as np
+
+U = np.uint64
+_MIX_1, _MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9)
+_BLOCK = 64
+UNKNOWN = -1
+FULL = -2
+HEADER_ROWS, HEADER_ID_BYTES, HEADER_DEAD, HEADER_REFUSED = 0, 1, 2, 3  # places of the counters in a slot's header
+
+
+@numba.njit(inline="always")
+def _mix(x: int) -> int:
+    x ^= x >> U(32)
+    x *= _MIX_1
+    x ^= x >> U(29)
+    x *= _MIX_2
+    x ^= x >> U(32)
+    return x
+
+
+@numba.njit(nogil=True, cache=True)
+def find_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> None:
+    """slots_C (int64) = slot of each id, or -1. Slots of deleted ids are found too."""
+    mask = U(table_T2.shape[0] - 1)
+    places = np.empty(_BLOCK + 1, np.uint64)
+    for start in range(0, ids_C.shape[0], _BLOCK):
+        end = min(ids_C.shape[0], start + _BLOCK)
+        touched = U(0)
+        for i in range(start, end):  # independent loads first: the memory answers many at a time
+            place = _mix(U(ids_C[i])) & mask
+            places[i - start] = place
+            touched ^= table_T2[place, 0]
+        places[_BLOCK] = touched  # kept, so that the loads are not optimised away
+        for i in range(start, end):
+            key, place = U(ids_C[i]), places[i - start]
+            while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
+                place = (place + U(1)) & mask
+            slots_C[i] = np.int64(table_T2[place, 1]) - 1
+
+
+@numba.njit(nogil=True, cache=True)
+def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, header: np.ndarray, slots_C: np.ndarray) -> None:
+    """As `find_int64`, and an unknown id gets the next free slot; -2 when there is none."""
+    mask = U(table_T2.shape[0] - 1)
+    for i in range(ids_C.shape[0]):
+        key = U(ids_C[i])
+        place = _mix(key) & mask
+        while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
+            place = (place + U(1)) & mask
+        slot = np.int64(table_T2[place, 1]) - 1
+        if slot < 0:
+            slot = header[HEADER_ROWS]
+            if slot >= ids_R.shape[0]:
+                slots_C[i] = FULL
+                continue
+            ids_R[slot] = ids_C[i]
+            table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
+            header[HEADER_ROWS] = slot + 1
+        slots_C[i] = slot
+
+
+@numba.njit(nogil=True, cache=True)
+def _hash_text(bytes_N: np.ndarray, start: int, end: int) -> int:
+    h = U(end - start) * _MIX_1
+    at = start
+    while at + 8 <= end:
+        word = U(0)
+        for k in range(8):
+            word |= U(bytes_N[at + k]) << U(8 * k)
+        h = (h ^ word) * _MIX_2
+        h ^= h >> U(29)
+        at += 8
+    word = U(0)
+    for k in range(end - at):
+        word |= U(bytes_N[at + k]) << U(8 * k)
+    return _mix(h ^ word)
+
+
+@numba.njit(nogil=True, cache=True)
+def _probe_text(
+    bytes_N: np.ndarray, start: int, end: int, key: int, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray
+) -> int:
+    """Place in the table of an id, or of the empty entry where it belongs."""
+    mask = U(table_T2.shape[0] - 1)
+    place = key & mask
+    while table_T2[place, 1] != U(0):
+        if table_T2[place, 0] == key:
+            slot = np.int64(table_T2[place, 1]) - 1
+            at = starts_R[slot]
+            if starts_R[slot + 1] - at == end - start:
+                same = True
+                for k in range(end - start):
+                    if stored_M[at + k] != bytes_N[start + k]:
+                        same = False
+                        break
+                if same:
+                    return place
+        place = (place + U(1)) & mask
+    return place
+
+
+@numba.njit(nogil=True, cache=True)
+def find_text(
+    bytes_N: np.ndarray, starts_C: np.ndarray, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray
+) -> None:
+    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[starts_R[R] : starts_R[R + 1]]."""
+    for i in range(starts_C.shape[0] - 1):
+        key = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
+        place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], key, starts_R, stored_M, table_T2)
+        slots_C[i] = np.int64(table_T2[place, 1]) - 1
+
+
+@numba.njit(nogil=True, cache=True)
+def place_text(
+    bytes_N: np.ndarray,
+    starts_C: np.ndarray,
+    starts_R: np.ndarray,
+    stored_M: np.ndarray,
+    table_T2: np.ndarray,
+    header: np.ndarray,
+    slots_C: np.ndarray,
+) -> None:
+    """As `find_text`, and an unknown id gets the next free slot; -2 when there is no slot or no room for its bytes."""
+    for i in range(starts_C.shape[0] - 1):
+        start, end = starts_C[i], starts_C[i + 1]
+        key = _hash_text(bytes_N, start, end)
+        place = _probe_text(bytes_N, start, end, key, starts_R, stored_M, table_T2)
+        slot = np.int64(table_T2[place, 1]) - 1
+        if slot < 0:
+            slot, at = header[HEADER_ROWS], header[HEADER_ID_BYTES]
+            if slot >= starts_R.shape[0] - 1 or at + end - start > stored_M.shape[0]:
+                slots_C[i] = FULL
+                continue
+            stored_M[at : at + end - start] = bytes_N[start:end]
+            starts_R[slot], starts_R[slot + 1] = at, at + end - start
+            table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
+            header[HEADER_ROWS], header[HEADER_ID_BYTES] = slot + 1, at + end - start
+        slots_C[i] = slot
+
+
+@numba.njit(nogil=True, cache=True)
+def first_of_each_int64(ids_C: np.ndarray, scratch_T: np.ndarray, kept_C: np.ndarray) -> int:
+    """Drops repeated ids: kept_C = places of the first of each; returns how many. scratch_T int64, zeros, a power of two >= 2 C; left as zeros."""
+    mask = U(scratch_T.shape[0] - 1)
+    kept = 0
+    for i in range(ids_C.shape[0]):
+        place = _mix(U(ids_C[i])) & mask
+        while scratch_T[place] != 0 and ids_C[scratch_T[place] - 1] != ids_C[i]:
+            place = (place + U(1)) & mask
+        if scratch_T[place] == 0:
+            scratch_T[place] = i + 1
+            kept_C[kept] = i
+            kept += 1
+    scratch_T[:] = 0
+    return kept

@@ -1,0 +1,142 @@
+"""The two slots: fixed shared memory that holds one version each, and how a version is laid out in it.
+
+Here: `SlotMemory` (the bytes), `plan_slot` (pure: where each array lies), `open_arrays` (the arrays as views). Not here: what is done with them
+(tables.py), who fills them (serving/index_reader.py).
+A slot is anonymous memory (memfd) mapped by the serving process and, through an inherited descriptor, by the loader process: it has no name, so it
+is gone with the last of the two however they end. It is mapped and touched once; a version moves in by being written, never by being mapped
+(a new mapping costs the first request its page faults).
+Invariant: the arrays of one (layout, slot size, rows, id bytes) lie at the same places in both processes.
+
+Arrays: R slots (capacity), T look-up entries, M bytes of text ids.
+"""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import Incompatible
+from schemas.ids import IdKind
+from schemas.index.layout import RowLayout
+
+GROWTH = 1.5  # default size: this many times the first version ...
+NEW_ROWS_MIN = 4096  # ... and at least this many new ids
+TEXT_ID_BYTES_ASSUMED = 16  # room per new text id when a version has none to measure
+HEADER_FIELDS = 16
+_ALIGN = 64
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
+_POPULATE_CHUNK = 64 << 20
+ArraySpec = tuple[str, str, tuple[int, ...]]  # name, dtype code, shape
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """Where the arrays of a version lie: name -> (byte offset, dtype, shape). Columns are under `column.<name>`."""
+
+    capacity: int
+    id_bytes: int
+    size_bytes: int
+    arrays: Mapping[str, tuple[int, str, tuple[int, ...]]] = field(repr=False)
+
+
+def _array_specs(layout: RowLayout, capacity: int, id_bytes: int) -> list[ArraySpec]:
+    table = 1 << (2 * capacity - 1).bit_length()
+    ids: list[ArraySpec] = [("ids", "<i8", (capacity,))]
+    if layout.id_kind is IdKind.TEXT:
+        ids = [("id_starts", "<i8", (capacity + 1,)), ("id_bytes", "u1", (id_bytes,))]
+    columns: list[ArraySpec] = [(f"column.{c.name}", c.dtype, (capacity,) if c.width == 1 else (capacity, c.width)) for c in layout.columns]
+    return [
+        ("header", "<i8", (HEADER_FIELDS,)),
+        *ids,
+        ("orders", "<i8", (capacity, 3)),
+        ("dead", "u1", (capacity,)),
+        ("table", "<u8", (table, 2)),
+        *columns,
+    ]
+
+
+def plan_arrays(layout: RowLayout, capacity: int, id_bytes: int) -> SlotPlan:
+    """The arrays for `capacity` rows and `id_bytes` bytes of text ids, one after another, each on its own cache line."""
+    at, arrays = 0, {}
+    for name, dtype, shape in _array_specs(layout, capacity, id_bytes):
+        arrays[name] = (at, dtype, shape)
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        at += -(-size // _ALIGN) * _ALIGN
+    return SlotPlan(capacity, id_bytes, at, arrays)
+
+
+def _room_for(rows: int, id_bytes: int, capacity: int) -> int:
+    """Bytes of text ids for `capacity` rows when `rows` rows have `id_bytes`."""
+    return max(id_bytes, -(-id_bytes * capacity // rows) if rows else TEXT_ID_BYTES_ASSUMED * capacity)
+
+
+def plan_slot_bytes(layout: RowLayout, rows: int, id_bytes: int) -> int:
+    """Default size of a slot: 1.5 x this version, and room for new ids."""
+    capacity = max(int(rows * GROWTH), rows + NEW_ROWS_MIN)
+    return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity)).size_bytes
+
+
+def plan_slot(layout: RowLayout, slot_bytes: int, rows: int, id_bytes: int) -> SlotPlan:
+    """The plan with the most room for new ids that fits. Raises Incompatible (`slot_too_small`): the running version stays."""
+
+    def plan(capacity: int) -> SlotPlan:
+        return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity))
+
+    low, high = max(rows, 1), max(rows, 1)
+    if plan(low).size_bytes > slot_bytes:
+        raise Incompatible(
+            "slot_too_small",
+            f"the version has {rows} rows and needs {plan(low).size_bytes} bytes, a slot has {slot_bytes}; restart with a larger slot_bytes",
+        )
+    while plan(high).size_bytes <= slot_bytes:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if plan(middle).size_bytes <= slot_bytes else (low, middle)
+    return plan(low)
+
+
+def open_arrays(plan: SlotPlan, memory: Any) -> dict[str, np.ndarray]:
+    """The arrays as views of `memory` (any writable buffer of at least plan.size_bytes)."""
+    return {
+        name: np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
+        for name, (offset, dtype, shape) in plan.arrays.items()
+    }
+
+
+def reset_arrays(arrays: Mapping[str, np.ndarray]) -> None:
+    """An empty version. Only what is read before it is written is cleared."""
+    for name in ("header", "table"):
+        arrays[name][...] = 0
+    if "id_starts" in arrays:
+        arrays["id_starts"][0] = 0
+
+
+class SlotMemory:
+    """`size_bytes` of shared memory under file descriptor `fd`, which a loader process inherits or is sent."""
+
+    def __init__(self, size_bytes: int, fd: int | None = None) -> None:
+        self.size_bytes = size_bytes
+        self.fd = os.memfd_create("aif-slot") if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, size_bytes)
+        self.buffer = mmap.mmap(self.fd, size_bytes)
+
+    def populate(self) -> None:
+        """Touches every page once, so that no request pays for a page fault."""
+        for at in range(0, self.size_bytes, _POPULATE_CHUNK):
+            size = min(_POPULATE_CHUNK, self.size_bytes - at)
+            try:
+                self.buffer.madvise(_POPULATE_WRITE, at, size)
+            except OSError:  # an older kernel, or one that does not know the call
+                np.frombuffer(self.buffer, np.uint8, size, at)[:: mmap.PAGESIZE] = 0
+
+    def close(self) -> None:
+        """Gives the memory back once the last view of it is gone; the mapping ends with the process at the latest."""
+        with contextlib.suppress(BufferError):
+            self.buffer.close()
+        os.close(self.fd)

@@ -1,0 +1,155 @@
+"""One version's rows in a slot: look-up, and changes by the row-order rule.
+
+Here: `Tables`, views over a slot and the only code that writes them after a load. Not here: memory (slots.py), scoring (cpu.py).
+Written by one thread (the engine; while it is being filled, the loader), so a reader in that thread never sees half a change (I3).
+A reader never lets a component go back: a change replaces a row only if neither component's order goes back and one advances, and the orders of
+deleted ids stay in their slots. So changes may come twice, late, or in any order.
+
+Arrays: R slots, C ids or changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from schemas.ids import Id, IdKind
+from schemas.index.layout import RowLayout
+from serving.engine.changes import Changes, IdArray, TextIds
+from serving.engine.lookup import (
+    FULL,
+    HEADER_DEAD,
+    HEADER_REFUSED,
+    HEADER_ROWS,
+    UNKNOWN,
+    find_int64,
+    find_text,
+    place_int64,
+    place_text,
+)
+from serving.engine.slots import SlotPlan
+
+NO_ORDER = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one portion did. `slots` = slots whose row was written, ascending in time (a slot may repeat); refused = new ids without room."""
+
+    applied: int
+    superseded: int
+    refused: int
+    slots: np.ndarray
+
+
+@numba.njit(nogil=True, cache=True)
+def decide_newer(
+    slots_C: np.ndarray, orders_C3: np.ndarray, dead_C: np.ndarray, orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray
+) -> None:
+    """Goes through the changes in order; a change that is not newer gets slot -1, a newer one leaves its order (and death) in its slot."""
+    for i in range(slots_C.shape[0]):
+        slot = slots_C[i]
+        if slot < 0:
+            continue
+        new, old = orders_C3[i], orders_R3[slot]
+        features = 1 if new[0] > old[0] else (-1 if new[0] < old[0] else 0)
+        if features == 0:
+            features = 1 if new[1] > old[1] else (-1 if new[1] < old[1] else 0)
+        embedding = 1 if new[2] > old[2] else (-1 if new[2] < old[2] else 0)
+        if features < 0 or embedding < 0 or (features == 0 and embedding == 0):
+            slots_C[i] = UNKNOWN
+            continue
+        orders_R3[slot] = new
+        header[HEADER_DEAD] += np.int64(dead_C[i]) - np.int64(dead_R[slot])
+        dead_R[slot] = dead_C[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _hide_dead(slots_C: np.ndarray, dead_R: np.ndarray) -> None:
+    for i in range(slots_C.shape[0]):
+        if slots_C[i] >= 0 and dead_R[slots_C[i]] != 0:
+            slots_C[i] = UNKNOWN
+
+
+class Tables:
+    """A version in a slot. `columns[name]` = array [R] or [R, width] as stored; `arrays` as `open_arrays` gives them."""
+
+    def __init__(self, layout: RowLayout, plan: SlotPlan, arrays: Mapping[str, np.ndarray]) -> None:
+        self.layout = layout
+        self.plan = plan
+        self.columns = {c.name: arrays[f"column.{c.name}"] for c in layout.columns}
+        self._arrays = dict(arrays)
+        self._header, self._orders_R3, self._dead_R = arrays["header"], arrays["orders"], arrays["dead"]
+
+    @property
+    def used(self) -> int:
+        """Slots in use: live rows and remembered deletes."""
+        return int(self._header[HEADER_ROWS])
+
+    @property
+    def rows(self) -> int:
+        """Live rows."""
+        return int(self._header[HEADER_ROWS] - self._header[HEADER_DEAD])
+
+    @property
+    def capacity(self) -> int:
+        """Slots in all."""
+        return self.plan.capacity
+
+    @property
+    def not_servable(self) -> int:
+        """Changes of new ids that found no room."""
+        return int(self._header[HEADER_REFUSED])
+
+    def find_any(self, ids: IdArray) -> np.ndarray:
+        """int64 [C]: slot of each id, deleted ones included; -1 = never seen."""
+        slots_C, a = np.empty(len(ids), np.int64), self._arrays
+        if isinstance(ids, TextIds):
+            find_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], slots_C)
+        else:
+            find_int64(ids, a["ids"], a["table"], slots_C)
+        return slots_C
+
+    def find(self, ids: IdArray) -> np.ndarray:
+        """int64 [C]: slot of each live row, -1 for an id that is unknown or deleted."""
+        slots_C = self.find_any(ids)
+        _hide_dead(slots_C, self._dead_R)
+        return slots_C
+
+    def id_at(self, slot: int) -> Id:
+        """The id in a slot."""
+        if self.layout.id_kind is IdKind.TEXT:
+            start, end = self._arrays["id_starts"][slot : slot + 2]
+            return bytes(self._arrays["id_bytes"][start:end]).decode()
+        return int(self._arrays["ids"][slot])
+
+    def live_slots(self, limit: int) -> np.ndarray:
+        """Slots of the first `limit` live rows."""
+        return np.flatnonzero(self._dead_R[: min(self.used, 4 * limit)] == 0)[:limit]
+
+    def apply(self, changes: Changes) -> Applied:
+        """Changes by the row-order rule; new ids are appended while there is room."""
+        slots_C = self._place(changes.ids)
+        refused = int((slots_C == FULL).sum())
+        decide_newer(slots_C, changes.orders_C3, changes.dead_C, self._orders_R3, self._dead_R, self._header)
+        self._header[HEADER_REFUSED] += refused
+        newer = slots_C >= 0
+        written = newer & (changes.dead_C == 0)
+        slots = slots_C[written]
+        for name, column in self.columns.items():
+            column[slots] = changes.rows_C[name][written]  # a repeated slot keeps the last value, which is the newest
+        applied = int(newer.sum())
+        return Applied(applied, len(changes) - applied - refused, refused, slots)
+
+    def _place(self, ids: IdArray) -> np.ndarray:
+        """Slots of ids, new ones appended with an order below every other and dead until a change says otherwise."""
+        slots_C, a, before = np.empty(len(ids), np.int64), self._arrays, self.used
+        if isinstance(ids, TextIds):
+            place_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], self._header, slots_C)
+        else:
+            place_int64(ids, a["ids"], a["table"], self._header, slots_C)
+        self._orders_R3[before : self.used] = NO_ORDER
+        self._dead_R[before : self.used] = 1
+        self._header[HEADER_DEAD] += self.used - before
+        return slots_C

@@ -1,0 +1,27 @@
+"""The best k of C scores in the one order of the project: score descending, then id ascending (numbers, or bytes of text).
+
+Arrays: C candidates, A answers.
+"""
+
+import numpy as np
+
+from schemas.ids import Id
+
+
+def rank_top(scores_C: np.ndarray, ids_C: "np.ndarray | list[Id]", top_k: int) -> np.ndarray:
+    """int64 [A]: places of the best min(top_k, C), best first. Ids are all different."""
+    count = min(top_k, len(scores_C))
+    if count == 0:
+        return np.empty(0, np.int64)
+    places = np.arange(len(scores_C))
+    if count < len(scores_C):  # everything that ties with the last place stays, then the exact order decides
+        places = np.flatnonzero(scores_C >= np.partition(scores_C, -count)[-count])
+    return _in_order(scores_C, ids_C, places)[:count]
+
+
+def _in_order(scores_C: np.ndarray, ids_C: "np.ndarray | list[Id]", places: np.ndarray) -> np.ndarray:
+    if isinstance(ids_C, np.ndarray):
+        return places[np.lexsort((ids_C[places], -scores_C[places]))]
+    scores = scores_C[places].tolist()
+    keys = [(-score, str(ids_C[place]).encode()) for score, place in zip(scores, places.tolist(), strict=True)]
+    return places[sorted(range(len(keys)), key=keys.__getitem__)]

@@ -1,0 +1,143 @@
+"""Small versions in ordinary memory for the tests of the engine: random networks of every shape of schema, their rows, their tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from schemas.features import encode_realtime
+from schemas.ids import Id, IdKind, encode_index_key
+from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout
+from schemas.model.encode_rows import encode_rows
+from schemas.model.inputs import BehaviourRow, CandidateRows, build_user_inputs, encode_context
+from schemas.model.network import AifNetwork, rank_reference
+from schemas.model.spec import ModelSpec
+from schemas.users import BehaviourEvent
+from serving.engine.changes import decode_changes
+from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables import Tables
+from tests.schemas.model.samples import encode_items, make_items, make_network, sign_items
+
+PROFILE = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}
+CONTEXT = {"hour": 13}
+
+
+def order(features_version: int = 1, features_offset: int = 0, embedding_offset: int = 0, dead: int = 0) -> np.ndarray:
+    """One ORDER element."""
+    return np.array((features_version, features_offset, 0, embedding_offset, 0, 0, dead), ORDER)
+
+
+def empty_tables(layout: RowLayout, capacity: int, id_bytes: int = 0) -> Tables:
+    """Tables in ordinary memory with room for at least `capacity` rows."""
+    slot_bytes = plan_slot_bytes(layout, capacity, id_bytes)
+    plan = plan_slot(layout, slot_bytes, capacity, id_bytes)
+    arrays = open_arrays(plan, bytearray(plan.size_bytes))
+    reset_arrays(arrays)
+    return Tables(layout, plan, arrays)
+
+
+def item_id(kind: IdKind, number: int) -> Id:
+    """The id of the number-th item: numbers far apart (also negative), or text of several lengths."""
+    return (number - 3) * 7_919_000_000_007 if kind is IdKind.INT64 else f"item-{'x' * (number % 11)}-{number}"
+
+
+@dataclass
+class Version:
+    """A network, its items, their rows as stored, and tables that hold them."""
+
+    network: AifNetwork
+    items: list[dict[str, object]]
+    ids: list[Id]
+    rows: np.ndarray
+    tables: Tables
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The network's spec."""
+        return self.network.spec
+
+
+def encode_item_rows(network: AifNetwork, items: Sequence[dict[str, object]]) -> np.ndarray:
+    """Structured rows of the layout."""
+    spec = network.spec
+    rows, stored = np.zeros(len(items), row_layout(spec).dtype), encode_rows(network, encode_items(spec, items))
+    rows["vector"], rows["bridge"] = stored.vectors_RD.reshape(rows["vector"].shape), stored.bridge_RN.reshape(rows["bridge"].shape)
+    for i, (item, signature) in enumerate(zip(items, sign_items(network, items), strict=True)):
+        rows["category"][i], rows["bid"][i] = spec.schema.category_of(item), spec.schema.bid_of(item)
+        if spec.schema.realtime_features:
+            values = encode_realtime(spec.schema, item)
+            rows["realtime"][i] = values if len(values) > 1 else values[0]
+        if signature is not None:
+            rows["signature"][i], rows["has_signature"][i] = np.frombuffer(signature, np.uint8), 1
+    return rows
+
+
+def make_version(spec: ModelSpec, items: int = 300, seed: int = 0) -> Version:
+    """A version of `items` random items."""
+    network, raw = make_network(spec, seed).eval(), make_items(items, seed)
+    ids, rows = [item_id(spec.schema.id_kind, i) for i in range(items)], encode_item_rows(network, raw)
+    tables = empty_tables(row_layout(spec), items, sum(len(encode_index_key(i)) for i in ids))
+    pairs = [(encode_index_key(i), encode_increment(order(), row)) for i, row in zip(ids, rows, strict=True)]
+    tables.apply(decode_changes(row_layout(spec), pairs))
+    return Version(network, raw, ids, rows, tables)
+
+
+def candidate_rows(spec: ModelSpec, rows: np.ndarray) -> CandidateRows:
+    """`CandidateRows` (B = 1) of structured rows, for the reference."""
+    count, width = len(rows), spec.signature_bytes
+    signatures = rows["signature"].reshape(count, width) if width else np.zeros((count, 0), np.uint8)
+    realtime = rows["realtime"].reshape(count, -1) if spec.schema.realtime_features else np.zeros((count, 0), np.float32)
+    return CandidateRows(
+        vectors_BCD=torch.from_numpy(rows["vector"].reshape(1, count, -1).copy()),
+        bridge_BCN=torch.from_numpy(rows["bridge"].reshape(1, count, -1).copy()),
+        signatures_BCW=torch.from_numpy(signatures.copy())[None],
+        has_signature_BC=torch.from_numpy(rows["has_signature"] != 0)[None],
+        category_BC=torch.from_numpy(rows["category"].astype(np.int64))[None],
+        realtime_BCQ=torch.from_numpy(realtime.copy())[None],
+        bid_BC=torch.from_numpy(rows["bid"].copy())[None],
+        context=encode_context(spec, CONTEXT),
+    )
+
+
+def make_behaviours(version: Version, length: int, seed: int = 0) -> list[BehaviourEvent]:
+    """A history over the version's items and over some that it does not have."""
+    rng, kind = np.random.default_rng(seed), version.spec.schema.id_kind
+    numbers = rng.integers(0, len(version.ids) * 8 // 7, length)
+    return [
+        BehaviourEvent(
+            item_id(kind, int(n)), ("click", "buy", "look")[j % 3], j, {"dwell": float(rng.random()), "place": int(rng.integers(3))}
+        )
+        for j, n in enumerate(numbers)
+    ]
+
+
+def reference_inputs(version: Version, profile: dict[str, object], behaviours: Sequence[BehaviourEvent]) -> object:
+    """`UserInputs` by the plain builder, one object per behaviour."""
+    places = {id_: i for i, id_ in enumerate(version.ids)}
+    joined = []
+    for event in behaviours:
+        at = places.get(event.item_id)
+        row = None if at is None else version.rows[at]
+        signed = row is not None and version.spec.signature_bytes > 0 and row["has_signature"]
+        joined.append(
+            BehaviourRow(
+                event.item_id,
+                event.kind,
+                event.features,
+                0 if row is None else int(row["category"]),
+                None if row is None else row["vector"],
+                row["signature"].tobytes() if signed else None,
+            )
+        )
+    return build_user_inputs(version.spec, profile, joined)
+
+
+@torch.inference_mode()
+def reference_answer(
+    version: Version, profile: dict[str, object], behaviours: Sequence[BehaviourEvent], places: Sequence[int], top_k: int
+) -> list[tuple[Id, float, tuple[float, ...]]]:
+    """The slow specification of an answer, from plain rows."""
+    states = version.network.user_states(reference_inputs(version, profile, behaviours))
+    rows = candidate_rows(version.spec, version.rows[list(places)])
+    return rank_reference(version.network, states, rows, [version.ids[p] for p in places], top_k)

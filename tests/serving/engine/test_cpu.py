@@ -1,0 +1,69 @@
+"""The CPU scorer against the network's reference form, on the same stored rows, for every shape of schema."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.model.hamming import equal_bits_min, hamming_histogram, pool_histogram
+from serving.engine.changes import encode_ids
+from serving.engine.cpu import CpuScorer
+from serving.engine.similarity import count_distances, count_distances_2, pack_words, pool_distances, tier_of_distances
+from serving.engine.user_state import join_behaviours
+from serving.engine.work import UserWork
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version, reference_inputs
+
+
+def logit_tolerance(version) -> float:
+    """A bound on the difference of two orders of summation in fp32: n terms of a layer, each at most the layer's largest activation, and the
+    growth through the head; generous by the constant only."""
+    weights = [p.detach().abs() for name, p in version.network.head.named_parameters() if name.endswith("weight")]
+    terms = max(w.shape[-1] for w in weights)
+    growth = float(np.prod([max(1.0, float(w.sum(dim=-1).max())) for w in weights if w.ndim == 2]))
+    return float(np.finfo(np.float32).eps) * terms * min(growth, 1e3)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("length", [0, 1, 40])
+def test_probabilities_and_scores_are_those_of_the_reference_network_on_the_same_rows(name: str, length: int) -> None:
+    version = make_version(SPECS[name])
+    scorer, behaviours = CpuScorer(version.network, 1, version.tables), make_behaviours(version, length)
+    profile = PROFILE if length else {}
+    state = scorer.user_state(UserWork(profile, behaviours))
+    scores, probabilities = scorer.score(state, version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind)), CONTEXT)
+    with torch.inference_mode():
+        states = version.network.user_states(reference_inputs(version, profile, behaviours))
+        rows = candidate_rows(version.spec, version.rows)
+        wanted_scores, wanted = version.network.scores(version.network.joint_logits(states, rows), rows.bid_BC)
+    tolerance = logit_tolerance(version)
+    assert np.abs(probabilities - wanted[0].numpy()).max() <= tolerance
+    assert np.abs(scores - wanted_scores[0].numpy()).max() <= tolerance * float(version.rows["bid"].max())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_join_with_slot_rows_is_the_plain_builder_on_the_same_rows(name: str) -> None:
+    version = make_version(SPECS[name])
+    behaviours = make_behaviours(version, 30)
+    joined, missing = join_behaviours(version.spec, version.tables, behaviours)
+    wanted = reference_inputs(version, PROFILE, behaviours).behaviours
+    assert missing == sum(b.item_id not in set(version.ids) for b in behaviours)
+    for field in ("item_bucket_BL", "kind_BL", "category_BL", "vectors_BLD", "signatures_BLW", "has_signature_BL", "mask_BL"):
+        assert torch.equal(getattr(joined, field), getattr(wanted, field)), field
+    assert torch.equal(joined.features.numeric, wanted.features.numeric)
+
+
+@given(seed=st.integers(0, 999), candidates=st.integers(0, 9), sequence=st.integers(0, 40), width=st.sampled_from([1, 2, 8, 11, 16, 17]))
+def test_compiled_tier_counts_are_the_pooled_hamming_histogram(seed: int, candidates: int, sequence: int, width: int) -> None:
+    rng, edges = np.random.default_rng(seed), (0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
+    drawn = rng.integers(0, 256, (7, width), np.uint8)
+    signatures = drawn[rng.integers(0, 7, candidates + sequence)]
+    items, behaviours = signatures[:candidates], signatures[candidates:]
+    histogram = np.zeros((candidates, 8 * width + 1), np.int32)
+    count = count_distances_2 if pack_words(items).shape[1] == 2 else count_distances
+    count(pack_words(items), pack_words(behaviours), np.ones(sequence, np.int32), histogram)
+    counts = np.empty((candidates, len(edges) + 1), np.float32)
+    pool_distances(histogram, tier_of_distances(equal_bits_min(edges, 8 * width), 8 * width), counts)
+    assert np.array_equal(counts, pool_histogram(hamming_histogram(items, behaviours), edges))
+    assert not histogram.any()

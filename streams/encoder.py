@@ -1,0 +1,97 @@
+"""Rows of one version: raw features and embeddings of items in, rows of the version's layout out.
+
+Here: projection to the model's schema, the network through `encode_rows`, signatures, and the columns that need no network. Not here: which
+rows are stale (core/stale.py), storage, the arithmetic of a row (schemas/model/encode_rows.py).
+
+Invariants (I4, I9): a row's bytes depend on its own inputs and on (checkpoint, encoder fingerprint) alone: not on the other rows of the call, on
+its place among them, or on their number. The build, the increment path and a replay all come through here.
+An embedding that is missing, of another width, or not finite counts as missing: `has_signature` = 0 and zeros as input. A feature of the
+same name in item-features never stands in for it: each component of an item has one source topic.
+
+Arrays: R rows, M width of the multimodal embedding.
+Source: AIF, eq. (4), (5), Algorithm 1 line 3; FORMAT.md section 3.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from schemas.features import encode_features, encode_realtime
+from schemas.index.layout import row_layout
+from schemas.model.checkpoint import Checkpoint
+from schemas.model.encode_rows import encode_rows, encoder_fingerprint
+from schemas.model.lsh import encode_signatures
+
+Raw = Mapping[str, Any]
+Embedding = np.ndarray | None
+
+
+class RowEncoder:
+    """The one encoder of a version. Not shared by threads."""
+
+    def __init__(self, version: int, checkpoint: Checkpoint) -> None:
+        self.version = version
+        self.spec = checkpoint.spec
+        self.layout = row_layout(checkpoint.spec)
+        self.model_id = checkpoint.info.model_id
+        self.lsh_version = checkpoint.info.lsh_version or ""
+        self.checkpoint_sha256 = checkpoint.info.sha256
+        self.fingerprint = encoder_fingerprint(next(checkpoint.network.parameters()).device.type)
+        self._network = checkpoint.network
+        self._w_hash_KM = checkpoint.w_hash
+        self._schema = checkpoint.spec.schema
+
+    def encode(self, raw_features: Sequence[Raw], embeddings: Sequence[Embedding]) -> np.ndarray:
+        """All columns of R items: structured array [R] of the layout's dtype."""
+        usable = [self._usable(e) for e in embeddings]
+        rows = np.zeros(len(raw_features), self.layout.dtype)
+        encoded = encode_rows(self._network, encode_features(self._schema.item_half_inputs, self._with_embeddings(raw_features, usable)))
+        # a width of 1 is stored as a scalar
+        rows["vector"] = encoded.vectors_RD.reshape(rows["vector"].shape)
+        rows["bridge"] = encoded.bridge_RN.reshape(rows["bridge"].shape)
+        self._sign(rows, usable, np.ones(len(rows), bool))
+        self._fill_plain(rows, raw_features)
+        return rows
+
+    def rewrite(
+        self, old_rows: np.ndarray, raw_features: Sequence[Raw], embeddings: Sequence[Embedding], signature_stale: np.ndarray
+    ) -> np.ndarray:
+        """Rows [R] whose item-half inputs did not change: vector and bridge are kept, the signature is made anew where stale (bool [R])."""
+        rows = np.array(old_rows, self.layout.dtype)
+        self._sign(rows, [self._usable(e) for e in embeddings], np.asarray(signature_stale, bool))
+        self._fill_plain(rows, raw_features)
+        return rows
+
+    def _usable(self, embedding: Embedding) -> Embedding:
+        """The embedding if this model can read it."""
+        if embedding is None or embedding.shape != (self._schema.mm_width,) or not self._schema.multimodal:
+            return None
+        return embedding if np.isfinite(embedding).all() else None
+
+    def _with_embeddings(self, raw_features: Sequence[Raw], embeddings: Sequence[Embedding]) -> list[Raw]:
+        name = self._schema.multimodal
+        if name is None:
+            return list(raw_features)
+        return [{**raw, name: embedding} for raw, embedding in zip(raw_features, embeddings, strict=True)]
+
+    def _sign(self, rows: np.ndarray, embeddings: Sequence[Embedding], stale_R: np.ndarray) -> None:
+        """Signature and has_signature of the stale rows (Eq. 5)."""
+        rows["has_signature"][stale_R] = 0
+        if self._w_hash_KM is None:
+            return
+        rows["signature"][stale_R] = 0
+        at = [r for r, embedding in enumerate(embeddings) if embedding is not None and stale_R[r]]
+        if at:
+            mm_RM = np.stack([embedding for r in at if (embedding := embeddings[r]) is not None])
+            rows["signature"][at] = encode_signatures(mm_RM, self._w_hash_KM).reshape(rows["signature"][at].shape)
+            rows["has_signature"][at] = 1
+
+    def _fill_plain(self, rows: np.ndarray, raw_features: Sequence[Raw]) -> None:
+        """The columns that need no network."""
+        schema = self._schema
+        rows["category"] = [schema.category_of(raw) for raw in raw_features]
+        rows["bid"] = [schema.bid_of(raw) for raw in raw_features]
+        if schema.realtime_features:
+            realtime = np.array([encode_realtime(schema, raw) for raw in raw_features], np.float32)
+            rows["realtime"] = realtime.reshape(rows["realtime"].shape)

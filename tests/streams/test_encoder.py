@@ -1,0 +1,81 @@
+"""A row's bytes depend on its own inputs alone."""
+
+import numpy as np
+import pytest
+
+from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
+from schemas.model.lsh import encode_signatures
+from schemas.model.spec import ModelSpec
+from streams.encoder import RowEncoder
+from tests.schemas.model.samples import MM_WIDTH, SPECS, make_items, make_network
+
+
+def make_encoder(spec: ModelSpec, version: int = 3) -> RowEncoder:
+    return RowEncoder(version, read_checkpoint(encode_checkpoint(make_network(spec), "model", {})))
+
+
+def split(items: list[dict[str, object]]) -> tuple[list[dict[str, object]], list[np.ndarray | None]]:
+    """Features and embeddings as a shard stores them."""
+    raw = [{k: v for k, v in item.items() if k != "image"} for item in items]
+    return raw, [np.array(item["image"], np.float32) if "image" in item else None for item in items]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_encoded_one_by_one_equal_rows_encoded_at_once(name: str) -> None:
+    encoder = make_encoder(SPECS[name])
+    raw, embeddings = split(make_items(40, seed=1))
+    at_once = encoder.encode(raw, embeddings)
+    alone = [encoder.encode([r], [e]) for r, e in zip(raw, embeddings, strict=True)]
+    assert at_once.dtype == encoder.layout.dtype
+    assert b"".join(row.tobytes() for row in alone) == at_once.tobytes()
+
+
+def test_rows_are_the_same_across_the_block_boundary_and_in_another_order() -> None:
+    encoder = make_encoder(SPECS["full"])
+    raw, embeddings = split(make_items(300, seed=2))
+    forward = encoder.encode(raw, embeddings)
+    backward = encoder.encode(raw[::-1], embeddings[::-1])
+    assert forward[::-1].tobytes() == backward.tobytes()
+
+
+def test_a_rewrite_keeps_vector_and_bridge_and_equals_a_new_encode_when_no_input_changed() -> None:
+    encoder = make_encoder(SPECS["full"])
+    raw, embeddings = split(make_items(30, seed=3))
+    old = encoder.encode(raw, embeddings)
+    changed = [{**r, "bid": 7.5, "price": 2.0} for r in raw]
+    rewritten = encoder.rewrite(old, changed, embeddings, np.zeros(30, bool))
+    assert rewritten.tobytes() == encoder.encode(changed, embeddings).tobytes() != old.tobytes()
+
+
+def test_only_a_stale_signature_is_made_anew() -> None:
+    encoder = make_encoder(SPECS["image_not_an_input"])
+    raw, embeddings = split(make_items(4, seed=3))
+    old = encoder.encode(raw, embeddings)
+    other = [np.full(MM_WIDTH, float(i + 1), np.float32) * (-1) ** np.arange(MM_WIDTH) for i in range(4)]
+    stale = np.array([True, False, False, True])
+    rewritten = encoder.rewrite(old, raw, other, stale)
+    fresh = encoder.encode(raw, other)
+    assert (rewritten["signature"][stale] == fresh["signature"][stale]).all()
+    assert (rewritten["signature"][~stale] == old["signature"][~stale]).all()
+
+
+@pytest.mark.parametrize("bad", [None, np.ones(MM_WIDTH + 1, np.float32), np.full(MM_WIDTH, np.inf, np.float32)])
+def test_an_embedding_the_model_cannot_read_counts_as_missing(bad: np.ndarray | None) -> None:
+    encoder = make_encoder(SPECS["full"])
+    raw, _ = split(make_items(1))
+    row = encoder.encode([{**raw[0], "image": [1.0] * MM_WIDTH}], [bad])
+    assert row["has_signature"][0] == 0 and not row["signature"].any()
+    assert row.tobytes() == encoder.encode(raw, [None]).tobytes()
+
+
+def test_signatures_are_those_of_equation_5() -> None:
+    encoder = make_encoder(SPECS["full"])
+    raw, embeddings = split(make_items(5, seed=4))
+    rows, known = encoder.encode(raw, embeddings), [e for e in embeddings if e is not None]
+    expected = encode_signatures(np.stack(known), make_network(SPECS["full"]).w_hash_KM)
+    assert (rows["signature"][rows["has_signature"] == 1] == expected).all()
+
+
+def test_no_items_give_no_rows() -> None:
+    encoder = make_encoder(SPECS["no_multimodal"])
+    assert encoder.encode([], []).shape == (0,)

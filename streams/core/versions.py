@@ -1,0 +1,175 @@
+"""What is to be done next for the versions of an index: plans from the control log's fold and the facts of shards. Pure.
+
+Here: what one shard does (start, build, seal, stop, mark behind) and what belongs into the log (publish, promote, revise). Not here: doing
+it (streams/reconcile.py), the fold itself (schemas/index/control.py).
+
+Invariants:
+- A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same
+  actions come out again, and doing one twice is harmless.
+- Every action of a shard has the one before it as a fact in the shard: no build without `building v` (B6), no seal without a full part and
+  before the shard applied what was in its partitions when it first saw the version (B7).
+- A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5).
+- A log with an entry that this code does not know is not acted upon (B2).
+
+Not yet: revive of a frozen or behind version that is published (B11). A version that is behind in a shard and not yet published starts again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.index.control import ControlState, VersionStatus
+from schemas.index.lifecycle import SERVABLE, State
+from schemas.index.manifest import Part
+
+
+class VersionFacts(Protocol):
+    """What a shard knows of a version (streams/shard.py)."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether rows of it are missing here, because the shard's owner had another encoder."""
+        ...
+
+    @property
+    def want_end_offsets(self) -> Mapping[str, int]:
+        """End offsets of the shard's partitions when it first saw the version."""
+        ...
+
+    @property
+    def full(self) -> Part | None:
+        """Its full part, once built."""
+        ...
+
+    @property
+    def sealed_revision(self) -> int:
+        """The last revision sealed here, -1 = none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """One owned shard as planning sees it."""
+
+    number: int
+    next_offsets: Mapping[str, int]
+    versions: Mapping[int, VersionFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Write `building v`: from then on the shard writes increments and deltas for it; none if it is `behind`."""
+
+    shard: int
+    version: int
+    behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Write the full part from a checkpoint of the shard."""
+
+    shard: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealShard:
+    """Export the incremental part of a revision and write the seal."""
+
+    shard: int
+    version: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Write no more increments and forget those there are."""
+
+    shard: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkBehind:
+    """From now on rows of this version are missing here."""
+
+    shard: int
+    version: int
+
+
+ShardAction = Start | Build | SealShard | Stop | MarkBehind
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A revision of a version: to be published, or to be wanted."""
+
+    version: int
+    revision: int
+
+
+def plan_shard(state: ControlState, shard: ShardFacts, encoder_fingerprint: str) -> list[ShardAction]:
+    """What this shard does next, at most one action for each version: each is the condition of the next one."""
+    if state.init is None or state.unknown_entry:
+        return []
+    receiving = {status.version: status for status in state.receiving}
+    ended = [Stop(shard.number, v) for v in sorted(shard.versions) if v in state.versions and v not in receiving]
+    planned = [_plan_version(status, shard, encoder_fingerprint) for status in receiving.values()]
+    return [*ended, *(action for action in planned if action is not None)]
+
+
+def _plan_version(status: VersionStatus, shard: ShardFacts, encoder_fingerprint: str) -> ShardAction | None:
+    version, number = status.version, shard.number
+    foreign = status.encoder_fingerprint != encoder_fingerprint
+    facts = shard.versions.get(version)
+    if facts is None:
+        return Start(number, version, behind=foreign)
+    if facts.behind:  # before anybody follows it, starting again is enough; afterwards it needs a revive
+        return Stop(number, version) if status.state is State.WANTED and not foreign else None
+    if foreign:
+        return MarkBehind(number, version)
+    if facts.full is None:
+        return Build(number, version)
+    wanted = status.wanted_revision
+    if wanted is not None and facts.sealed_revision < wanted and has_caught_up(shard, facts):
+        return SealShard(number, version, wanted)
+    return None
+
+
+def has_caught_up(shard: ShardFacts, facts: VersionFacts) -> bool:
+    """Whether the shard applied what was in its partitions when it first saw the version (B7)."""
+    return all(shard.next_offsets.get(topic, 0) >= end for topic, end in facts.want_end_offsets.items())
+
+
+def plan_publications(state: ControlState) -> list[Revision]:
+    """Revisions that can be published as soon as every shard has sealed them. A frozen one waits for its revive."""
+    if state.init is None or state.unknown_entry:
+        return []
+    return [Revision(s.version, s.wanted_revision) for s in state.receiving if s.wanted_revision is not None]
+
+
+def plan_promotion(state: ControlState) -> int | None:
+    """The version to promote: the newest published one, unless something holds, pins, or is newer and live already (B9)."""
+    if state.unknown_entry or state.held or state.pinned is not None:
+        return None
+    newest = max((s.version for s in state.versions.values() if s.state is State.PUBLISHED), default=None)
+    return newest if newest is not None and newest > (state.live if state.live is not None else -1) else None
+
+
+def plan_revisions(state: ControlState, published_ms: Mapping[int, int], now_ms: int, interval_ms: int) -> list[Revision]:
+    """Servable versions whose last publish is older than the re-seal interval (B10). `published_ms` by version, by the store's file times."""
+    if state.unknown_entry:
+        return []
+    idle = [s for s in state.versions.values() if s.state in SERVABLE and s.wanted_revision is None]
+    return [
+        Revision(s.version, s.revision + 1)
+        for s in sorted(idle, key=lambda s: s.version)
+        if now_ms - published_ms.get(s.version, s.published_at_ms) >= interval_ms
+    ]
+
+
+def plan_blocked(state: ControlState, sealed: Mapping[Revision, Sequence[int]]) -> dict[Revision, list[int]]:
+    """For each wanted revision the shards that have not sealed it yet: what a build waits for (B10)."""
+    shards = range(state.init.shards if state.init is not None else 0)
+    return {wanted: [n for n in shards if n not in sealed.get(wanted, ())] for wanted in plan_publications(state)}

@@ -1,0 +1,159 @@
+"""The plans for versions, case by case, and the law that following them ends."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.ids import IdKind
+from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry
+from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.manifest import Part
+from streams.core.versions import (
+    Build,
+    MarkBehind,
+    Revision,
+    SealShard,
+    ShardFacts,
+    Start,
+    Stop,
+    plan_blocked,
+    plan_promotion,
+    plan_publications,
+    plan_revisions,
+    plan_shard,
+)
+
+OURS, THEIRS = "torch=1", "torch=2"
+FULL = Part("versions/5/full/00000-a", (), 3)
+
+
+@dataclass(frozen=True)
+class Facts:
+    behind: bool = False
+    want_end_offsets: Mapping[str, int] = field(default_factory=lambda: {"item-features": 10, "new-items": 4})
+    full: Part | None = None
+    sealed_revision: int = -1
+
+
+def log(*entries: Entry) -> ControlState:
+    state = ControlState()
+    init = Entry(EntryKind.INIT, 0, init=Init(2, 2, IdKind.INT64, {}))
+    for entry in (init, *entries):
+        state = fold_entry(state, state.next_number, encode_entry(entry))
+    assert not state.refused
+    return state
+
+
+def want(version: int, revision: int = 0, cause: Cause = Cause.CHECKPOINT, fingerprint: str = OURS) -> Entry:
+    return Entry(EntryKind.WANT, 1, version=version, revision=revision, cause=cause, encoder_fingerprint=fingerprint)
+
+
+def publish(version: int, revision: int = 0, at_ms: int = 1_000) -> Entry:
+    return Entry(EntryKind.PUBLISH, at_ms, version=version, revision=revision, manifest_sha256="f" * 64)
+
+
+def act(kind: EntryKind, version: int = -1) -> Entry:
+    return Entry(kind, 2, version=version)
+
+
+WANTED = log(want(5))
+LIVE = log(want(5), publish(5), act(EntryKind.PROMOTE, 5))
+REVISED = log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(5, 1, Cause.REVISE))
+FROZEN = log(*(e for v in (5, 6, 7) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))))
+DONE = {"item-features": 10, "new-items": 4}
+
+CASES = {
+    "an empty log asks for nothing": (ControlState(), {}, DONE, []),
+    "a wanted version is started": (WANTED, {}, {}, [Start(1, 5)]),
+    "only the oldest wanted version is started": (log(want(5), want(6)), {}, {}, [Start(1, 5)]),
+    "a version wanted by another encoder starts behind": (log(want(5, fingerprint=THEIRS)), {}, {}, [Start(1, 5, behind=True)]),
+    "a started version of another encoder is marked": (log(want(5, fingerprint=THEIRS)), {5: Facts(full=FULL)}, DONE, [MarkBehind(1, 5)]),
+    "a version that is behind is left alone": (log(want(5, fingerprint=THEIRS)), {5: Facts(behind=True)}, DONE, []),
+    "behind and unpublished starts again under the right encoder": (WANTED, {5: Facts(behind=True)}, DONE, [Stop(1, 5)]),
+    "behind and live needs a revive": (LIVE, {5: Facts(behind=True)}, DONE, []),
+    "a started version is built": (WANTED, {5: Facts()}, {}, [Build(1, 5)]),
+    "a live version that a new owner started is built again": (LIVE, {5: Facts()}, DONE, [Build(1, 5)]),
+    "no seal before the shard caught up": (WANTED, {5: Facts(full=FULL)}, {"item-features": 10, "new-items": 3}, []),
+    "sealed once caught up": (WANTED, {5: Facts(full=FULL)}, DONE, [SealShard(1, 5, 0)]),
+    "sealed over empty partitions": (WANTED, {5: Facts(want_end_offsets={"item-features": 0}, full=FULL)}, {}, [SealShard(1, 5, 0)]),
+    "nothing after the seal": (WANTED, {5: Facts(full=FULL, sealed_revision=0)}, DONE, []),
+    "a revision is sealed again": (REVISED, {5: Facts(full=FULL, sealed_revision=0)}, DONE, [SealShard(1, 5, 1)]),
+    "a frozen version is stopped": (FROZEN, {v: Facts(full=FULL, sealed_revision=0) for v in (5, 6, 7)}, DONE, [Stop(1, 5)]),
+    "an aborted version is stopped": (log(want(5), act(EntryKind.ABORT, 5)), {5: Facts()}, DONE, [Stop(1, 5)]),
+    "a version the log does not know is kept": (WANTED, {4: Facts(), 5: Facts()}, {}, [Build(1, 5)]),
+    "an unknown entry stops planning": (dataclasses.replace(WANTED, unknown_entry="3: x"), {}, {}, []),
+}
+
+
+@pytest.mark.parametrize(("state", "versions", "offsets", "expected"), CASES.values(), ids=CASES)
+def test_a_shard_does(state: ControlState, versions: dict[int, Facts], offsets: dict[str, int], expected: list[object]) -> None:
+    assert plan_shard(state, ShardFacts(1, offsets, versions), OURS) == expected
+
+
+PUBLISHED = log(want(5), publish(5))
+PROMOTIONS = {
+    "nothing published": (WANTED, None),
+    "the newest published": (log(want(5), publish(5), want(6), publish(6)), 6),
+    "not while held": (log(want(5), publish(5), act(EntryKind.HOLD)), None),
+    "again after the release": (log(want(5), publish(5), act(EntryKind.HOLD), act(EntryKind.RELEASE)), 5),
+    "not while another is pinned": (log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(6), publish(6), act(EntryKind.PIN, 5)), None),
+    "nothing newer than the live one": (LIVE, None),
+    "not the one that was rolled back": (
+        log(
+            *(e for v in (5, 6) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))),
+            act(EntryKind.ROLLBACK, 5),
+            act(EntryKind.RELEASE),
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("state", "expected"), PROMOTIONS.values(), ids=PROMOTIONS)
+def test_promotion_takes(state: ControlState, expected: int | None) -> None:
+    assert plan_promotion(state) == expected
+
+
+def test_what_is_wanted_can_be_published_and_a_frozen_version_waits_for_its_revive() -> None:
+    assert plan_publications(log(want(5), want(6))) == [Revision(5, 0)]
+    assert plan_publications(REVISED) == [Revision(5, 1)]
+    assert plan_publications(LIVE) == []
+    revive = Entry(EntryKind.WANT, 9, version=5, revision=1, cause=Cause.REVIVE)
+    assert plan_publications(fold_entry(FROZEN, FROZEN.next_number, encode_entry(revive))) == []
+
+
+def test_a_revision_is_due_by_the_store_s_time_of_the_last_publish() -> None:
+    assert plan_revisions(LIVE, {}, 1_999, 1_000) == []
+    assert plan_revisions(LIVE, {}, 2_000, 1_000) == [Revision(5, 1)]
+    assert plan_revisions(LIVE, {5: 1_500}, 2_000, 1_000) == []
+    assert plan_revisions(REVISED, {}, 9_999, 1_000) == []
+    assert plan_revisions(WANTED, {}, 9_999, 1_000) == []
+    assert [r.version for r in plan_revisions(FROZEN, {}, 9_999, 1_000)] == [6, 7]
+
+
+def test_what_a_build_waits_for_is_named() -> None:
+    assert plan_blocked(WANTED, {Revision(5, 0): [1]}) == {Revision(5, 0): [0]}
+
+
+@given(st.permutations(range(6)), st.integers(0, 5))
+def test_following_the_plan_ends_with_every_receiving_version_sealed(order: list[int], restarts: int) -> None:
+    """Whatever is repeated or forgotten in between: the plan only looks at facts."""
+    versions: dict[int, Facts] = {}
+    for step in range(12):
+        actions = plan_shard(REVISED, ShardFacts(0, DONE, versions), OURS)
+        if not actions:
+            break
+        if step in order[:restarts]:
+            continue  # killed before the action had an effect: it is planned again
+        match actions[0]:
+            case Start(_, v, _):
+                versions[v] = Facts()
+            case Build(_, v):
+                versions[v] = dataclasses.replace(versions[v], full=FULL)
+            case SealShard(_, v, r):
+                versions[v] = dataclasses.replace(versions[v], sealed_revision=r)
+    assert versions == {5: Facts(full=FULL, sealed_revision=1)}

@@ -30,7 +30,6 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
-    ReadOptions,
     SstFileWriter,
     WriteBatch,
     WriteOptions,
@@ -53,7 +52,7 @@ def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
     """One of our errors for what rocksdict raised (always a bare Exception) while `doing` something in `path`."""
     text = str(error)
     lower = text.lower()
-    if "no space left" in lower:
+    if "no space left" in lower or "quota exceeded" in lower:
         return Unavailable("disk_full", f"{doing} in {path}: {text}; free disk space, then reopen the database", _DISK_FULL_RETRY_S)
     if "lock hold" in lower or "while lock file" in lower:
         return Unavailable("database_locked", f"{doing} in {path}: another owner has it open ({text}); stop that one or wait for its end")
@@ -111,8 +110,8 @@ class Batch:
 class Scan(Iterator[tuple[bytes, bytes]]):
     """(key, value) in key order of the moment it began. Raises Corrupted where rocksdict would end early; `close()` frees its iterator."""
 
-    def __init__(self, path: Path, family: str, iterator: RdictIter) -> None:
-        self._path, self._family = path, family
+    def __init__(self, path: Path, family: str, iterator: RdictIter, end: bytes | None) -> None:
+        self._path, self._family, self._end_key = path, family, end
         self._iterator: RdictIter | None = iterator
 
     def __next__(self) -> tuple[bytes, bytes]:
@@ -122,7 +121,12 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         if not iterator.valid():
             self._end(iterator)
             raise StopIteration
-        item = iterator.key(), iterator.value()
+        key = iterator.key()
+        # Not the iterator's own upper bound: rocksdict frees that key with its ReadOptions, under the running iterator.
+        if self._end_key is not None and key >= self._end_key:
+            self._iterator = None
+            raise StopIteration
+        item = key, iterator.value()
         iterator.next()
         return item
 
@@ -178,13 +182,10 @@ class Database:
 
     def scan(self, family: str = DEFAULT_FAMILY, start: bytes = b"", end: bytes | None = None) -> Scan:
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
-        options = ReadOptions()
-        if end is not None:
-            options.set_iterate_upper_bound(end)
         with _Mapped(self.path, f"scan of {family}"):
-            iterator = self._families[family].iter(options)
+            iterator = self._families[family].iter()
             iterator.seek(start)
-        scan = Scan(self.path, family, iterator)
+        scan = Scan(self.path, family, iterator, end)
         self._scans.add(scan)
         return scan
 
@@ -221,24 +222,24 @@ class Database:
             Checkpoint(self._database).create_checkpoint(str(directory))
 
     def reopen(self) -> None:
-        """Close and open again: the way out of a full disk, after which every write fails otherwise."""
-        self.close()
+        """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""
+        with contextlib.suppress(AifError):  # the old handle may fail once more while it closes
+            self.close()
         self._open()
 
     def close(self) -> None:
-        """End all scans, drop every handle and free LOCK. Closing twice does nothing."""
+        """End all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""
         if not self.is_open:
             return
         self.is_open = False
         for scan in list(self._scans):
             scan.close()
         self._handles.clear()
-        for family in self._families.values():
-            family.close()
         self._families.clear()
-        with _Mapped(self.path, "close"):
-            self._database.close()
+        database = self._database
         del self._database
+        with _Mapped(self.path, "close"):
+            database.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,206 @@
+"""RocksDB behind one door: atomic batches, honest scans, named errors, LOCK."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rocksdict import Rdict
+
+from infra.rocks import Database, open_database, open_read_only, rocks_error, write_sst_directory
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+
+
+def _key(i: int) -> bytes:
+    return i.to_bytes(8, "big")
+
+
+def _filled(path: Path, rows: int = 2_000, families: tuple[str, ...] = ("a", "b")) -> Database:
+    database = open_database(path, families)
+    batch = database.new_batch()
+    for i in range(rows):
+        batch.put("a", _key(i), os.urandom(100))
+    database.write(batch)
+    return database
+
+
+def test_a_batch_over_column_families_is_read_back_by_get_multi_get_and_scan(tmp_path: Path) -> None:
+    with contextlib.closing(open_database(tmp_path / "db", ("a", "b"))) as database:
+        batch = database.new_batch()
+        batch.put("a", b"1", b"one")
+        batch.put("b", b"2", b"two")
+        batch.delete("a", b"0")
+        database.write(batch, sync=True)
+        assert database.get("a", b"1") == b"one"
+        assert database.get("a", b"2") is None
+        assert database.multi_get("b", [b"2", b"1"]) == [b"two", None]
+        assert database.multi_get("b", []) == []
+        assert list(database.scan("a")) == [(b"1", b"one")]
+
+
+def test_a_scan_gives_the_half_open_range_as_of_its_beginning(tmp_path: Path) -> None:
+    with contextlib.closing(_filled(tmp_path / "db", 100)) as database:
+        scan = database.scan("a", _key(10), _key(20))
+        database.delete_range("a", _key(0), _key(100))
+        assert [k for k, _ in scan] == [_key(i) for i in range(10, 20)]
+        assert list(database.scan("a")) == []
+
+
+def test_close_frees_the_lock_though_scans_and_batches_are_still_held(tmp_path: Path) -> None:
+    database = _filled(tmp_path / "db")
+    scan, batch = database.scan("a"), database.new_batch()
+    next(scan)
+    batch.put("a", b"x", b"y")
+    database.close()
+    database.close()
+    with contextlib.closing(open_database(tmp_path / "db")) as again:
+        assert again.column_families == ("default", "a", "b")
+    assert list(scan) == []
+    del batch
+
+
+def test_a_directory_with_an_owner_is_refused_in_this_and_in_another_process(tmp_path: Path) -> None:
+    with contextlib.closing(_filled(tmp_path / "db")):
+        with pytest.raises(Unavailable, match="database_locked"):
+            open_database(tmp_path / "db")
+        code = f"from infra.rocks import open_database\nfrom pathlib import Path\nopen_database(Path({str(tmp_path / 'db')!r}))"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "database_locked" in other.stderr
+
+
+def test_reopen_keeps_what_was_written(tmp_path: Path) -> None:
+    with contextlib.closing(_filled(tmp_path / "db", 10)) as database:
+        database.reopen()
+        assert len(list(database.scan("a"))) == 10
+
+
+def test_a_checkpoint_is_the_moment_it_was_taken_and_opens_read_only(tmp_path: Path) -> None:
+    with contextlib.closing(_filled(tmp_path / "db", 50)) as database:
+        database.create_checkpoint(tmp_path / "copies" / "one")
+        database.delete_range("a", _key(0), _key(50))
+        with contextlib.closing(open_read_only(tmp_path / "copies" / "one")) as copy:
+            assert len(list(copy.scan("a"))) == 50
+            with pytest.raises(AifError):
+                copy.delete_range("a", _key(0), _key(1))
+        with pytest.raises(Incompatible):
+            database.create_checkpoint(tmp_path / "copies" / "one")
+
+
+def test_a_database_that_was_not_written_in_raw_mode_is_refused(tmp_path: Path) -> None:
+    pickling = Rdict(str(tmp_path / "db"))
+    pickling["a"] = {"any": "object"}
+    pickling.close()
+    for open_it in (open_database, open_read_only):
+        with pytest.raises(Incompatible, match="not_raw_mode"):
+            open_it(tmp_path / "db")
+
+
+def test_flipped_bytes_in_a_table_file_never_make_a_scan_shorter_in_silence(tmp_path: Path) -> None:
+    """Where a flip is seen the scan raises; where nothing raises, every row is there unchanged."""
+    rows = [(_key(i), os.urandom(100)) for i in range(500)]
+    raised = 0
+    for trial in range(40):
+        directory = tmp_path / str(trial)
+        write_sst_directory(directory, rows)
+        file = next(directory.glob("*.sst"))
+        data = bytearray(file.read_bytes())
+        data[len(data) * trial // 40] ^= 0x10
+        file.write_bytes(data)
+        try:
+            with contextlib.closing(open_read_only(directory)) as database:
+                assert list(database.scan()) == rows
+        except Corrupted:
+            raised += 1
+    assert raised >= 30
+
+
+def test_a_truncated_or_missing_table_file_is_corrupted(tmp_path: Path) -> None:
+    for damage in ("truncate", "remove", "current"):
+        directory = tmp_path / damage
+        write_sst_directory(directory, [(_key(i), b"v" * 100) for i in range(1000)])
+        file = next(directory.glob("*.sst"))
+        if damage == "truncate":
+            os.truncate(file, file.stat().st_size // 2)
+        else:
+            (file if damage == "remove" else directory / "CURRENT").unlink()
+        with pytest.raises(Corrupted), contextlib.closing(open_read_only(directory)) as database:
+            list(database.scan())
+
+
+def test_an_sst_directory_holds_its_rows_in_several_files_and_nothing_else(tmp_path: Path) -> None:
+    rows = [(_key(i), os.urandom(50)) for i in range(1000)]
+    names = write_sst_directory(tmp_path / "part", iter(rows), file_bytes_max=10_000)
+    assert names == sorted(p.name for p in (tmp_path / "part").iterdir())
+    assert len([n for n in names if n.endswith(".sst")]) > 3
+    assert {n.split("-")[0] for n in names if not n.endswith(".sst")} == {"CURRENT", "MANIFEST", "OPTIONS"}
+    with contextlib.closing(open_read_only(tmp_path / "part")) as database:
+        assert list(database.scan()) == rows
+
+
+def test_no_rows_make_no_directory(tmp_path: Path) -> None:
+    assert write_sst_directory(tmp_path / "part", []) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_out_of_order_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Incompatible, match="ascending"):
+        write_sst_directory(tmp_path / "part", [(b"b", b""), (b"a", b"")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_items_leaves_nothing(tmp_path: Path) -> None:
+    def items():  # type: ignore[no-untyped-def]
+        yield b"a", b"1"
+        raise ValueError("the source broke")
+
+    with pytest.raises(ValueError, match="the source broke"):
+        write_sst_directory(tmp_path / "part", items())
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        ("IO error: No space left on device: While appending to file", Unavailable, "disk_full"),
+        ("IO error: While lock file: db/LOCK: Resource temporarily unavailable", Unavailable, "database_locked"),
+        ("Corruption: block checksum mismatch", Corrupted, "database_corrupted"),
+        ("Invalid argument: Column families not opened: b", Incompatible, "database_refused"),
+        ("IO error: Input/output error", Unavailable, "database_failed"),
+    ],
+)
+def test_every_foreign_error_gets_a_class_by_who_must_act(text: str, kind: type[AifError], code: str) -> None:
+    error = rocks_error(Exception(text), Path("db"), "write")
+    assert type(error) is kind
+    assert error.code == code
+
+
+def test_a_full_disk_is_named_and_reopen_recovers(tmp_path: Path) -> None:
+    """A file size limit of the process stands in for the full disk: the write fails in the same place, and only reopening helps."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from infra.rocks import open_database
+from schemas.errors import AifError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+database = open_database(Path({str(tmp_path / "db")!r}), ("a",))
+batch = database.new_batch(); batch.put("a", b"first", b"kept"); database.write(batch, sync=True)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+failed = 0
+for i in range(20):
+    batch = database.new_batch(); batch.put("a", b"big", b"x" * 100_000)
+    try: database.write(batch)
+    except AifError as error: failed += 1
+assert failed, "the limit was not met"
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+database.reopen()
+batch = database.new_batch(); batch.put("a", b"after", b"works"); database.write(batch)
+assert (database.get("a", b"first"), database.get("a", b"after")) == (b"kept", b"works")
+database.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

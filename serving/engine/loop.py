@@ -1,29 +1,370 @@
-"""The engine: one thread that decides, owns the tables of the resident versions, and answers. (Signatures first; see work.py for the values.)"""
+"""The engine: one thread that decides, owns the tables of the resident versions, and answers.
 
+Here: the queues, the turn (messages, bounded changes, a batch of work), residents and the flip. Not here: arithmetic (cpu.py, cuda.py), where
+versions come from (serving/versions.py). Values in and out: work.py.
+
+    turn:  1. messages (admit, flip, release, run)   2. row changes, at most DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
+
+Invariants:
+- Tables change only between two pieces of work, so an answer never sees half an update, without a lock on the read path (I3).
+- An answer is computed from one resident: its network, rows and user state are of one version, and its token and watermark say which (I2).
+- A request's error belongs to its future; the thread ends only by `close`.
+- Every queue is bounded; beyond the bound the future fails at once with a hint when to come back (I8).
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
-from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
+import numpy as np
+
+from schemas.errors import Incompatible, RejectedInput, Unavailable
+from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
+from schemas.token import VersionToken
+from serving.engine.candidates import find_candidates
+from serving.engine.changes import Changes
+from serving.engine.tables import Applied, Tables
+from serving.engine.top_k import rank_top
+from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork, VersionReport
+
+BATCH_MAX = 8  # pieces of work between two looks at messages and changes
+PORTIONS_QUEUED_MAX = 1_000  # a follower that is faster than the engine waits
+IDLE_WAIT_S = 0.5
+RETRY_AFTER_S = 0.1
+
+T = TypeVar("T")
+
+
+class Scorer(Protocol):
+    """What computes on one version's tables; used by the engine's thread only."""
+
+    def user_state(self, work: UserWork) -> UserState:
+        """Call 1."""
+
+    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2: (scores float32 [C], probabilities float32 [C, T])."""
+
+    def on_applied(self, applied: Applied) -> None:
+        """Rows of the tables were written."""
+
+
+@dataclass
+class Resident:
+    """One version in memory, owned by the engine's thread once it is admitted. `watermark` is replaced, never changed: answers refer to it."""
+
+    token: VersionToken
+    tables: Tables
+    scorer: Scorer
+    tasks: tuple[str, ...]
+    watermark: Sequence[Mapping[str, int]]
+    positions: dict[int, int]
+    source_ms: int = 0
+    changes_applied: int = 0
+    changes_superseded: int = 0
+    error: str = ""
+    state_made_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def version(self) -> int:
+        """Its version."""
+        return self.token.version
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some changes of one version from one partition of index-deltas. The rest is None unless the portion is the last of its record:
+    next_position in the partition, the shard's next source offsets by topic, record time of the newest source record."""
+
+    version: int
+    partition: int
+    changes: Changes | None = None
+    next_position: int | None = None
+    next_offsets: Mapping[str, int] | None = None
+    source_ms: int = 0
+
+    def __len__(self) -> int:
+        return 0 if self.changes is None else len(self.changes)
 
 
 class Engine:
-    """One thread; every public method may be called from any thread and never blocks on the engine's work."""
+    """One thread; every public method may be called from any thread. Only `offer_changes` ever blocks, and only a follower calls it."""
 
-    def __init__(self, device: str = "cpu", queue_max: int = 256) -> None: ...
+    def __init__(self, device: str = "cpu", queue_max: int = QUEUED_REQUESTS_MAX, clock: Callable[[], float] = time.monotonic) -> None:
+        self.device = device
+        self._queue_max, self._clock = queue_max, clock
+        self._wake = threading.Condition()
+        self._messages: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._portions: deque[Portion] = deque()
+        self._work: deque[tuple[Future[Any], UserWork | RankWork]] = deque()
+        self._residents: dict[int, Resident] = {}
+        self._current: Resident | None = None
+        self._flips, self._answered, self._failed = 0, 0, 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread after the kernels are compiled."""
+        """Starts the thread."""
+        self._thread.start()
 
     def close(self) -> None:
         """Fails what waits with Unavailable(`stopping`) and joins the thread."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._fail_waiting()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit_user(self, work: UserWork) -> "Future[UserResult]":
         """Call 1. Raises nothing: a full queue is a future that failed with Unavailable(`overloaded`)."""
-        raise NotImplementedError
+        return self._submit(work)
 
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
         """Call 2, or both calls in one turn when `user` is given without a state."""
-        raise NotImplementedError
+        return self._submit(work)
 
     def status(self) -> EngineStatus:
         """A snapshot from any thread."""
-        raise NotImplementedError
+        current, residents = self._current, self._residents
+        return EngineStatus(
+            device=self.device,
+            current=None if current is None else current.token,
+            residents=tuple(_report(r) for r in residents.values()),
+            queued_work=len(self._work),
+            queued_changes=len(self._portions),
+            answered=self._answered,
+            failed=self._failed,
+            flips=self._flips,
+        )
+
+    def _submit(self, work: UserWork | RankWork) -> "Future[Any]":
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._closed:
+                future.set_exception(Unavailable("stopping", "the engine is stopping; ask another server", RETRY_AFTER_S))
+            elif len(self._work) >= self._queue_max:
+                message = f"{len(self._work)} requests wait, expected at most {self._queue_max}; retry later or ask another server"
+                future.set_exception(Unavailable("overloaded", message, RETRY_AFTER_S))
+            else:
+                self._work.append((future, work))
+                self._wake.notify_all()
+        return future
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def admit(self, resident: Resident) -> "Future[None]":
+        """Makes a loaded version resident: it takes changes and answers work that names it, and is not yet the current one."""
+        return self.run(lambda: self._admit(resident))
+
+    def install(self, resident: Resident) -> "Future[None]":
+        """The flip: from the next piece of work on, `resident` is the current version. The former one stays resident until released."""
+        return self.run(lambda: self._install(resident))
+
+    def release(self, version: int, grace_s: float) -> "Future[bool]":
+        """Forgets a version whose slot is wanted. False (nothing done) while it is current, queued work names it, or a state of it was
+        made less than `grace_s` ago; True once it is not resident."""
+        return self.run(lambda: self._release(version, grace_s))
+
+    def run(self, call: Callable[[], T]) -> "Future[T]":
+        """Runs `call` on the engine's thread between two batches."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closed:
+                future.set_exception(Unavailable("stopping", "the engine is stopping", RETRY_AFTER_S))
+            else:
+                self._messages.append((future, call))
+                self._wake.notify_all()
+        return future
+
+    def offer_changes(self, portion: Portion) -> bool:
+        """Queues a portion (at most DELTA_ROWS_PER_APPLY_MAX rows); waits while the queue is full. False once the version is not resident."""
+        with self._wake:
+            while len(self._portions) >= PORTIONS_QUEUED_MAX and not self._closed:
+                self._wake.wait(IDLE_WAIT_S)
+            if self._closed or portion.version not in self._residents:
+                return False
+            self._portions.append(portion)
+            self._wake.notify_all()
+            return True
+
+    def _admit(self, resident: Resident) -> None:
+        resident.state_made_s = self._clock()
+        self._residents = {**self._residents, resident.version: resident}
+
+    def _install(self, resident: Resident) -> None:
+        if self._residents.get(resident.version) is not resident:
+            self._admit(resident)
+        former, self._current = self._current, resident
+        if former is not None:
+            former.state_made_s = self._clock()
+        self._flips += 1
+
+    def _release(self, version: int, grace_s: float) -> bool:
+        resident = self._residents.get(version)
+        if resident is None:
+            return True
+        named = any(_version_of(work) == version for _, work in list(self._work))
+        if resident is self._current or named or self._clock() - resident.state_made_s < grace_s:
+            return False
+        self._residents = {v: r for v, r in self._residents.items() if v != version}
+        return True
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._wait():
+            while self._messages:
+                future, call = self._messages.popleft()
+                _answer(future, call)
+            self._apply_changes()
+            for _ in range(min(BATCH_MAX, len(self._work))):
+                future, work = self._work.popleft()
+                self._serve(future, work)
+
+    def _wait(self) -> bool:
+        with self._wake:
+            self._wake.notify_all()  # a follower may wait for room
+            while not (self._closed or self._messages or self._portions or self._work):
+                self._wake.wait(IDLE_WAIT_S)
+            return not self._closed
+
+    def _serve(self, future: "Future[Any]", work: UserWork | RankWork) -> None:
+        served = _answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work)))
+        self._answered, self._failed = self._answered + served, self._failed + (not served)
+
+    def _apply_changes(self) -> None:
+        """At most DELTA_ROWS_PER_APPLY_MAX rows, so that a flood of changes costs a request no more than their time."""
+        rows = 0
+        while self._portions and (rows == 0 or rows + len(self._portions[0]) <= DELTA_ROWS_PER_APPLY_MAX):
+            portion = self._portions.popleft()
+            rows += max(1, len(portion))
+            resident = self._residents.get(portion.version)
+            if resident is not None and not resident.error:
+                _apply_portion(resident, portion)
+
+    def _fail_waiting(self) -> None:
+        for future, _ in itertools.chain(self._messages, self._work):
+            if future.set_running_or_notify_cancel():
+                future.set_exception(
+                    Unavailable("stopping", "the engine stopped before this was its turn; ask another server", RETRY_AFTER_S)
+                )
+        self._messages.clear()
+        self._work.clear()
+
+    # --- the two calls -----------------------------------------------------------------------------------------------
+
+    def _resident(self, version: int | None) -> Resident:
+        resident = self._current if version is None else self._residents.get(version)
+        if resident is None and self._current is None:
+            raise Unavailable("no_version", "no version is live yet; wait until one is published", 1.0)
+        if resident is None:
+            raise Incompatible("version_gone", f"version {version} is not resident, {sorted(self._residents)} are; start again with call 1")
+        return resident
+
+    def _user(self, work: UserWork) -> UserResult:
+        resident = self._resident(work.version)
+        return UserResult(resident.token, self._make_state(resident, work))
+
+    def _make_state(self, resident: Resident, work: UserWork) -> UserState:
+        state = resident.scorer.user_state(work)
+        resident.state_made_s = self._clock()
+        return state
+
+    def _state_for(self, work: RankWork) -> tuple[Resident, UserState, bool]:
+        """(version, state, whether the state that came with the work could not be used)."""
+        if work.state is not None and work.state.version in self._residents:
+            return self._residents[work.state.version], work.state, False
+        if work.state is not None:
+            resident = self._resident(work.state.version if work.user is None else None)
+        else:
+            resident = self._resident(None if work.user is None else work.user.version)
+        return resident, self._make_state(resident, work.user or UserWork()), work.state is not None
+
+    def _rank(self, work: RankWork) -> RankResult:
+        if not 1 <= work.top_k <= TOP_K_MAX:
+            raise RejectedInput("bad_top_k", f"top_k = {work.top_k}, expected 1 to {TOP_K_MAX}")
+        resident, state, recomputed = self._state_for(work)
+        found = find_candidates(resident.tables, work.item_ids)
+        scores_C, probabilities_CT = resident.scorer.score(state, found.slots_K, work.context)
+        best_A = rank_top(scores_C, found.ids_K, work.top_k)
+        ids = found.ids_K[best_A].tolist() if isinstance(found.ids_K, np.ndarray) else [found.ids_K[i] for i in best_A.tolist()]
+        return RankResult(
+            token=resident.token,
+            ids=ids,
+            scores_A=scores_C[best_A],
+            probabilities_AT=probabilities_CT[best_A],
+            unknown=found.unknown,
+            unknown_count=found.unknown_count,
+            candidates=found.different,
+            watermark=resident.watermark,
+            source_ms=resident.source_ms,
+            state=state,
+            recomputed=recomputed,
+        )
+
+
+def _answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
+    """The result or the error of `call` into its future; True if it has a result. A cancelled future (past its deadline) is not computed."""
+    if not future.set_running_or_notify_cancel():
+        return False
+    try:
+        future.set_result(call())
+        return True
+    except Exception as error:  # whatever it is, it belongs to this request and must not end the thread
+        future.set_exception(error)
+        return False
+
+
+def _apply_portion(resident: Resident, portion: Portion) -> None:
+    """An error here (a layout that does not fit) stops the version's changes and is reported; its rows stay as they are."""
+    try:
+        if portion.changes is not None and len(portion.changes):
+            applied = resident.tables.apply(portion.changes)
+            resident.scorer.on_applied(applied)
+            resident.changes_applied += applied.applied
+            resident.changes_superseded += applied.superseded
+    except Exception as error:
+        resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
+        return
+    if portion.next_position is not None:
+        resident.positions[portion.partition] = max(portion.next_position, resident.positions.get(portion.partition, 0))
+        resident.source_ms = max(resident.source_ms, portion.source_ms)
+    if portion.next_offsets is not None:
+        resident.watermark = _advance(resident.watermark, portion.partition, portion.next_offsets)
+
+
+def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
+    """A new watermark with one shard moved on; never back."""
+    moved = {topic: max(offset, watermark[shard].get(topic, 0)) for topic, offset in offsets.items()}
+    return tuple(moved if i == shard else old for i, old in enumerate(watermark))
+
+
+def _version_of(work: UserWork | RankWork) -> int | None:
+    if isinstance(work, UserWork):
+        return work.version
+    if work.state is not None:
+        return work.state.version
+    return None if work.user is None else work.user.version
+
+
+def _report(resident: Resident) -> VersionReport:
+    return VersionReport(
+        token=resident.token,
+        rows=resident.tables.rows,
+        capacity=resident.tables.capacity,
+        not_servable=resident.tables.not_servable,
+        tasks=resident.tasks,
+        watermark=resident.watermark,
+        source_ms=resident.source_ms,
+        positions=dict(resident.positions),
+        changes_applied=resident.changes_applied,
+        changes_superseded=resident.changes_superseded,
+        error=resident.error,
+    )

@@ -102,7 +102,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version as the engine sees it. `positions` = next offset per partition of index-deltas."""
+    """One resident version as the engine sees it. `positions` = next offset per partition of index-deltas; `error` = why it takes no changes."""
 
     token: VersionToken
     rows: int
@@ -114,6 +114,7 @@ class VersionReport:
     positions: Mapping[int, int]
     changes_applied: int
     changes_superseded: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

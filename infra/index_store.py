@@ -136,11 +136,9 @@ class FolderStore:
 
     def list(self, prefix: str = "") -> list[str]:
         """See IndexStore."""
-        folder = prefix.rpartition("/")[0]
-        if folder:
-            _check_path(folder)
+        start = self.local_path(prefix.rpartition("/")[0]) if "/" in prefix else self.root
         found: list[str] = []
-        for parent, folders, names in os.walk(self.root / folder, followlinks=False):
+        for parent, folders, names in os.walk(start, followlinks=False):
             folders[:] = [f for f in folders if not f.startswith(TEMPORARY_PREFIX)]
             inside = Path(parent).relative_to(self.root)
             found += [(inside / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]

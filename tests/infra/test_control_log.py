@@ -1,0 +1,126 @@
+"""The control log: one writer wins each number, nothing is lost, damage is named."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from infra.control_log import ControlLog, check_identity, control_path, ensure_init
+from infra.index_store import FolderStore, IndexStore, open_index_store
+from schemas.errors import Corrupted, Incompatible
+from schemas.ids import IdKind
+from schemas.index.control import ControlState, Entry, Init, decode_entry
+from schemas.index.lifecycle import Cause, EntryKind, State
+
+INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "id-1"})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> IndexStore:
+    return open_index_store(str(tmp_path / "store"))
+
+
+def _want(state: ControlState, by: str = "") -> Entry:
+    version = state.newest_decided + 1
+    return Entry(EntryKind.WANT, 1, by, version=version, cause=Cause.CHECKPOINT, checkpoint_sha256="a" * 64)
+
+
+def test_an_append_is_seen_by_another_reader_and_folds_the_same(store: IndexStore) -> None:
+    log, reader = ControlLog(store), ControlLog(store)
+    ensure_init(log, INIT, 1, "test")
+    state = log.append(_want)
+    assert reader.refresh() == state == reader.state
+    assert state.versions[0].state is State.WANTED
+    assert store.list("control/") == [control_path(0), control_path(1)]
+
+
+def test_an_append_that_finds_nothing_to_do_writes_nothing(store: IndexStore) -> None:
+    log = ControlLog(store)
+    assert log.append(lambda _: None).next_number == 0
+    assert store.list() == []
+
+
+def test_a_decision_that_lost_its_number_is_made_again_on_the_newer_fold(store: IndexStore) -> None:
+    log, other = ControlLog(store), ControlLog(store)
+    ensure_init(log, INIT, 1, "test")
+    seen: list[int] = []
+
+    def make(state: ControlState) -> Entry:
+        seen.append(state.newest_decided)
+        if len(seen) == 1:
+            other.append(_want)
+        return _want(state)
+
+    state = log.append(make)
+    assert seen == [-1, 0]
+    assert sorted(state.versions) == [0, 1]
+
+
+def test_a_decision_that_the_table_refuses_is_not_written(store: IndexStore) -> None:
+    log = ControlLog(store)
+    ensure_init(log, INIT, 1, "test")
+    with pytest.raises(Incompatible, match="unknown_version"):
+        log.append(lambda _: Entry(EntryKind.PROMOTE, 1, version=7))
+    assert store.list() == [control_path(0)]
+
+
+def _append_many(root: str, number: int, go: object, done: object) -> None:
+    log = ControlLog(open_index_store(root))
+    go.wait()  # type: ignore[attr-defined]
+    for i in range(15):
+        log.append(lambda _, name=f"{number}-{i}": Entry(EntryKind.HOLD, 1, name))
+    done.put(number)  # type: ignore[attr-defined]
+
+
+def test_processes_that_append_together_leave_a_log_without_gaps_and_each_entry_once(store: IndexStore, tmp_path: Path) -> None:
+    ensure_init(ControlLog(store), INIT, 1, "test")
+    context = multiprocessing.get_context("spawn")
+    go, done = context.Event(), context.Queue()
+    processes = [context.Process(target=_append_many, args=(store.url, n, go, done)) for n in range(4)]
+    for process in processes:
+        process.start()
+    go.set()
+    for process in processes:
+        done.get(timeout=60)
+        process.join()
+    paths = store.list("control/")
+    assert paths == [control_path(i) for i in range(61)]
+    assert sorted(decode_entry(store.get(p)).by for p in paths[1:]) == sorted(f"{n}-{i}" for n in range(4) for i in range(15))
+    assert ControlLog(store).refresh().next_number == 61
+
+
+def test_a_missing_entry_is_a_named_gap(store: IndexStore) -> None:
+    log = ControlLog(store)
+    ensure_init(log, INIT, 1, "test")
+    for _ in range(3):
+        log.append(lambda _: Entry(EntryKind.HOLD, 1))
+    store.remove(control_path(2))
+    with pytest.raises(Corrupted, match="control_log_gap"):
+        ControlLog(store).refresh()
+
+
+def test_a_damaged_entry_is_corrupted_and_is_met_again(store: IndexStore) -> None:
+    ensure_init(ControlLog(store), INIT, 1, "test")
+    assert isinstance(store, FolderStore)
+    store.put_bytes(control_path(1), b'{"kind": "hold", "at_ms"')
+    log = ControlLog(store)
+    for _ in range(2):
+        with pytest.raises(Corrupted, match="bad_control_entry"):
+            log.refresh()
+
+
+def test_the_identity_is_written_once_and_compared_afterwards(store: IndexStore) -> None:
+    first = ensure_init(ControlLog(store), INIT, 1, "a")
+    again = ensure_init(ControlLog(store), INIT, 2, "b")
+    assert first == again
+    assert again.next_number == 1
+    with pytest.raises(Incompatible, match=r"shards: index has 4, here 8"):
+        ensure_init(ControlLog(store), Init(8, 4, IdKind.INT64, INIT.topics), 1, "c")
+    with pytest.raises(Incompatible, match="topic id of item-features"):
+        ensure_init(ControlLog(store), Init(4, 4, IdKind.INT64, INIT.topics, {"item-features": "id-2"}), 1, "d")
+    ensure_init(ControlLog(store), Init(4, 4, IdKind.INT64, INIT.topics), 1, "a broker without topic ids")
+
+
+def test_an_empty_store_is_no_index() -> None:
+    with pytest.raises(Incompatible, match="no_index"):
+        check_identity(ControlState(), INIT)

@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("<I")
 _ABSENT = 0xFFFFFFFF
 _PARTITION = struct.Struct("<iH")  # -1 = the producer's choice; number of headers
 
-Headers = tuple[tuple[str, bytes], ...]
+Headers = tuple[tuple[str, bytes | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def decode_outbox_entry(key: bytes, raw: bytes) -> OutboxEntry:
         if at != len(raw):
             raise ValueError(f"{len(raw)} bytes, its fields end at {at}")
         topic, message_key, value, *pairs = fields
-        named = tuple(((name or b"").decode(), content or b"") for name, content in zip(pairs[::2], pairs[1::2], strict=True))
+        named = tuple(((name or b"").decode(), content) for name, content in zip(pairs[::2], pairs[1::2], strict=True))
         chosen = None if partition < 0 else partition
         return OutboxEntry(_SEQUENCE.unpack(key)[0], (topic or b"").decode(), chosen, message_key, value, named)
     except (struct.error, ValueError) as error:

@@ -1,0 +1,126 @@
+"""Sends a shard's outbox: one idempotent producer per shard, in the order of the sequence, and says what the broker has acknowledged.
+
+Here: `OutboxSender`. Not here: what is in the outbox (streams/shard.py), when it is read (streams/shard_task.py).
+Invariants: an entry is confirmed only when it and every entry before it were acknowledged. What was not acknowledged is still in the shard and
+is sent again after a restart. A delivery never times out: while the broker is away the queue fills, and then `send` holds the shard back (I8).
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from schemas.errors import AifError, Incompatible
+from schemas.limits import RECORD_BYTES_MAX
+from streams.core.outbox import OutboxEntry
+
+_POLL_S = 0.05
+_QUEUE_KIB_MAX = 64 * 1024  # of unacknowledged messages of one shard
+_FLUSH_S_MAX = 5.0
+
+
+class OutboxSender:
+    """One producer and the thread that serves its callbacks. `send` is called by one thread, the shard's.
+
+    on_confirmed(sequence)  everything up to it was acknowledged; called from this object's thread
+    on_failure(error)       the broker refused for good (a topic is gone): the process must stop
+    on_tick()               about 20 times a second, from this object's thread
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        prefix: str,
+        *,
+        on_confirmed: Callable[[int], None],
+        on_failure: Callable[[AifError], None],
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._prefix = prefix
+        self._on_confirmed, self._on_failure, self._on_tick = on_confirmed, on_failure, on_tick
+        self._producer = Producer(_config(bootstrap))
+        self._lock = threading.Lock()
+        self._waiting: dict[int, bool] = {}  # sequence -> acknowledged, in the order of sending
+        self._closing, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="outbox", daemon=True)
+        self._thread.start()
+
+    def send(self, entries: Sequence[OutboxEntry]) -> None:
+        """Hands entries to the producer; waits while its queue is full."""
+        for entry in entries:
+            with self._lock:
+                self._waiting[entry.sequence] = False
+            while not self._produce(entry):
+                if self._closing.is_set():
+                    return
+                self._producer.poll(_POLL_S)
+
+    def end_sending(self) -> None:
+        """Lets a `send` that waits for room go; to be followed by `close`."""
+        self._closing.set()
+
+    def close(self) -> None:
+        """Gives the last messages a few seconds, then lets go; what is left is in the shard."""
+        self._producer.flush(_FLUSH_S_MAX)
+        self._ended.set()
+        self._thread.join()
+
+    def _produce(self, entry: OutboxEntry) -> bool:
+        place = {} if entry.partition is None else {"partition": entry.partition}
+        try:
+            self._producer.produce(
+                self._prefix + entry.topic,
+                entry.value,
+                entry.key,
+                headers=list(entry.headers),
+                on_delivery=lambda error, _: self._take(entry, error),
+                **place,
+            )
+        except BufferError:
+            return False
+        except KafkaException as error:
+            self._fail(entry, error.args[0])
+        return True
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            self._producer.poll(_POLL_S)
+            self._on_tick()
+
+    def _take(self, entry: OutboxEntry, error: KafkaError | None) -> None:
+        if error is not None:
+            if error.code() != KafkaError._PURGE_QUEUE:
+                self._fail(entry, error)
+            return
+        confirmed = -1
+        with self._lock:
+            self._waiting[entry.sequence] = True
+            while self._waiting and self._waiting[first := next(iter(self._waiting))]:
+                del self._waiting[first]
+                confirmed = first
+        if confirmed >= 0:
+            self._on_confirmed(confirmed)
+
+    def _fail(self, entry: OutboxEntry, error: KafkaError) -> None:
+        self._on_failure(
+            Incompatible(
+                "outbox_refused",
+                f"the broker refused outbox entry {entry.sequence} for {self._prefix}{entry.topic} ({len(entry.value or b'')} bytes): {error.str()}; "
+                "run `aif topics plan`",
+            )
+        )
+
+
+def _config(bootstrap: str) -> dict[str, str | int | bool]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "enable.idempotence": True,
+        "acks": "all",
+        "partitioner": "murmur2_random",
+        "linger.ms": 0,
+        "message.timeout.ms": 0,  # never: the outbox keeps it anyway
+        "message.max.bytes": RECORD_BYTES_MAX + 64 * 1024,
+        "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
+        "reconnect.backoff.max.ms": 1_000,
+        "log_level": 2,
+    }

@@ -1,7 +1,121 @@
-"""The `aif` commands of `serving`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
+"""The `aif` commands of `serving`: serve, query, verify-answers. Only typer and the standard library at module level; heavy imports belong
+inside the commands."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from infra.command import AsJson, register_settings, say
+
+if TYPE_CHECKING:
+    from schemas.requests import RankAnswer
+    from serving.settings import ServerSettings
+
+Url = Annotated[str | None, typer.Option("--url", help="The server (default: the one of AIF_SERVE__HOST and _PORT).")]
+Store = Annotated[str | None, typer.Option("--store", help="The index store (default: AIF_INDEX__STORE).")]
+Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="The Kafka broker (default: AIF_KAFKA__BOOTSTRAP_SERVERS).")]
 
 
 def commands(app: typer.Typer) -> None:
     """Register the commands of `serving` onto the `aif` application."""
+    register_settings("serving.settings:ServerSettings")
+    app.command("serve")(serve)
+    app.command("query")(query)
+    app.command("verify-answers")(verify_answers)
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: loopback).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 = any free one.")] = None,
+    store: Store = None,
+    bootstrap: Bootstrap = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    address_file: Annotated[Path | None, typer.Option(help="Write {url, pid} here once the port is open.")] = None,
+) -> None:
+    """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C."""
+    import asyncio
+
+    from infra.logs import open_logs
+    from infra.settings import load_settings
+    from serving.server import serve as run_server
+    from serving.settings import ServerSettings
+
+    flags = {
+        "serve": {"host": host, "port": port, "address_file": address_file},
+        "index": {"store": store},
+        "kafka": {"bootstrap_servers": bootstrap},
+        "engine": {"device": device},
+    }
+    settings = load_settings(ServerSettings, flags)
+    open_logs("server", settings.log.level, settings.log.format)
+    asyncio.run(run_server(settings, lambda url: typer.echo(f"listening on {url}")))
+
+
+def query(
+    user: Annotated[str, typer.Argument(help="The user's id.")],
+    items: Annotated[Path | None, typer.Option(help="Candidates: a file with one id a line.")] = None,
+    random: Annotated[int | None, typer.Option(help="Candidates: this many items of the live version, drawn at random.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
+    top_k: Annotated[int, typer.Option(help="How many to show.")] = 10,
+    deadline_ms: Annotated[int, typer.Option(help="Time the server may take.")] = 2_000,
+    url: Url = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank candidates for one user and print the best."""
+    from infra.settings import load_settings
+    from schemas.requests import PrerankRequest
+    from serving.catalogue import draw_items, read_items
+    from serving.client import AifClient
+    from serving.settings import ServerSettings
+
+    settings = load_settings(ServerSettings, {"index": {"store": store}})
+    candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
+    with AifClient(url or _default_url(settings)) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
+        answer = client.prerank(PrerankRequest(user_id=user, item_ids=candidates, top_k=top_k, deadline_ms=deadline_ms))
+    if as_json:
+        typer.echo(answer.model_dump_json())
+    else:
+        _print_answer(answer)
+
+
+def verify_answers(
+    file: Annotated[Path, typer.Argument(help="JSON lines {request: body of /v1/prerank with its history, answer: its answer}.")],
+    sample: Annotated[int | None, typer.Option(help="Recompute only this many, drawn evenly.")] = None,
+    store: Store = None,
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recompute answers with the reference model from the files of the version each names. Exit code 1 if one does not agree."""
+    from infra.settings import load_settings
+    from serving.parity import read_answers, recompute
+    from serving.settings import ServerSettings
+
+    settings = load_settings(ServerSettings, {"index": {"store": store}, "kafka": {"bootstrap_servers": bootstrap}})
+    answers = read_answers(file)
+    say(f"recomputing {len(answers) if sample is None else min(sample, len(answers))} of {len(answers)} answers ...")
+    report = recompute(answers, settings.index.store, settings.bootstrap_servers(), settings.kafka.topic_prefix, sample=sample)
+    typer.echo(json.dumps(report.to_dict()) if as_json else report.describe())
+    if report.mismatched:
+        raise typer.Exit(1)
+
+
+def _default_url(settings: "ServerSettings") -> str:
+    return f"http://{settings.serve.host}:{settings.serve.port}"
+
+
+def _print_answer(answer: "RankAnswer") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("rank", "item", "score", "probability")
+    for rank, item in enumerate(answer.items, 1):
+        table.add_row(str(rank), str(item.item_id), f"{item.score:.6g}", f"{item.probabilities[0]:.4f}")
+    console = Console()
+    console.print(table)
+    age = "unknown" if answer.freshness.age_s is None else f"{answer.freshness.age_s:.1f} s"
+    console.print(f"version {answer.version_token}  user half {answer.rung}  newest source record {age} old  {answer.took_ms:.1f} ms")
+    if answer.degraded:
+        console.print(f"degraded: {', '.join(answer.degraded)} ({answer.unknown_count} of {answer.candidates} candidates unknown)")

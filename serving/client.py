@@ -1,0 +1,148 @@
+"""A small typed client of the HTTP routes. Errors come back as the classes of schemas/errors.py.
+
+Here: one connection pool, bodies and answers as models of schemas/requests.py. Not here: retries (a rank call is not worth repeating past its
+deadline; Unavailable carries `retry_after_s` for callers who know better).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from schemas.errors import AifError, Corrupted, Incompatible, RejectedInput, Unavailable
+from schemas.ids import Id, encode_wire_id
+from schemas.requests import AtLeast, ErrorAnswer, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+
+A = TypeVar("A", bound=BaseModel)
+
+_TIMEOUT_S = 65.0  # longer than the longest deadline a request may name
+_POLL_S = 0.05
+
+
+class AifClient:
+    """Client of one server. Thread-safe; close it, or use it as a context manager."""
+
+    def __init__(self, url: str, timeout_s: float = _TIMEOUT_S) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s)
+
+    def user(
+        self,
+        user_id: Id,
+        *,
+        request_id: str | None = None,
+        features: Mapping[str, Any] | None = None,
+        behaviours: Sequence[InlineBehaviour] | None = None,
+        version_token: str | None = None,
+        deadline_ms: int | None = None,
+    ) -> UserAnswer:
+        """Call 1: make the user half now; send `version_token` and `request_id` of the answer with `rank`."""
+        body = UserRequest(
+            user_id=encode_wire_id(user_id),
+            request_id=request_id,
+            features=None if features is None else dict(features),
+            behaviours=None if behaviours is None else list(behaviours),
+            version_token=version_token,
+            deadline_ms=deadline_ms,
+        )
+        return self._post("/v1/user", body, UserAnswer)
+
+    def rank(
+        self,
+        user_id: Id,
+        item_ids: Sequence[Id],
+        *,
+        top_k: int = 100,
+        request_id: str | None = None,
+        version_token: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        consistency: str | AtLeast = "latest",
+        deadline_ms: int | None = None,
+    ) -> RankAnswer:
+        """Call 2: the top-k of some candidates."""
+        body = RankRequest.model_validate(
+            {
+                "user_id": encode_wire_id(user_id),
+                "item_ids": [encode_wire_id(one) for one in item_ids],
+                "top_k": top_k,
+                "request_id": request_id,
+                "version_token": version_token,
+                "context": dict(context or {}),
+                "consistency": consistency,
+                "deadline_ms": deadline_ms,
+            }
+        )
+        return self._post("/v1/rank", body, RankAnswer)
+
+    def prerank(self, request: PrerankRequest) -> RankAnswer:
+        """Both calls in one."""
+        return self._post("/v1/prerank", request, RankAnswer)
+
+    def status(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        answer = self._send("GET", "/v1/status")
+        return dict(answer.json())
+
+    def ready(self) -> bool:
+        """Whether the server answers and says that it is ready."""
+        try:
+            return bool(self._http.get("/v2/health/ready").status_code == 200)
+        except httpx.TransportError:
+            return False
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Returns once the server is ready; Unavailable (`not_ready`) with its reason after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        while not self.ready():
+            if time.monotonic() > end:
+                raise Unavailable("not_ready", f"{self.url} is not ready after {timeout_s:g} s: {self._why_not_ready()}")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _why_not_ready(self) -> str:
+        try:
+            return str(self._http.get("/v2/health/ready").json().get("reason", ""))
+        except (httpx.TransportError, ValueError) as error:
+            return str(error)
+
+    def _post(self, path: str, body: BaseModel, kind: type[A]) -> A:
+        answer = self._send("POST", path, body.model_dump_json(exclude_none=True).encode())
+        try:
+            return kind.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise Incompatible("bad_answer", f"{self.url}{path} answered something else than {kind.__name__}: {error}") from error
+
+    def _send(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, content=content, headers={"content-type": "application/json"} if content else None)
+        except httpx.TransportError as error:
+            raise Unavailable("server_unreachable", f"{self.url} does not answer ({error}); is `aif serve` running there?") from error
+        if answer.status_code != 200:
+            raise decode_error(answer)
+        return answer
+
+
+def decode_error(answer: httpx.Response) -> AifError:
+    """The error that the server answered with, in the class that says who must act."""
+    try:
+        error = ErrorAnswer.model_validate_json(answer.content)
+    except ValidationError:
+        error = ErrorAnswer(code="bad_answer", message=f"HTTP {answer.status_code}: {answer.text[:200]}")
+    status = answer.status_code
+    if status in (429, 503, 504):
+        return Unavailable(error.code, error.message, error.retry_after_s or 0.0)
+    if status == 409:
+        return Incompatible(error.code, error.message)
+    return RejectedInput(error.code, error.message) if status < 500 else Corrupted(error.code, error.message)

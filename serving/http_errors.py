@@ -1,0 +1,51 @@
+"""What an error is in HTTP: status, code, message, and when to come back. The one place where ours and foreign errors are mapped.
+
+RejectedInput   400 not JSON, 404, 405, 408, 413 too large, 422 everything else the sender got wrong
+Incompatible    409 the version of the token is gone; the answer names the current one
+Unavailable     429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
+anything else   500 with an id that is in the log; the server stays
+"""
+
+import uuid
+from collections.abc import Mapping
+
+from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
+from schemas.requests import ErrorAnswer
+
+_STATUS: Mapping[str, int] = {
+    "not_json": 400,
+    "json_too_deep": 400,
+    "bad_deadline": 400,
+    "body_cut": 400,
+    "no_such_route": 404,
+    "method_not_allowed": 405,
+    "body_too_slow": 408,
+    "body_too_large": 413,
+    "overloaded": 429,
+    "deadline_passed": 504,
+    "watermark_not_reached": 504,
+}
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of an error."""
+    if not isinstance(error, AifError):
+        return 500
+    if error.code in _STATUS:
+        return _STATUS[error.code]
+    if isinstance(error, RejectedInput):
+        return 422
+    if isinstance(error, Unavailable):
+        return 503
+    return 409 if isinstance(error, Incompatible) else 500
+
+
+def encode_error(error: Exception) -> tuple[ErrorAnswer, str]:
+    """The body, and the id under which an unknown error has to be logged (empty for an error of ours)."""
+    if isinstance(error, Unavailable):
+        return ErrorAnswer(code=error.code, message=error.message, retry_after_s=error.retry_after_s), ""
+    if isinstance(error, AifError):
+        return ErrorAnswer(code=error.code, message=error.message), ""
+    error_id = uuid.uuid4().hex[:12]
+    message = f"an unexpected error, {type(error).__name__}; the server's log has it under id {error_id}"
+    return ErrorAnswer(code="internal", message=message), error_id

@@ -1,0 +1,186 @@
+"""The server process, wired: engine, versions, the view of users, HTTP; and its life from start to the last answer.
+
+    start    the port opens at once: the process is alive, and not ready until it has a live version and the users' logs are read (C4)
+    index    as soon as the control log has an identity, everything that needs the kind of its ids is made
+    steady   the event loop answers; one engine thread computes; version follower and user follower are threads of their own
+    SIGTERM  not ready any more, requests in work are answered, then everything is closed in reverse order
+
+Here: wiring and order. Not here: what any of the parts does. Errors at the start are Misconfigured or Incompatible and end the process.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from infra.control_log import ControlLog
+from infra.files import write_file_durably
+from infra.index_store import open_index_store
+from infra.metrics import Metrics
+from schemas.errors import Incompatible
+from schemas.ids import IdKind
+from schemas.index.control import Init
+from serving.engine.loop import Engine
+from serving.http_api import HttpApi, Views
+from serving.listener import Listener
+from serving.rank_call import RankCall
+from serving.settings import ServerSettings
+from serving.status_view import model_metadata, readiness, server_status
+from serving.user_call import UserCall, Users
+from serving.user_follower import UserFollower
+from serving.user_states import UserStates
+from serving.user_store import UserStore
+from serving.versions import VersionFollower
+
+_HOUSEKEEPING_S = 0.2
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving")
+
+
+class RankingServer:
+    """One server process. Made inside a running event loop; `run` returns after `stop`."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Raises Misconfigured where the settings cannot work; nothing is started yet."""
+        self.settings = settings
+        self.metrics = Metrics()
+        self.bootstrap = settings.bootstrap_servers()
+        self.control_log = ControlLog(open_index_store(settings.index.store))
+        self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
+        kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
+        self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
+        self.states = UserStates(settings.users.states_max, settings.users.states_bytes_max)
+        self.users: UserFollower | None = None
+        self.draining = False
+        self.api = HttpApi(self._views(), settings.serve, self.metrics)
+        self.listener = Listener(self.api, settings.serve.host, settings.serve.port)
+        self._stopping = asyncio.Event()
+        self._engine_start: asyncio.Task[None] | None = None
+
+    async def run(self, opened: Callable[[str], None] = lambda url: None) -> None:
+        """Serves until stopped. `opened(url)` is called once the port accepts connections."""
+        living: asyncio.Task[None] | None = None
+        try:
+            await self.listener.open()
+            self._announce(opened)
+            living, stopping = asyncio.create_task(self._live()), asyncio.create_task(self._stopping.wait())
+            await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                living.result()  # an error of ours: refuse to go on
+        finally:
+            if living is not None:
+                living.cancel()
+            await self._close()
+
+    def stop(self) -> None:
+        """Begin to drain and end."""
+        self.draining = True
+        self._stopping.set()
+
+    def _announce(self, opened: Callable[[str], None]) -> None:
+        if self.settings.serve.address_file is not None:
+            address = {"url": self.listener.url, "pid": os.getpid()}
+            write_file_durably(self.settings.serve.address_file.resolve(), json.dumps(address).encode())
+        logger.info("listening", url=self.listener.url)
+        opened(self.listener.url)
+
+    async def _live(self) -> None:
+        """Everything beside answering: opens what depends on the index, then keeps house for ever."""
+        self._engine_start = asyncio.create_task(asyncio.to_thread(self.engine.start))
+        self._open_index(await self._wait_for_identity())
+        await asyncio.shield(self._engine_start)
+        self.versions.start()
+        was_ready = False
+        while True:
+            self._show_state()
+            ready, reason = self._ready()
+            if ready != was_ready:
+                logger.info("ready" if ready else "not_ready", reason=reason)
+                was_ready = ready
+            await asyncio.sleep(_HOUSEKEEPING_S)
+
+    async def _wait_for_identity(self) -> Init:
+        """The index's init entry, once some worker has written it."""
+        while True:
+            state = await asyncio.to_thread(self.control_log.refresh)
+            if state.init is not None:
+                return state.init
+            await asyncio.sleep(self.settings.engine.poll_s)
+
+    def _open_index(self, init: Init) -> None:
+        _check_topics(init, self.settings.kafka.topic_prefix)
+        id_kind = IdKind(init.id_kind)
+        store = UserStore(id_kind, init.user_partitions, self.settings.users.users_max)
+        users = Users(store, self.states, id_kind, self.metrics)
+        self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
+        self.users.start()
+        self.api.open_calls(UserCall(self.engine, users), RankCall(self.engine, users, self.settings.serve.candidates_max, self.metrics))
+
+    def _show_state(self) -> None:
+        status, gauge = self.engine.status(), self.metrics.gauge
+        self.states.drop_other_versions(frozenset(report.token.version for report in status.residents))
+        gauge("user_states").set(len(self.states))
+        gauge("user_states_bytes").set(self.states.size_bytes)
+        gauge("version_live").set(status.current.version if status.current else -1)
+        gauge("version_revision").set(status.current.revision if status.current else -1)
+        current = next((r for r in status.residents if r.token == status.current), None)
+        if current is not None:
+            gauge("rows_not_servable").set(current.not_servable)
+            if current.source_ms > 0:
+                gauge("freshness_age_seconds").set(max(0.0, time.time() - current.source_ms / 1000))
+
+    def _views(self) -> Views:
+        return Views(
+            ready=self._ready, status=self._status, model=lambda: model_metadata(self.engine.status()), before_metrics=self._show_state
+        )
+
+    def _ready(self) -> tuple[bool, str]:
+        return readiness(self.versions, self.users, self.draining)
+
+    def _status(self) -> Mapping[str, Any]:
+        return server_status(self.engine.status(), self.versions, self.users, len(self.states), self._ready())
+
+    async def _close(self) -> None:
+        """In reverse order of the start; the listener first, so that nobody new comes."""
+        end = time.monotonic() + self.settings.serve.drain_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.serve.drain_s):
+                await self.listener.close()
+        if self._engine_start is not None:
+            await asyncio.wait({self._engine_start})
+        for close in (self.versions.close, *((self.users.close,) if self.users else ()), self.engine.close):
+            await asyncio.to_thread(close)
+        logger.info("stopped", in_work=self.api.in_work, drained=time.monotonic() < end)
+
+
+async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:
+    """The process's main function: a server that SIGTERM and Ctrl-C stop."""
+    server = RankingServer(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    await server.run(opened)
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_topics(init: Init, prefix: str) -> None:
+    """The index's topics must be the ones that this process reads."""
+    for name, found in init.topics.items():
+        if found != prefix + name:
+            raise Incompatible(
+                "other_index",
+                f"the index reads topic {found} for {name}, this server {prefix + name}; set AIF_KAFKA__TOPIC_PREFIX as the worker has it",
+            )

@@ -1,0 +1,49 @@
+"""Settings of the server process, and nothing that changes an answer's numbers: those are in the model's spec and the manifest."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from infra.settings import ProcessSettings, Section
+from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, MIB, QUEUED_REQUESTS_MAX, USER_STATES_MAX
+from schemas.requests import DEADLINE_MS_DEFAULT
+
+PORT_DEFAULT = 8100
+
+
+class ServeSection(Section):
+    """Where the server listens and what it lets in."""
+
+    host: str = "127.0.0.1"  # loopback: there is no authentication here; another address is the operator's decision
+    port: int = Field(PORT_DEFAULT, ge=0, le=65_535)  # 0: any free one
+    address_file: Path | None = None  # gets one JSON object {"url", "pid"} when the port is open
+    candidates_max: int = Field(20_000, ge=1, le=CANDIDATES_MAX)
+    deadline_ms: int = Field(DEADLINE_MS_DEFAULT, ge=1, le=DEADLINE_MS_MAX)  # of a request that names none
+    requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one is answered 429
+    access_log: bool = False  # one line per request at level info; otherwise at debug
+    drain_s: float = Field(5.0, ge=0, le=60)  # after SIGTERM, for requests that are in work
+
+
+class EngineSection(Section):
+    """What the engine thread computes on."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    slot_bytes: int = Field(0, ge=0)  # of each of the two slots; 0: 1.5 times the first version
+    poll_s: float = Field(0.2, gt=0, le=60)  # between two looks at the control log
+
+
+class UsersSection(Section):
+    """The server's own view of users, and the states of call 1 it keeps."""
+
+    users_max: int = Field(1_000_000, ge=1)
+    states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
+    states_bytes_max: int = Field(512 * MIB, ge=MIB)
+
+
+class ServerSettings(ProcessSettings):
+    """All settings of `aif serve`."""
+
+    serve: ServeSection = Field(default_factory=ServeSection)
+    engine: EngineSection = Field(default_factory=EngineSection)
+    users: UsersSection = Field(default_factory=UsersSection)

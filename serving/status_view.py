@@ -1,0 +1,70 @@
+"""What `/v1/status`, the readiness route and the model's metadata say: plain values from snapshots, for people and probes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.engine.work import EngineStatus, VersionReport
+from serving.user_follower import UserFollower
+from serving.versions import VersionFollower
+
+MODEL_NAME = "prerank"
+
+
+def readiness(versions: VersionFollower, users: UserFollower | None, draining: bool) -> tuple[bool, str]:
+    """(ready, why not): ready = a version is live and the users' logs are read up to where they ended at the start."""
+    if draining:
+        return False, "the server is stopping"
+    if not versions.ready:
+        return False, f"no version is live yet; {versions.last_error or 'waiting for a published version in the control log'}"
+    if users is None or not users.ready:
+        return False, f"the users' logs are not read yet; {(users and users.last_error) or 'reading'}"
+    return True, ""
+
+
+def server_status(
+    status: EngineStatus, versions: VersionFollower, users: UserFollower | None, states: int, ready: tuple[bool, str]
+) -> Mapping[str, Any]:
+    """The whole state of a server as plain values."""
+    return {
+        "ready": ready[0],
+        "not_ready_because": ready[1],
+        "version_token": None if status.current is None else str(status.current),
+        "device": status.device,
+        "residents": [_resident(report) for report in status.residents],
+        "queued": {"requests": status.queued_work, "changes": status.queued_changes},
+        "answered": status.answered,
+        "failed": status.failed,
+        "flips": status.flips,
+        "user_states": states,
+        "user_positions": {} if users is None else users.positions,
+        "last_error": versions.last_error or (users.last_error if users else ""),
+    }
+
+
+def _resident(report: VersionReport) -> Mapping[str, Any]:
+    return {
+        "version_token": str(report.token),
+        "rows": report.rows,
+        "capacity": report.capacity,
+        "not_servable": report.not_servable,
+        "watermark": [dict(shard) for shard in report.watermark],
+        "source_ms": report.source_ms,
+        "delta_positions": dict(report.positions),
+    }
+
+
+def model_metadata(status: EngineStatus) -> Mapping[str, Any]:
+    """Metadata of the model in the form of the Open Inference Protocol v2."""
+    return {
+        "name": MODEL_NAME,
+        "versions": [str(report.token) for report in status.residents],
+        "platform": "aif",
+        "inputs": [
+            {"name": "user_id", "datatype": "BYTES", "shape": [1]},
+            {"name": "item_ids", "datatype": "BYTES", "shape": [-1]},
+        ],
+        "outputs": [
+            {"name": "item_ids", "datatype": "BYTES", "shape": [-1]},
+            {"name": "scores", "datatype": "FP32", "shape": [-1]},
+        ],
+    }

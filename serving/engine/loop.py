@@ -28,6 +28,7 @@ from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_
 from schemas.token import VersionToken
 from serving.engine.candidates import find_candidates
 from serving.engine.changes import Changes
+from serving.engine.scorers import compile_kernels
 from serving.engine.tables import Applied, Tables
 from serving.engine.top_k import rank_top
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork, VersionReport
@@ -108,7 +109,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Compiles the kernels (seconds, once per machine), then starts the thread."""
+        compile_kernels()
         self._thread.start()
 
     def close(self) -> None:
@@ -260,8 +262,13 @@ class Engine:
 
     # --- the two calls -----------------------------------------------------------------------------------------------
 
+    def _find(self, version: int) -> Resident | None:
+        """The version's resident; of two of one version (one is being loaded again) the one that is served."""
+        current = self._current
+        return current if current is not None and current.version == version else self._residents.get(version)
+
     def _resident(self, version: int | None) -> Resident:
-        resident = self._current if version is None else self._residents.get(version)
+        resident = self._current if version is None else self._find(version)
         if resident is None and self._current is None:
             raise Unavailable("no_version", "no version is live yet; wait until one is published", 1.0)
         if resident is None:
@@ -279,8 +286,9 @@ class Engine:
 
     def _state_for(self, work: RankWork) -> tuple[Resident, UserState, bool]:
         """(version, state, whether the state that came with the work could not be used)."""
-        if work.state is not None and work.state.version in self._residents:
-            return self._residents[work.state.version], work.state, False
+        found = None if work.state is None else self._find(work.state.version)
+        if found is not None and work.state is not None:
+            return found, work.state, False
         if work.state is not None:
             resident = self._resident(work.state.version if work.user is None else None)
         else:

@@ -1,0 +1,83 @@
+"""The scorer on a device of torch: the columns live there, rows that change are copied there, and only scores come back.
+
+Here: the copy of the columns and call 2 by the exact split of the first layer in plain torch. Not here: fused kernels, graphs.
+Same interface and same numbers (up to fp32 rounding) as cpu.py; it also runs on the device "cpu", which is how its arithmetic is tested without a GPU.
+
+Arrays: R slots, C candidates, T tasks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas.model.head_split import joint_logits_split
+from schemas.model.inputs import CandidateRows, encode_context, map_tensors
+from schemas.model.network import AifNetwork
+from serving.engine.tables import Applied, Tables
+from serving.engine.user_state import EngineUserState, build_user_state
+from serving.engine.work import UserState, UserWork
+
+BLOCK = 16_384  # bounds the pair matrix of SimTier
+
+
+class CudaScorer:
+    """One version's network and columns on a device. The look-up and the slot's own columns stay on the CPU."""
+
+    def __init__(self, network: AifNetwork, version: int, tables: Tables, device: str = "cuda") -> None:
+        self.device = torch.device(device)
+        torch.backends.cuda.matmul.allow_tf32 = False  # exact forms are fp32
+        self.network, self.version, self.tables = network.to(self.device).eval(), version, tables
+        self._columns = {name: torch.from_numpy(column.copy()).to(self.device) for name, column in tables.columns.items()}
+
+    def user_state(self, work: UserWork) -> EngineUserState:
+        """Call 1; the state stays on the device."""
+        return build_user_state(self.network, self.version, self.tables, work)
+
+    def on_applied(self, applied: Applied) -> None:
+        """Copies the rows that were written."""
+        if len(applied.slots) == 0:
+            return
+        slots = np.unique(applied.slots)
+        at = torch.from_numpy(slots).to(self.device)
+        for name, column in self.tables.columns.items():
+            self._columns[name].index_copy_(0, at, torch.from_numpy(column[slots]).to(self.device))
+
+    @torch.inference_mode()
+    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
+        assert isinstance(state, EngineUserState)
+        spec, slots = self.network.spec, torch.from_numpy(slots_C).to(self.device)
+        request = map_tensors(encode_context(spec, context), lambda t: t.to(self.device))
+        scores, probabilities = [torch.empty(0)], [torch.empty(0, len(spec.tasks))]
+        for at in range(0, len(slots_C), BLOCK):
+            rows = self._rows(slots[at : at + BLOCK], request)
+            logits_BCT = joint_logits_split(self.network.head, state.tensors, rows)
+            scores_BC, probabilities_BCT = self.network.scores(logits_BCT, rows.bid_BC)
+            scores.append(scores_BC[0].cpu())
+            probabilities.append(probabilities_BCT[0].cpu())
+        return torch.cat(scores).numpy(), torch.cat(probabilities).numpy()
+
+    def _rows(self, slots_C: torch.Tensor, context: Any) -> CandidateRows:
+        spec, count = self.network.spec, len(slots_C)
+
+        def column(name: str, width: int) -> torch.Tensor:
+            if width == 0:
+                dtype = torch.uint8 if name == "signature" else torch.float32
+                return torch.zeros(1, count, 0, dtype=dtype, device=self.device)
+            return self._columns[name].index_select(0, slots_C).reshape(1, count, width)
+
+        def scalar(name: str) -> torch.Tensor:
+            return self._columns[name].index_select(0, slots_C)[None]
+
+        return CandidateRows(
+            vectors_BCD=column("vector", spec.width),
+            bridge_BCN=column("bridge", spec.bridges),
+            signatures_BCW=column("signature", spec.signature_bytes),
+            has_signature_BC=scalar("has_signature") != 0,
+            category_BC=scalar("category").long(),
+            realtime_BCQ=column("realtime", len(spec.schema.realtime_features)),
+            bid_BC=scalar("bid"),
+            context=context,
+        )

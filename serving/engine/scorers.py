@@ -1,0 +1,62 @@
+"""Which scorer computes on a device, and everything that must be compiled before the first request.
+
+Not here: the scorers (cpu.py, cuda.py).
+"""
+
+import functools
+
+import numpy as np
+import torch
+
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.ids import Id, IdKind, encode_index_key
+from schemas.index.layout import ORDER, encode_increment, row_layout
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+from schemas.users import BehaviourEvent
+from serving.engine.candidates import find_candidates
+from serving.engine.changes import decode_changes
+from serving.engine.cpu import CpuScorer
+from serving.engine.cuda import CudaScorer
+from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables import Tables
+from serving.engine.top_k import rank_top
+from serving.engine.work import UserWork
+
+
+def open_scorer(device: str, network: AifNetwork, version: int, tables: Tables) -> CpuScorer | CudaScorer:
+    """A scorer of one version on "cpu" or "cuda"."""
+    return CpuScorer(network, version, tables) if device == "cpu" else CudaScorer(network, version, tables, device)
+
+
+@functools.cache
+def compile_kernels() -> None:
+    """Compiles (or takes from numba's cache) every kernel, for both kinds of ids: a flip or a request never compiles."""
+    torch.set_num_threads(1)  # beside the engine's own thread, OpenMP's spinning workers would steal its core
+    ids: dict[IdKind, list[Id]] = {IdKind.INT64: [1, 2, 3], IdKind.TEXT: ["a", "b", "a-longer-id"]}
+    for kind, bits in ((IdKind.INT64, 128), (IdKind.TEXT, 64)):
+        _rank_once(kind, bits, ids[kind])
+
+
+def _rank_once(kind: IdKind, bits: int, ids: list[Id]) -> None:
+    schema = FeatureSchema(
+        (Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=4), Feature("image", Scope.ITEM, Kind.EMBEDDING, width=4)),
+        id_kind=kind,
+        sim_category="category",
+        multimodal="image",
+    )
+    spec = ModelSpec(schema, width=4, bridges=2, bridge_width=4, hash_bits=bits, rank_by="click")
+    layout = row_layout(spec)
+    rows = np.zeros(len(ids), layout.dtype)
+    rows["has_signature"] = 1
+    order = np.zeros((), ORDER)
+    plan = plan_slot(layout, plan_slot_bytes(layout, len(ids), 32), len(ids), 32)
+    arrays = open_arrays(plan, bytearray(plan.size_bytes))
+    reset_arrays(arrays)
+    tables = Tables(layout, plan, arrays)
+    tables.apply(decode_changes(layout, [(encode_index_key(i), encode_increment(order, row)) for i, row in zip(ids, rows, strict=True)]))
+    scorer = CpuScorer(AifNetwork(spec, None), 0, tables)
+    state = scorer.user_state(UserWork({}, [BehaviourEvent(i, "click", 0) for i in ids]))
+    found = find_candidates(tables, ids)
+    scores_C, _ = scorer.score(state, found.slots_K, {})
+    rank_top(scores_C, found.ids_K, 1)

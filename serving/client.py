@@ -13,6 +13,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from schemas.errors import AifError, Corrupted, Incompatible, RejectedInput, Unavailable
+from schemas.events import describe_errors
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import AtLeast, ErrorAnswer, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
 
@@ -40,15 +41,15 @@ class AifClient:
         deadline_ms: int | None = None,
     ) -> UserAnswer:
         """Call 1: make the user half now; send `version_token` and `request_id` of the answer with `rank`."""
-        body = UserRequest(
-            user_id=encode_wire_id(user_id),
-            request_id=request_id,
-            features=None if features is None else dict(features),
-            behaviours=None if behaviours is None else list(behaviours),
-            version_token=version_token,
-            deadline_ms=deadline_ms,
-        )
-        return self._post("/v1/user", body, UserAnswer)
+        fields = {
+            "user_id": encode_wire_id(user_id),
+            "request_id": request_id,
+            "features": None if features is None else dict(features),
+            "behaviours": None if behaviours is None else list(behaviours),
+            "version_token": version_token,
+            "deadline_ms": deadline_ms,
+        }
+        return self._post("/v1/user", _body(UserRequest, fields), UserAnswer)
 
     def rank(
         self,
@@ -62,20 +63,18 @@ class AifClient:
         consistency: str | AtLeast = "latest",
         deadline_ms: int | None = None,
     ) -> RankAnswer:
-        """Call 2: the top-k of some candidates."""
-        body = RankRequest.model_validate(
-            {
-                "user_id": encode_wire_id(user_id),
-                "item_ids": [encode_wire_id(one) for one in item_ids],
-                "top_k": top_k,
-                "request_id": request_id,
-                "version_token": version_token,
-                "context": dict(context or {}),
-                "consistency": consistency,
-                "deadline_ms": deadline_ms,
-            }
-        )
-        return self._post("/v1/rank", body, RankAnswer)
+        """Call 2: the top-k of some candidates. RejectedInput, Unavailable, Incompatible as the server says."""
+        fields = {
+            "user_id": encode_wire_id(user_id),
+            "item_ids": [encode_wire_id(one) for one in item_ids],
+            "top_k": top_k,
+            "request_id": request_id,
+            "version_token": version_token,
+            "context": dict(context or {}),
+            "consistency": consistency,
+            "deadline_ms": deadline_ms,
+        }
+        return self._post("/v1/rank", _body(RankRequest, fields), RankAnswer)
 
     def prerank(self, request: PrerankRequest) -> RankAnswer:
         """Both calls in one."""
@@ -132,6 +131,14 @@ class AifClient:
         if answer.status_code != 200:
             raise decode_error(answer)
         return answer
+
+
+def _body(kind: type[A], fields: Mapping[str, Any]) -> A:
+    """A body from plain values. RejectedInput (`bad_request`) where the server would refuse it anyway."""
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        raise RejectedInput("bad_request", describe_errors(error), "schema") from error
 
 
 def decode_error(answer: httpx.Response) -> AifError:

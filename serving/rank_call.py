@@ -20,7 +20,7 @@ from serving.bodies import decode_candidates
 from serving.deadline import Deadline
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork, UserState
-from serving.user_call import FoundUser, Users, check_consistency
+from serving.user_call import FoundUser, Users, check_consistency, version_gone
 from serving.watermark_wait import is_reached, wait_for_watermark
 
 Request = RankRequest | PrerankRequest
@@ -37,8 +37,11 @@ class _Plan:
     pinned: bool
 
     def work(self, version: int | None, state: UserState | None) -> RankWork:
-        """On `version` (None = the current one). If a pinned request's state is gone with its version, so is the way to another one."""
-        user = self.found.work(version if self.pinned or state is None else None)
+        """On `version` (None = the current one). A pinned request with a state gives the engine no way to another version."""
+        if state is None:
+            user = self.found.work(version)
+        else:
+            user = None if self.pinned else self.found.work(None)
         return RankWork(self.item_ids, self.request.top_k, state, user, self.request.context)
 
 
@@ -71,8 +74,10 @@ class RankCall:
         try:
             result = await deadline.wait_for(self._engine.submit_rank(plan.work(version, state)))
         except Incompatible as error:
-            if error.code != "version_gone" or plan.pinned:
+            if error.code != "version_gone":
                 raise
+            if plan.pinned:
+                raise version_gone(error, self._engine) from error
             state = None
             result = await deadline.wait_for(self._engine.submit_rank(plan.work(None, None)))
         if state is None or result.recomputed:

@@ -99,8 +99,10 @@ class UserCall:
         try:
             return await deadline.wait_for(self._engine.submit_user(found.work(token.version if token else None)))
         except Incompatible as error:
-            if error.code != "version_gone" or pinned:
+            if error.code != "version_gone":
                 raise
+            if pinned:
+                raise version_gone(error, self._engine) from error
             return await deadline.wait_for(self._engine.submit_user(found.work(None)))
 
 
@@ -111,3 +113,8 @@ def check_consistency(consistency: str | AtLeast, token: VersionToken | None) ->
             "no_version_token", 'consistency "pinned" needs the version_token of an earlier answer; send it, or ask for "latest"'
         )
     return consistency == "pinned"
+
+
+def version_gone(error: Incompatible, engine: Engine) -> Incompatible:
+    """The same refusal with the token that would be answered now."""
+    return Incompatible("version_gone", f"{error.message}; the current version token is {engine.status().current}")

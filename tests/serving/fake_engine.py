@@ -89,7 +89,7 @@ class FakeEngine:
         if state is not None and state.version not in resident:
             if work.user is None:
                 raise Incompatible("version_gone", f"version {state.version} is not resident")
-            state, recomputed = None, True
+            state, recomputed = self._state(UserWork(work.user.profile, work.user.behaviours)), True
         if state is None:
             state = self._state(work.user or UserWork())
         token = self._token(state.version)

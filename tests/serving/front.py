@@ -34,7 +34,7 @@ def open_front(
     engine: Any, id_kind: IdKind = IdKind.INT64, settings: ServeSection | None = None, states: UserStates | None = None, index: bool = True
 ) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
-    metrics, store, states = Metrics(), UserStore(id_kind, 4, 1_000), states or UserStates(100, 1 << 20)
+    metrics, store, states = Metrics(), UserStore(id_kind, 4, 1_000), UserStates(100, 1 << 20) if states is None else states
     front = Front("", engine, store, states, metrics)
     users = Users(store, states, id_kind, metrics)
     views = Views(lambda: front.ready, lambda: {"rows": engine.rows}, lambda: model_metadata(engine.status()), lambda: None)

@@ -1,0 +1,55 @@
+"""Candidates of a request, and the order of an answer."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import RejectedInput
+from schemas.ids import IdKind, encode_index_key
+from schemas.index.layout import encode_increment
+from schemas.limits import CANDIDATES_MAX
+from serving.engine.candidates import find_candidates
+from serving.engine.changes import decode_changes
+from serving.engine.top_k import rank_top
+from tests.serving.engine.samples import empty_tables, order
+from tests.serving.engine.test_tables import IDS, LAYOUTS
+
+
+def tables_with(kind, items):
+    layout, tables = LAYOUTS[kind], empty_tables(LAYOUTS[kind], 60, 4000)
+    row = np.zeros((), layout.dtype)
+    tables.apply(decode_changes(layout, [(encode_index_key(i), encode_increment(order(), row)) for i in items]))
+    return tables
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+@given(data=st.data())
+def test_duplicates_count_once_and_unknown_ids_are_counted_and_named(kind: IdKind, data: st.DataObject) -> None:
+    asked = data.draw(st.lists(IDS[kind], max_size=50))
+    known = data.draw(st.lists(st.sampled_from(asked), unique=True)) if asked else []
+    found = find_candidates(tables_with(kind, known), asked)
+    different = list(dict.fromkeys(asked))
+    assert found.different == len(different) and found.unknown == [i for i in different if i not in known][:100]
+    assert list(found.ids_K) == [i for i in different if i in known] and found.unknown_count == len(different) - len(known)
+    assert [known[slot] for slot in found.slots_K] == list(found.ids_K)
+
+
+def test_an_id_of_the_other_kind_and_too_many_candidates_are_refused_before_memory_is_taken() -> None:
+    with pytest.raises(RejectedInput, match="bad_id"):
+        find_candidates(tables_with(IdKind.INT64, [1]), ["one"])
+    with pytest.raises(RejectedInput, match="bad_id"):
+        find_candidates(tables_with(IdKind.TEXT, ["a"]), [1])
+    with pytest.raises(RejectedInput, match="too_many_candidates"):
+        find_candidates(tables_with(IdKind.INT64, [1]), np.broadcast_to(np.int64(1), CANDIDATES_MAX + 1))
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+@given(data=st.data())
+def test_the_answer_is_sorted_by_score_descending_then_id_ascending(kind: IdKind, data: st.DataObject) -> None:
+    items = data.draw(st.lists(IDS[kind], max_size=40, unique=True))
+    scores = np.array(data.draw(st.lists(st.sampled_from([0.5, 0.25, -1.0, 2.0]), min_size=len(items), max_size=len(items))), np.float32)
+    top_k = data.draw(st.integers(1, 45))
+    best = rank_top(scores, np.array(items, np.int64) if kind is IdKind.INT64 else items, top_k)
+    wanted = sorted(range(len(items)), key=lambda i: (-scores[i], encode_index_key(items[i])))[:top_k]
+    assert best.tolist() == wanted

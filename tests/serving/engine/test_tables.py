@@ -1,0 +1,139 @@
+"""Look-up and row changes against a plain dict and a plain fold."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import Incompatible
+from schemas.ids import IdKind, encode_index_key
+from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
+from serving.engine.changes import cut_changes, decode_changes, encode_ids
+from serving.engine.slots import plan_slot, plan_slot_bytes
+from tests.serving.engine.samples import empty_tables
+
+COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))
+LAYOUTS = {kind: RowLayout(COLUMNS, kind) for kind in IdKind}
+INT64 = st.one_of(st.integers(-5, 5), st.integers(-(1 << 63), (1 << 63) - 1))
+TEXT = st.one_of(st.sampled_from(["", "a", "aaaaaaaa", "aaaaaaaaa", "é"]), st.text(min_size=1, max_size=20)).filter(
+    lambda text: 1 <= len(text.encode(errors="replace")) <= 128 and text.isprintable()
+)
+IDS = {IdKind.INT64: INT64, IdKind.TEXT: TEXT}
+
+
+def change(layout, item, order, value):
+    row = np.array((np.full(3, value), value), layout.dtype)
+    return encode_index_key(item), encode_increment(order, None if order["dead"] else row)
+
+
+def order_of(numbers, dead):
+    version, offset, index, embedding_offset, embedding_index = numbers
+    return np.array((version, offset, index, embedding_offset, embedding_index, 0, dead), ORDER)
+
+
+@st.composite
+def histories(draw, kind):
+    """Changes of few ids with orders from a small set (as logs give them: the features order is unique per change of an item)."""
+    pool = draw(st.lists(IDS[kind], min_size=1, max_size=8, unique=True))
+    numbers = st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 1), st.integers(-1, 2), st.integers(0, 1))
+    return draw(st.lists(st.tuples(st.sampled_from(pool), numbers, st.booleans()), max_size=40))
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+@given(data=st.data())
+def test_changes_in_any_portions_leave_what_a_plain_fold_by_the_row_order_rule_leaves(kind: IdKind, data: st.DataObject) -> None:
+    layout, history = LAYOUTS[kind], data.draw(histories(kind))
+    tables, wanted = empty_tables(layout, 16, 400), {}
+    pairs = []
+    for number, (item, numbers, dead) in enumerate(history):
+        order = order_of(numbers, dead)
+        pairs.append(change(layout, item, order, number))
+        if item not in wanted or is_newer(order, wanted[item][0]):
+            wanted[item] = (order, number)
+    changes = decode_changes(layout, pairs)
+    applied = [tables.apply(portion) for portion in cut_changes(changes, data.draw(st.integers(1, 50)))]
+    assert sum(a.applied + a.superseded for a in applied) == len(history)
+    assert {item: value_at(tables, item) for item in wanted} == {i: None if o["dead"] else v for i, (o, v) in wanted.items()}
+    assert tables.rows == sum(not o["dead"] for o, _ in wanted.values())
+
+
+def value_at(tables, item):
+    slot = tables.find(encode_ids([item], tables.layout.id_kind))[0]
+    if slot < 0:
+        return None
+    assert tables.id_at(slot) == item
+    assert (tables.columns["vector"][slot] == tables.columns["category"][slot]).all()
+    return int(tables.columns["category"][slot])
+
+
+@given(
+    order_a=st.tuples(
+        *[st.integers(-1, 2)] * 1, *[st.integers(-1, 3)] * 1, st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)
+    ),
+    order_b=st.tuples(
+        *[st.integers(-1, 2)] * 1, *[st.integers(-1, 3)] * 1, st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)
+    ),
+)
+def test_packed_orders_compare_as_the_row_order_rule(order_a: tuple[int, ...], order_b: tuple[int, ...]) -> None:
+    layout, tables = LAYOUTS[IdKind.INT64], empty_tables(LAYOUTS[IdKind.INT64], 4)
+    first, second = order_of(order_a, 0), order_of(order_b, 0)
+    tables.apply(decode_changes(layout, [change(layout, 1, first, 1)]))
+    assert tables.apply(decode_changes(layout, [change(layout, 1, second, 2)])).applied == bool(is_newer(second, first))
+
+
+@given(seed=st.integers(0, 10_000))
+def test_every_order_of_arrival_and_any_repeats_give_the_same_rows(seed: int) -> None:
+    """Orders of one item form a chain, as one source per component makes them: then the newest wins whatever comes first."""
+    rng, layout = np.random.default_rng(seed), LAYOUTS[IdKind.INT64]
+    history = [
+        (item, order_of((1, step, 0, step // 2, 0), int(rng.random() < 0.3)), 10 * item + step) for item in range(3) for step in range(4)
+    ]
+    found = []
+    for _ in range(2):
+        tables, shuffled = empty_tables(layout, 8), [history[i] for i in rng.permutation(np.repeat(np.arange(len(history)), 2))]
+        tables.apply(decode_changes(layout, [change(layout, *entry) for entry in shuffled]))
+        found.append([value_at(tables, item) for item in range(3)])
+    newest = [history[4 * item + 3] for item in range(3)]
+    assert found[0] == found[1] == [None if order["dead"] else value for _, order, value in newest]
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+@given(data=st.data())
+def test_the_look_up_is_a_dict_and_an_unknown_id_is_never_an_index(kind: IdKind, data: st.DataObject) -> None:
+    known = data.draw(st.lists(IDS[kind], max_size=60, unique=True))
+    asked = data.draw(st.lists(st.one_of(IDS[kind], st.sampled_from(known)) if known else IDS[kind], max_size=60))
+    layout, tables = LAYOUTS[kind], empty_tables(LAYOUTS[kind], 60, 60 * 80)
+    tables.apply(decode_changes(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), 0) for item in known]))
+    slots = {item: slot for slot, item in enumerate(known)}
+    assert tables.find(encode_ids(asked, kind)).tolist() == [slots.get(item, -1) for item in asked]
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+def test_a_full_slot_counts_new_ids_as_not_servable_and_still_updates_known_ones(kind: IdKind) -> None:
+    layout = LAYOUTS[kind]
+    items = [i if kind is IdKind.INT64 else f"id-{i}" for i in range(9000)]
+    tables = empty_tables(layout, 3, 24)
+    fresh = order_of((1, 0, 0, 0, 0), 0)
+    applied = tables.apply(decode_changes(layout, [change(layout, item, fresh, 1) for item in items]))
+    assert applied.refused == len(items) - tables.used == tables.not_servable > 0
+    assert tables.apply(decode_changes(layout, [change(layout, items[0], order_of((2, 0, 0, 0, 0), 0), 5)])).applied == 1
+    assert value_at(tables, items[0]) == 5 and value_at(tables, items[-1]) is None
+
+
+def test_a_version_that_does_not_fit_is_refused_by_name() -> None:
+    layout = LAYOUTS[IdKind.INT64]
+    with pytest.raises(Incompatible, match="slot_too_small") as raised:
+        plan_slot(layout, 10_000, 5_000, 0)
+    assert "slot_bytes" in raised.value.message
+
+
+@given(rows=st.integers(0, 5000), mean=st.integers(1, 40), kind=st.sampled_from(list(IdKind)))
+def test_the_default_slot_holds_the_version_and_at_least_half_as_many_new_ids(rows: int, mean: int, kind: IdKind) -> None:
+    layout, id_bytes = LAYOUTS[kind], rows * mean if kind is IdKind.TEXT else 0
+    plan = plan_slot(layout, plan_slot_bytes(layout, rows, id_bytes), rows, id_bytes)
+    ends = {offset + int(np.prod(shape)) * np.dtype(dtype).itemsize for offset, dtype, shape in plan.arrays.values()}
+    starts = sorted(offset for offset, _, _ in plan.arrays.values())
+    assert plan.capacity >= 1.5 * rows - 1 and plan.id_bytes * max(rows, 1) >= id_bytes * plan.capacity * 0.99
+    assert max(ends) <= plan.size_bytes and all(any(a <= e <= b for e in ends) for a, b in itertools.pairwise(starts))

@@ -12,15 +12,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from infra.kafka.admin import end_offsets, start_offsets
 from schemas.errors import AifError, Incompatible, Unavailable
 
 _BATCH_RECORDS = 1_000
 _POLL_S = 0.5
+_TOPIC_MISSING_S_MAX = 2.0
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects by itself, so a follower just has nothing to give.
 _TRANSIENT = frozenset(
@@ -62,8 +63,11 @@ class TopicFollower:
     def __init__(self, bootstrap: str, topic: str, positions: Mapping[int, int], *, prefix: str = "") -> None:
         self.topic = topic
         self.positions: dict[int, int] = dict(positions)
+        self._full_name = prefix + topic
+        self._heard = False  # whether the broker ever answered for one of the partitions
+        self._missing_since: float | None = None
         self._consumer = _open_consumer(bootstrap)
-        self._consumer.assign([TopicPartition(prefix + topic, p, offset) for p, offset in positions.items()])
+        self._consumer.assign([TopicPartition(self._full_name, p, offset) for p, offset in positions.items()])
 
     def poll(self, records_max: int = _BATCH_RECORDS, timeout_s: float = 0.0) -> list[SourceRecord]:
         """At most `records_max` records; returns as soon as there is one, after `timeout_s` with none.
@@ -72,6 +76,8 @@ class TopicFollower:
         """
         first = self._consumer.poll(timeout_s)
         if first is None:
+            if not self._heard:
+                self._check_exists()
             return []
         rest = self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
         return [record for message in (first, *rest) if (record := self._take(message)) is not None]
@@ -82,9 +88,8 @@ class TopicFollower:
 
     def seek(self, partition: int, offset: int) -> None:
         """Go on with `partition` at `offset`."""
-        topic = next(a.topic for a in self._consumer.assignment() if a.partition == partition)
-        self._consumer.incremental_unassign([TopicPartition(topic, partition)])
-        self._consumer.incremental_assign([TopicPartition(topic, partition, offset)])
+        self._consumer.incremental_unassign([TopicPartition(self._full_name, partition)])
+        self._consumer.incremental_assign([TopicPartition(self._full_name, partition, offset)])
         self.positions[partition] = offset
 
     def close(self) -> None:
@@ -100,14 +105,29 @@ class TopicFollower:
     def _take(self, message: Message) -> SourceRecord | None:
         error = message.error()
         if error is None:
+            self._heard = True
             record = _source_record(self.topic, message)
             self.positions[record.partition] = record.offset + 1
             return record
         if error.code() == KafkaError._PARTITION_EOF:  # its offset is the position, past markers and compacted records
-            self.positions[message.partition()] = max(self.positions[message.partition()], message.offset())
+            self._heard = True
+            partition, offset = _place(message)
+            self.positions[partition] = max(self.positions[partition], offset)
         elif error.code() not in _TRANSIENT:
             raise _read_error(error, self.topic, self.positions)
         return None
+
+    def _check_exists(self) -> None:
+        """librdkafka waits for a topic that does not exist without a word; we say so once it is missing for a while."""
+        try:
+            found = self._consumer.list_topics(self._full_name, timeout=_POLL_S).topics[self._full_name]
+        except KafkaException:  # the broker is away: nothing to say about its topics
+            return
+        if found.error is None:
+            return
+        self._missing_since = self._missing_since or time.monotonic()
+        if time.monotonic() - self._missing_since > _TOPIC_MISSING_S_MAX:
+            raise _read_error(found.error, self.topic, self.positions)
 
 
 def read_topic(
@@ -178,17 +198,15 @@ def _open_consumer(bootstrap: str) -> Consumer:
     )
 
 
+def _place(message: Message) -> tuple[int, int]:
+    """(partition, offset): a message of an assigned partition always has both."""
+    return cast(int, message.partition()), cast(int, message.offset())
+
+
 def _source_record(topic: str, message: Message) -> SourceRecord:
     kind, timestamp_ms = message.timestamp()
-    return SourceRecord(
-        topic,
-        message.partition(),
-        message.offset(),
-        message.key(),
-        message.value(),
-        tuple(message.headers() or ()),
-        timestamp_ms if kind else -1,
-    )
+    headers = cast("list[tuple[str, bytes | None]] | None", message.headers())
+    return SourceRecord(topic, *_place(message), message.key(), message.value(), tuple(headers or ()), timestamp_ms if kind else -1)
 
 
 def _read_error(error: KafkaError, topic: str, positions: Mapping[int, int]) -> AifError:

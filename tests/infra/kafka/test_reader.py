@@ -1,0 +1,164 @@
+"""Reading outside a group: exact bounds, own positions, no silent jumps."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from infra.broker.server import start_broker
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.reader import SourceRecord, TopicFollower, read_topic
+from schemas.errors import Incompatible, Unavailable
+
+TOPIC = "numbers"
+
+
+def _create(bootstrap: str, name: str, partitions: int, **config: str) -> None:
+    named = {k.replace("_", "."): v for k, v in config.items()}
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # its futures fail when it is collected
+    admin.create_topics([NewTopic(name, partitions, 1, config=named)])[name].result(30)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Unavailable):
+            if len(end_offsets(bootstrap, name, deadline_s=1)) == partitions:
+                return
+
+
+@pytest.fixture
+def numbers(bootstrap_servers: str, topic_prefix: str) -> str:
+    """Two partitions, 100 records each."""
+    _create(bootstrap_servers, topic_prefix + TOPIC, 2)
+    _produce(bootstrap_servers, topic_prefix + TOPIC, range(100), (0, 1))
+    return topic_prefix
+
+
+def _produce(bootstrap: str, topic: str, values: range, partitions: tuple[int, ...]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    for i in values:
+        for partition in partitions:
+            producer.produce(topic, str(i).encode(), f"key-{i}".encode(), partition, headers=[("h", b"1")])
+    assert producer.flush(30) == 0
+
+
+def _poll_until(follower: TopicFollower, enough: Callable[[list[SourceRecord]], bool]) -> list[SourceRecord]:
+    records: list[SourceRecord] = []
+    deadline = time.monotonic() + 60
+    while not enough(records):
+        assert time.monotonic() < deadline, f"{len(records)} records only, positions {follower.positions}"
+        records += follower.poll(100, 0.2)
+    return records
+
+
+def test_a_bounded_read_gives_every_record_of_every_partition_once_in_order(bootstrap_servers: str, numbers: str) -> None:
+    records = list(read_topic(bootstrap_servers, TOPIC, prefix=numbers))
+    for partition in (0, 1):
+        of_partition = [r for r in records if r.partition == partition]
+        assert [r.offset for r in of_partition] == list(range(100))
+        assert [r.value for r in of_partition] == [str(i).encode() for i in range(100)]
+    first = records[0]
+    assert (first.topic, first.headers, first.key) == (TOPIC, (("h", b"1"),), b"key-0")
+    assert first.timestamp_ms > 0
+
+
+def test_a_bounded_read_keeps_to_its_bounds_though_more_records_follow(bootstrap_servers: str, numbers: str) -> None:
+    records = list(read_topic(bootstrap_servers, TOPIC, start={0: 10, 1: 99}, end={0: 20, 1: 100}, prefix=numbers))
+    assert sorted((r.partition, r.offset) for r in records) == [(0, i) for i in range(10, 20)] + [(1, 99)]
+    assert list(read_topic(bootstrap_servers, TOPIC, start={0: 5}, end={0: 5}, prefix=numbers)) == []
+    assert {r.partition for r in read_topic(bootstrap_servers, TOPIC, end={1: 3}, prefix=numbers)} == {1}
+
+
+def test_a_topic_without_records_is_read_at_once(bootstrap_servers: str, topic_prefix: str) -> None:
+    _create(bootstrap_servers, topic_prefix + "empty", 1)
+    assert list(read_topic(bootstrap_servers, "empty", prefix=topic_prefix)) == []
+
+
+def test_a_bounded_read_ends_where_the_last_offsets_are_transaction_markers(bootstrap_servers: str, topic_prefix: str) -> None:
+    topic = topic_prefix + "markers"
+    _create(bootstrap_servers, topic, 1)
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(60)
+    for _ in range(3):
+        producer.begin_transaction()
+        producer.produce(topic, b"x")
+        producer.commit_transaction(60)
+    assert end_offsets(bootstrap_servers, topic) == {0: 6}
+    assert [r.offset for r in read_topic(bootstrap_servers, "markers", prefix=topic_prefix, stall_s_max=20)] == [0, 2, 4]
+    with TopicFollower(bootstrap_servers, "markers", {0: 0}, prefix=topic_prefix) as follower:
+        _poll_until(follower, lambda _: follower.has_reached({0: 6}))
+        assert follower.positions == {0: 6}
+
+
+def test_a_bounded_read_ends_where_the_end_was_removed_from_the_middle_of_the_log(bootstrap_servers: str, numbers: str) -> None:
+    """The wanted end lies inside the log and the record before it is gone with everything older: the range is refused, not shortened."""
+    from confluent_kafka import TopicPartition
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(numbers + TOPIC, 0, 40)]).values():
+        future.result(30)
+    assert start_offsets(bootstrap_servers, numbers + TOPIC)[0] == 40
+    with pytest.raises(Incompatible, match="offset_gone"):
+        list(read_topic(bootstrap_servers, TOPIC, start={0: 0}, end={0: 100}, prefix=numbers))
+    assert [r.offset for r in read_topic(bootstrap_servers, TOPIC, end={0: 100}, prefix=numbers)] == list(range(40, 100))
+    with (
+        TopicFollower(bootstrap_servers, TOPIC, {0: 0}, prefix=numbers) as follower,
+        pytest.raises(Incompatible, match="offset_gone"),
+    ):
+        _poll_until(follower, bool)
+
+
+def test_a_range_beyond_the_log_is_refused(bootstrap_servers: str, numbers: str) -> None:
+    for start, end in (({0: 0}, {0: 101}), ({5: 0}, {5: 1})):
+        with pytest.raises(Incompatible, match="offset_gone"):
+            list(read_topic(bootstrap_servers, TOPIC, start=start, end=end, prefix=numbers))
+
+
+def test_a_follower_gives_what_is_there_and_then_what_comes_and_knows_its_position(bootstrap_servers: str, numbers: str) -> None:
+    with TopicFollower(bootstrap_servers, TOPIC, {0: 90, 1: 100}, prefix=numbers) as follower:
+        first = _poll_until(follower, lambda _: follower.has_reached({0: 100, 1: 100}))
+        assert [r.offset for r in first] == list(range(90, 100))
+        _produce(bootstrap_servers, numbers + TOPIC, range(100, 103), (1,))
+        more = _poll_until(follower, lambda records: len(records) == 3)
+        assert [(r.partition, r.offset) for r in more] == [(1, 100), (1, 101), (1, 102)]
+        assert follower.positions == {0: 100, 1: 103}
+        follower.seek(1, 101)
+        again = _poll_until(follower, lambda records: len(records) == 2)
+        assert [(r.partition, r.offset) for r in again] == [(1, 101), (1, 102)]
+
+
+def test_a_follower_of_an_offset_outside_the_log_says_so_and_does_not_jump(bootstrap_servers: str, numbers: str) -> None:
+    with (
+        TopicFollower(bootstrap_servers, TOPIC, {0: 5000}, prefix=numbers) as follower,
+        pytest.raises(Incompatible, match="offset_gone"),
+    ):
+        _poll_until(follower, bool)
+
+
+def test_a_follower_of_a_topic_that_does_not_exist_says_so(bootstrap_servers: str, topic_prefix: str) -> None:
+    with (
+        TopicFollower(bootstrap_servers, "nothing", {0: 0}, prefix=topic_prefix) as follower,
+        pytest.raises(Incompatible, match="topic_gone"),
+    ):
+        _poll_until(follower, bool)
+
+
+def test_a_follower_goes_on_after_the_broker_was_restarted(tmp_path: Path) -> None:
+    broker = start_broker(tmp_path / "broker")
+    try:
+        _create(broker.bootstrap_servers, TOPIC, 1)
+        _produce(broker.bootstrap_servers, TOPIC, range(10), (0,))
+        with TopicFollower(broker.bootstrap_servers, TOPIC, {0: 0}) as follower:
+            _poll_until(follower, lambda records: len(records) == 10)
+            address = broker.bootstrap_servers
+            broker.stop()
+            assert follower.poll(10, 0.2) == []
+            broker = start_broker(tmp_path / "broker")
+            assert broker.bootstrap_servers == address
+            _produce(address, TOPIC, range(10, 20), (0,))
+            more = _poll_until(follower, lambda records: len(records) == 10)
+            assert [r.offset for r in more] == list(range(10, 20))
+    finally:
+        broker.stop()

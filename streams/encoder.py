@@ -12,23 +12,29 @@ Arrays: R rows, M width of the multimodal embedding.
 Source: AIF, eq. (4), (5), Algorithm 1 line 3; FORMAT.md section 3.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from infra.index_store import IndexStore
 from schemas.features import encode_features, encode_realtime
 from schemas.index.layout import row_layout
-from schemas.model.checkpoint import Checkpoint
+from schemas.index.manifest import checkpoint_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.encode_rows import encode_rows, encoder_fingerprint
 from schemas.model.lsh import encode_signatures
 
 Raw = Mapping[str, Any]
 Embedding = np.ndarray | None
 
+_ENCODERS_KEPT = 4  # live, backup, published and building; shards hold their own references
+
 
 class RowEncoder:
-    """The one encoder of a version. Not shared by threads."""
+    """The one encoder of a version. Keeps no state between calls, so the threads of all shards share it."""
 
     def __init__(self, version: int, checkpoint: Checkpoint) -> None:
         self.version = version
@@ -95,3 +101,22 @@ class RowEncoder:
         if schema.realtime_features:
             realtime = np.array([encode_realtime(schema, raw) for raw in raw_features], np.float32)
             rows["realtime"] = realtime.reshape(rows["realtime"].shape)
+
+
+class EncoderCache:
+    """Encoders of the versions used last, made from the index store's validated checkpoints."""
+
+    def __init__(self, store: IndexStore, kept: int = _ENCODERS_KEPT) -> None:
+        self._store, self._kept = store, kept
+        self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
+
+    def get(self, version: int, checkpoint_sha256: str) -> RowEncoder:
+        """The encoder of a version. Raises RejectedInput (the checkpoint fails a check), Unavailable (`missing_file`)."""
+        key = version, checkpoint_sha256
+        if key not in self._encoders:
+            data = self._store.get(checkpoint_path(checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+            self._encoders[key] = RowEncoder(version, read_checkpoint(data, checkpoint_sha256))
+        self._encoders.move_to_end(key)
+        while len(self._encoders) > self._kept:
+            self._encoders.popitem(last=False)
+        return self._encoders[key]

@@ -1,0 +1,79 @@
+"""What a worker and its builder processes say to each other. Values only; no torch, so that the processes can be started before it is loaded.
+
+The socket between the two belongs to them alone, so its messages may be pickled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schemas.index.manifest import Part, Seal
+from schemas.limits import ROWS_PER_FILE_BLOCK
+
+SLICE_ROWS = 8 * ROWS_PER_FILE_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class BuildJob:
+    """Which shard of which version to build, from which private checkpoint directory. `slice_rows` is a multiple of a file block."""
+
+    version: int
+    shard: int
+    checkpoint_sha256: str
+    encoder_fingerprint: str
+    checkpoint_directory: str = ""
+    slice_rows: int = SLICE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """The full part, and the shard's next offsets at the checkpoint it was made from."""
+
+    part: Part
+    source_offsets: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SealJob:
+    """Which shard of which revision to seal. `delta_position` was read before the checkpoint directory was made (sealer.py)."""
+
+    version: int
+    revision: int
+    shard: int
+    checkpoint_sha256: str
+    encoder_fingerprint: str
+    full: Part
+    delta_position: int = -1
+    checkpoint_directory: str = ""
+
+
+Job = BuildJob | SealJob
+Result = BuildResult | Seal
+
+
+def describe_job(job: Job) -> str:
+    """A job for people."""
+    doing = f"seal of revision {job.revision}" if isinstance(job, SealJob) else "build"
+    return f"{doing} of version {job.version}, shard {job.shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """Message of a builder: how far the job is."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Message of a builder: the job's error, as its class's name (of schemas/errors.py), code and text."""
+
+    error: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Message of a builder: the job's result."""
+
+    result: Result

@@ -1,0 +1,62 @@
+"""The full part of one shard of a version, from a checkpoint of the shard (design.md section 5, step 2).
+
+Here: the work. Not here: the job (build_jobs.py), the processes that do it (builder_pool.py), who asks for it (reconcile.py).
+
+Invariants: items are read from the checkpoint in key order in slices, so memory does not grow with their number; the rows, and so the digest,
+do not depend on the size of a slice or on the number of processes (one file block is one encode block, whatever the slice). The checkpoint
+was taken after the batch that recorded `building v`, so what it lacks is in the increments (B6); `source_offsets` of the result let the
+owner check that once more.
+
+Processes work on different shards at the same time; one shard is one job. A killed build starts over: a job carries no finished slices yet.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from infra.index_parts import write_full_part
+from infra.index_store import IndexStore
+from schemas.errors import Incompatible
+from schemas.index.layout import RowBlock
+from schemas.limits import ROWS_PER_FILE_BLOCK
+from streams.build_jobs import SLICE_ROWS, BuildJob, BuildResult
+from streams.encoder import RowEncoder
+from streams.shard_reader import StoredItem, open_shard_reader
+
+Progress = Callable[[int], None]  # rows done so far
+
+
+def build_full_part(store: IndexStore, encoder: RowEncoder, job: BuildJob, progress: Progress = lambda _: None) -> BuildResult:
+    """Writes the full part of a shard into the store. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
+    check_encoder(encoder, job.encoder_fingerprint, job.version)
+    with open_shard_reader(Path(job.checkpoint_directory)) as reader:
+        blocks = encode_blocks(encoder, reader.scan_items(), job.slice_rows, progress)
+        return BuildResult(write_full_part(store, job.version, job.shard, blocks, encoder.layout), reader.next_offsets)
+
+
+def check_encoder(encoder: RowEncoder, wanted_fingerprint: str, version: int) -> None:
+    """Raises Incompatible (`other_encoder`): rows of two fingerprints never mix in one version (I9)."""
+    if encoder.fingerprint != wanted_fingerprint:
+        raise Incompatible(
+            "other_encoder",
+            f"version {version} is written by the encoder {wanted_fingerprint}, this process has {encoder.fingerprint}; "
+            "publish the checkpoint again after an upgrade of the fleet",
+        )
+
+
+def encode_blocks(
+    encoder: RowEncoder, items: Iterable[StoredItem], slice_rows: int = SLICE_ROWS, progress: Progress = lambda _: None
+) -> Iterator[RowBlock]:
+    """Rows of items in key order, in blocks of at most ROWS_PER_FILE_BLOCK; a slice of items is encoded at once."""
+    assert slice_rows % ROWS_PER_FILE_BLOCK == 0, f"slice of {slice_rows} rows is no multiple of {ROWS_PER_FILE_BLOCK}"
+    remaining, done = iter(items), 0
+    while taken := list(itertools.islice(remaining, slice_rows)):
+        rows = encoder.encode([i.raw_features for i in taken], [i.embedding for i in taken])
+        orders = np.array([i.order for i in taken])
+        for at in range(0, len(taken), ROWS_PER_FILE_BLOCK):
+            cut = slice(at, at + ROWS_PER_FILE_BLOCK)
+            yield RowBlock([i.key for i in taken[cut]], orders[cut], rows[cut])
+        done += len(taken)
+        progress(done)

@@ -1,0 +1,164 @@
+"""Builder processes as seen by the worker: jobs in, futures out.
+
+Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py).
+Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again; the others go on. No child outlives this
+process (infra/processes.py). Seals go before builds, so that revisions of what is live never queue behind a new version (B4).
+"""
+
+import itertools
+import queue
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+from infra.processes import Child, start_child
+from schemas import errors
+from schemas.errors import AifError, Unavailable
+from streams.build_jobs import Done, Failed, Job, Result, RowsDone, SealJob, describe_job
+
+_POLL_S = 0.1
+_SEALS_FIRST, _BUILDS_AFTER, _END = 0, 1, 2
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A job on its way. `progress_at` (monotonic) is None until a process has taken it."""
+
+    job: Job
+    future: "Future[Result]" = field(default_factory=Future)
+    rows: int = 0
+    progress_at: float | None = None
+    abandoned: bool = False
+
+    def abandon(self) -> None:
+        """The result is not wanted any more: a process that works on it is killed and started anew."""
+        self.abandoned = True
+        self.future.cancel()
+
+
+class BuilderPool:
+    """`processes` builder processes for one index store. They start at once, because they load torch."""
+
+    def __init__(self, store_url: str, log_directory: Path, processes: int = 1) -> None:
+        self._store_url, self._log_directory = store_url, log_directory
+        self._queue: queue.PriorityQueue[tuple[int, int, Ticket | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._closing = threading.Event()
+        self._seats = [_Seat(self, n) for n in range(processes)]
+
+    def submit(self, job: Job) -> Ticket:
+        """Queues a job. The future ends with its result, or one of our errors."""
+        ticket = Ticket(job)
+        self._queue.put((_SEALS_FIRST if isinstance(job, SealJob) else _BUILDS_AFTER, next(self._numbers), ticket))
+        return ticket
+
+    def close(self) -> None:
+        """Kills the processes; jobs that are not done fail with Unavailable (`builders_closed`)."""
+        self._closing.set()
+        for _ in self._seats:
+            self._queue.put((_END, next(self._numbers), None))
+        for seat in self._seats:
+            seat.join()
+        while not self._queue.empty():
+            _, _, ticket = self._queue.get()
+            if ticket is not None and ticket.future.set_running_or_notify_cancel():
+                ticket.future.set_exception(_closed())
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the builders, for tests and status."""
+        return [seat.pid for seat in self._seats]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Seat(threading.Thread):
+    """One builder process and the thread that feeds it."""
+
+    def __init__(self, pool: BuilderPool, number: int) -> None:
+        super().__init__(daemon=True, name=f"builder-{number}")
+        self._pool, self._number = pool, number
+        self._open()
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def _open(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._connection = Connection(ours.detach())
+            command = [sys.executable, "-m", "streams.builder_process", str(theirs.fileno()), self._pool._store_url]
+            log_path = self._pool._log_directory / f"builder-{self._number}.log"
+            environment = {"OMP_NUM_THREADS": "1"}
+            self._child: Child = start_child(self.name, command, log_path, environment=environment, inherited_fds=[theirs.fileno()])
+
+    def _close(self) -> None:
+        self._connection.close()
+        self._child.kill()
+
+    def run(self) -> None:
+        while not self._pool._closing.is_set():
+            _, _, ticket = self._pool._queue.get()
+            if ticket is not None and ticket.future.set_running_or_notify_cancel():
+                self._work(ticket)
+        self._close()
+
+    def _work(self, ticket: Ticket) -> None:
+        ticket.progress_at = time.monotonic()
+        try:
+            self._connection.send(ticket.job)
+            answer = self._await(ticket)
+        except (EOFError, OSError):
+            tail = self._child.log_tail()
+            self._restart()
+            ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
+            return
+        if isinstance(answer, Done):
+            ticket.future.set_result(answer.result)
+        else:
+            ticket.future.set_exception(answer)
+
+    def _await(self, ticket: Ticket) -> Done | AifError:
+        while True:
+            if self._pool._closing.is_set():
+                return _closed()
+            if ticket.abandoned:
+                self._restart()
+                return Unavailable("abandoned", f"{describe_job(ticket.job)} is not wanted any more")
+            if not self._connection.poll(_POLL_S):
+                continue
+            message = self._connection.recv()
+            ticket.progress_at = time.monotonic()
+            if isinstance(message, Failed):
+                return _rebuild_error(message)
+            if isinstance(message, Done):
+                return message
+            assert isinstance(message, RowsDone)
+            ticket.rows = message.rows
+
+    def _restart(self) -> None:
+        self._close()
+        if not self._pool._closing.is_set():
+            self._open()
+
+
+def _closed() -> Unavailable:
+    return Unavailable("builders_closed", "the worker is stopping; the next owner of the shard does it")
+
+
+def _rebuild_error(message: Failed) -> AifError:
+    kind = getattr(errors, message.error)
+    assert issubclass(kind, AifError)
+    return kind(message.code, message.message)

@@ -1,0 +1,70 @@
+"""A builder process: takes jobs from its parent over a private socket, one after the other, until the parent is gone.
+
+Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py), the parent's side (builder_pool.py).
+Started as `python -m streams.builder_process FD STORE_URL`, early, because loading torch takes seconds. It stays alive between versions and
+ends when the socket closes; the kernel kills it when the parent dies. One torch thread: parallelism is more processes, and a row's bits do
+not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
+"""
+
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import torch
+
+from infra.index_store import IndexStore, open_index_store
+from schemas.errors import AifError
+from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
+from streams.builder import Progress, build_full_part
+from streams.encoder import EncoderCache
+from streams.sealer import write_seal
+
+_PROGRESS_EVERY_S = 0.2
+
+
+def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progress) -> Result:
+    """One job, from its checkpoint to its result."""
+    encoder = encoders.get(job.version, job.checkpoint_sha256)
+    if isinstance(job, BuildJob):
+        return build_full_part(store, encoder, job, progress)
+    return write_seal(store, encoder, job, progress)
+
+
+def serve_jobs(connection: Connection, store: IndexStore) -> None:
+    """Until the parent closes its end."""
+    encoders = EncoderCache(store)
+    while True:
+        try:
+            job = connection.recv()
+            connection.send(_answer(connection, store, encoders, job))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, job: Job) -> Done | Failed:
+    told_at = time.monotonic()
+
+    def progress(rows: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= _PROGRESS_EVERY_S:
+            told_at = time.monotonic()
+            connection.send(RowsDone(rows))
+
+    try:
+        return Done(run_job(store, encoders, job, progress))
+    except AifError as error:
+        return Failed(type(error).__name__, error.code, error.message)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        return Failed("Unavailable", "builder_failed", f"{describe_job(job)}: {error!r}")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    torch.set_num_threads(1)
+    serve_jobs(Connection(int(sys.argv[1])), open_index_store(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

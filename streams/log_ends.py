@@ -1,0 +1,40 @@
+"""Where the topics of a shard end at this moment, as reconciling asks for it.
+
+Here: the interface and its form on a broker. What it is for: a shard seals only after the ends that it saw first (B7), and a seal names the end
+of index-deltas from before its checkpoint (B8).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from infra.kafka.admin import end_offsets
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+
+
+class LogEnds(Protocol):
+    """Where the topics of a shard end now."""
+
+    def sources_end(self, shard: int) -> Mapping[str, int]:
+        """End offset of the shard's partition of every source topic."""
+        ...
+
+    def deltas_end(self, shard: int) -> int:
+        """End offset of the shard's partition of index-deltas."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLogEnds:
+    """Ends of the logs as the broker says."""
+
+    bootstrap: str
+    prefix: str
+
+    def sources_end(self, shard: int) -> Mapping[str, int]:
+        """See LogEnds."""
+        return {topic: end_offsets(self.bootstrap, self.prefix + topic)[shard] for topic in SHARD_TOPICS}
+
+    def deltas_end(self, shard: int) -> int:
+        """See LogEnds."""
+        return end_offsets(self.bootstrap, self.prefix + INDEX_DELTAS)[shard]

@@ -1,0 +1,128 @@
+"""From sealed shards to a published revision: one manifest by exclusive create, then one `publish` entry (protocol B9).
+
+Here: choosing seals, the manifest, the entries publish, promote and revise. Not here: when to (core/versions.py), sealing (sealer.py).
+Invariants: any worker may do any step at any moment and several at once: of two manifests one is created, of two entries one is appended, and
+whoever finds a manifest without its `publish` writes it. A manifest is never made of an incomplete set, nor of seals by another encoder (I9).
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from infra.clock import Clock
+from infra.control_log import ControlLog
+from infra.index_store import IndexStore
+from schemas.errors import Corrupted, Unavailable
+from schemas.index.control import ControlState, Entry, VersionStatus
+from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
+from streams.core.versions import Revision, plan_promotion, plan_revisions
+from streams.encoder import RowEncoder
+
+
+@dataclass
+class Publication:
+    """Writes manifests and log entries in the name of one process (`by`)."""
+
+    control_log: ControlLog
+    store: IndexStore
+    clock: Clock
+    by: str
+
+    # --- manifest ------------------------------------------------------------------------------------------------------
+
+    def read_seals(self, status: VersionStatus, wanted: Revision) -> dict[int, Seal]:
+        """The best seal of each shard that has one: the one that reads on from the latest delta position."""
+        best: dict[int, Seal] = {}
+        for path in self.store.list(f"versions/{wanted.version}/{wanted.revision}/seals/"):
+            seal = decode_seal(self.store.get(path))
+            known = best.get(seal.shard)
+            if seal.encoder_fingerprint == status.encoder_fingerprint and (known is None or seal.delta_position > known.delta_position):
+                best[seal.shard] = seal
+        return best
+
+    def read_manifest_bytes(self, wanted: Revision) -> bytes | None:
+        """The revision's manifest, if somebody has made it."""
+        try:
+            return self.store.get(manifest_path(wanted.version, wanted.revision))
+        except Unavailable as error:
+            if error.code == "missing_file":
+                return None
+            raise
+
+    def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: RowEncoder, seals: Mapping[int, Seal]) -> bytes:
+        """Creates the manifest of a complete set of seals. The bytes that are in the store afterwards, ours or another worker's."""
+        manifest = Manifest(
+            wanted.version,
+            wanted.revision,
+            status.model_id,
+            status.checkpoint_sha256,
+            status.feature_schema,
+            encoder.lsh_version,
+            status.encoder_fingerprint,
+            encoder.layout,
+            tuple(seals[shard] for shard in sorted(seals)),
+            self.clock.now_ms(),
+        )
+        path = manifest_path(wanted.version, wanted.revision)
+        self.store.put_exclusive(path, encode_manifest(manifest))
+        return self.store.get(path)
+
+    # --- entries -------------------------------------------------------------------------------------------------------
+
+    def publish(self, wanted: Revision, manifest: bytes) -> bool:
+        """Writes `publish` for a manifest. True: it was this call. Raises Corrupted if the bytes are not this revision's manifest."""
+        decoded = decode_manifest(manifest)
+        if (decoded.version, decoded.revision) != (wanted.version, wanted.revision):
+            raise Corrupted(
+                "bad_manifest",
+                f"the manifest of {wanted.version}.{wanted.revision} says {decoded.version}.{decoded.revision}; remove it from the store",
+            )
+        digest = hashlib.sha256(manifest).hexdigest()
+
+        def make(state: ControlState) -> Entry | None:
+            if state.versions[wanted.version].wanted_revision != wanted.revision:
+                return None
+            return self._entry(EntryKind.PUBLISH, wanted.version, wanted.revision, manifest_sha256=digest)
+
+        return append_entry(self.control_log, make) is not None
+
+    def promote(self) -> int | None:
+        """Writes `promote` if the plan says so on the newest log; the version, if it was this call."""
+
+        def make(state: ControlState) -> Entry | None:
+            version = plan_promotion(state)
+            return None if version is None else self._entry(EntryKind.PROMOTE, version)
+
+        entry = append_entry(self.control_log, make)
+        return None if entry is None else entry.version
+
+    def revise(self, state: ControlState, interval_ms: int) -> list[Revision]:
+        """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10)."""
+        published_ms = {s.version: self.store.modified_ms(manifest_path(s.version, s.revision)) for s in state.receiving if s.revision >= 0}
+        return [due for due in plan_revisions(state, published_ms, self.clock.now_ms(), interval_ms) if self._want(due)]
+
+    def _want(self, due: Revision) -> bool:
+        def make(state: ControlState) -> Entry | None:
+            status = state.versions[due.version]
+            if status.wanted_revision is not None or status.revision + 1 != due.revision or status not in state.receiving:
+                return None
+            return self._entry(EntryKind.WANT, due.version, due.revision, cause=Cause.REVISE)
+
+        return append_entry(self.control_log, make) is not None
+
+    def _entry(self, kind: EntryKind, version: int, revision: int = 0, cause: str = "", manifest_sha256: str = "") -> Entry:
+        now_ms = self.clock.now_ms()
+        return Entry(kind, now_ms, self.by, version, revision, cause=cause, manifest_sha256=manifest_sha256)
+
+
+def append_entry(control_log: ControlLog, make: Callable[[ControlState], Entry | None]) -> Entry | None:
+    """Appends what `make` decides on the newest log; the entry, or None if there was nothing to write."""
+    decided: list[Entry | None] = [None]
+
+    def decide(state: ControlState) -> Entry | None:
+        decided[0] = make(state)  # called again after each conflict: the last decision is the one that was written
+        return decided[0]
+
+    control_log.append(decide)
+    return decided[0]

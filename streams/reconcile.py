@@ -1,0 +1,370 @@
+"""The life of versions, driven: what the control log wants and what the owned shards have are brought together, one step after the other.
+
+Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (core/versions.py), the work of builders (builder.py, sealer.py),
+manifest and entries (publication.py).
+
+    for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted
+    for the index            manifest -> publish -> promote; want a revision when the last publish is old
+
+Invariants:
+- A step keeps nothing that matters: after a kill between any two actions the next worker plans the same again, and every action is idempotent.
+  Several workers may step at the same time. No message is the carrier of a command; index-events are hints.
+- A shard is admitted (its first batch let in) only when every version that receives increments is recorded in it with its encoder (A7).
+- While the log cannot be read, shards go on by what they know, and nothing is sealed, published or removed.
+- An error of one version or shard is reported, tried again later, and never stops the others.
+
+Not yet: a revision reuses the full part and exports a new incremental part; rewriting the full part when the incremental one has grown, and
+the revive of frozen versions (B11), come later.
+"""
+
+import shutil
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from infra.clock import Clock
+from infra.control_log import ControlLog
+from infra.index_parts import new_unique
+from infra.index_store import IndexStore
+from schemas.errors import AifError, Unavailable
+from schemas.events import IndexEvent
+from schemas.index.control import ControlState, VersionStatus
+from schemas.topics import RESEAL_INTERVAL_HOURS
+from streams.build_jobs import BuildJob, BuildResult, Job, SealJob, describe_job
+from streams.builder_pool import Ticket
+from streams.core.shard_state import ShardVersion
+from streams.core.versions import (
+    Build,
+    MarkBehind,
+    Revision,
+    SealShard,
+    ShardAction,
+    ShardFacts,
+    Start,
+    Stop,
+    plan_blocked,
+    plan_publications,
+    plan_shard,
+)
+from streams.encoder import EncoderCache, RowEncoder
+from streams.log_ends import LogEnds
+from streams.publication import Publication
+from streams.sealer import prepare_seal
+from streams.shard import Shard
+
+T = TypeVar("T")
+
+_SHARD_STEP_S_MAX = 60.0
+
+
+class OwnedShard(Protocol):
+    """What is needed of a shard's serial task (streams/shard_task.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def admitted(self) -> bool: ...
+    def admit(self) -> None: ...
+    def submit(self, step: Callable[[Shard], T], /) -> "Future[T]": ...
+
+
+class Builders(Protocol):
+    """What is needed of the builder processes (streams/builder_pool.py)."""
+
+    def submit(self, job: Job, /) -> Ticket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileSettings:
+    """Times of reconciling; none of them changes bytes."""
+
+    reseal_interval_s: float = RESEAL_INTERVAL_HOURS * 3600.0
+    build_stall_s_max: float = 600.0
+    retry_s: float = 2.0
+
+
+@dataclass
+class StepReport:
+    """What a step did, by kind, and what it could not. `blocked`: shards that a wanted revision waits for."""
+
+    done: dict[str, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+    blocked: dict[Revision, list[int]] = field(default_factory=dict)
+
+    def count(self, kind: str) -> None:
+        """One more of `kind`."""
+        self.done[kind] = self.done.get(kind, 0) + 1
+
+
+@dataclass
+class _Running:
+    """A job that a builder has, for the shard task that owned the shard when it began."""
+
+    ticket: Ticket
+    task: OwnedShard
+    directory: Path
+
+
+class Reconciler:
+    """See the module. One thread calls `step`; `scratch` is a folder of this process alone, near its shards, emptied here.
+
+    owned: the shards that this process has now; announce: gets an IndexEvent for everything that happened.
+    """
+
+    def __init__(
+        self,
+        control_log: ControlLog,
+        store: IndexStore,
+        clock: Clock,
+        settings: ReconcileSettings,
+        owned: Callable[[], Sequence[OwnedShard]],
+        builders: Builders,
+        log_ends: LogEnds,
+        scratch: Path,
+        encoder_fingerprint: str,
+        by: str = "",
+        announce: Callable[[IndexEvent], None] = lambda _: None,
+    ) -> None:
+        self._control_log, self._clock, self._settings = control_log, clock, settings
+        self._owned, self._builders, self._log_ends = owned, builders, log_ends
+        self._scratch, self._fingerprint, self._announce = scratch, encoder_fingerprint, announce
+        self._encoders = EncoderCache(store)
+        self._publication = Publication(control_log, store, clock, by)
+        self._running: dict[tuple[int, int], _Running] = {}  # by (shard, version)
+        self._retry_at: dict[Hashable, float] = {}
+        self._report = StepReport()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    def step(self) -> StepReport:
+        """One round. Raises what reading the control log raises (Unavailable, Corrupted); everything else is in the report."""
+        self._report = report = StepReport()
+        state = self._control_log.refresh()
+        if state.unknown_entry:
+            report.alarms.append(f"reconciling stopped: {state.unknown_entry}")
+            return report
+        for task in self._owned():
+            self._guard(("shard", task.number), lambda task=task: self._step_shard(state, task))  # type: ignore[misc]
+        self._drop_lost_jobs()
+        sealed: dict[Revision, list[int]] = {}
+        for wanted in plan_publications(state):
+            self._guard(wanted, lambda wanted=wanted: self._publish(state, wanted, sealed))  # type: ignore[misc]
+        self._guard("promote", self._promote)
+        self._guard("revise", lambda: self._revise(self._control_log.state))
+        report.blocked = {wanted: missing for wanted, missing in plan_blocked(self._control_log.state, sealed).items() if missing}
+        return report
+
+    def _guard(self, key: Hashable, act: Callable[[], None]) -> None:
+        """Performs one thing; an error is reported and the same thing left alone for `retry_s`."""
+        if self._clock.monotonic() < self._retry_at.get(key, float("-inf")):
+            return
+        try:
+            act()
+            self._retry_at.pop(key, None)
+        except Exception as error:
+            if isinstance(error, AifError) and error.code == "shard_closed":
+                return  # it has another owner by now
+            self._retry_at[key] = self._clock.monotonic() + self._settings.retry_s
+            self._report.errors.append(f"{key}: {error!s}" if isinstance(error, AifError) else f"{key}: {error!r}")
+
+    def _tell(self, kind: str, version: int, revision: int = 0, shard: int | None = None, reason: str = "") -> None:
+        self._report.count(kind)
+        self._announce(IndexEvent(kind=kind, version=version, revision=revision, shard=shard, reason=reason))
+
+    # --- shards --------------------------------------------------------------------------------------------------------
+
+    def _step_shard(self, state: ControlState, task: OwnedShard) -> None:
+        self._collect(task)
+        self._attach_encoders(state, task)
+        failed_before = len(self._report.errors)
+        for action in plan_shard(state, self._facts(task), self._fingerprint):
+            self._guard(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
+        if not task.admitted and state.init is not None:
+            self._admit(state, task, failed_before)
+
+    def _facts(self, task: OwnedShard) -> ShardFacts:
+        return _on(task, lambda shard: ShardFacts(shard.number, shard.next_offsets, shard.versions))
+
+    def _attach_encoders(self, state: ControlState, task: OwnedShard) -> None:
+        """After a reopen. A version of another encoder (the process moved to another machine) is marked behind."""
+        for version in _on(task, Shard.needs_encoders):
+            if version.version not in state.versions:
+                self._report.errors.append(
+                    f"shard {task.number} has version {version.version}, which the control log does not: another index store?"
+                )
+            elif version.encoder_fingerprint != self._fingerprint:
+                self._perform(state, task, MarkBehind(task.number, version.version))
+            elif version.version in {s.version for s in state.receiving}:
+                encoder = self._encoders.get(version.version, version.checkpoint_sha256)
+                _on(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
+
+    def _admit(self, state: ControlState, task: OwnedShard, failed_before: int) -> None:
+        """Lets batches in, unless a version that servers may follow could not be started. One that only builds may start later."""
+        facts = self._facts(task)
+        missing = [s.version for s in state.receiving if s.version not in facts.versions and s.revision >= 0]
+        if missing:
+            self._report.alarms.append(
+                f"shard {task.number} stays paused: versions {missing} are not started ({self._report.errors[failed_before:]})"
+            )
+            return
+        task.admit()
+        self._report.count("admitted")
+
+    def _perform(self, state: ControlState, task: OwnedShard, action: ShardAction) -> None:
+        match action:
+            case Start(_, version, behind):
+                self._start(state.versions[version], task, behind)
+            case Stop(shard, version):
+                self._abandon(shard, version)
+                _on(task, lambda s: s.stop_version(version))
+                self._tell("stopped", version, shard=shard)
+            case MarkBehind(shard, version):
+                _on(task, lambda s: s.update_version(version, behind=True))
+                self._tell("behind", version, shard=shard, reason=f"this worker's encoder is {self._fingerprint}")
+            case Build(shard, version) | SealShard(shard, version):
+                if (shard, version) not in self._running:
+                    self._begin(state.versions[version], task, action)
+
+    def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:
+        encoder = self._encoders.get(status.version, status.checkpoint_sha256)
+        ends = self._log_ends.sources_end(task.number)
+        _on(task, lambda shard: shard.start_version(encoder, ends, behind=behind))
+        self._tell("behind" if behind else "building", status.version, shard=task.number)
+
+    # --- builders ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, status: VersionStatus, task: OwnedShard, action: Build | SealShard) -> None:
+        """Takes a checkpoint of the shard and hands the job to a builder."""
+        shard, version = action.shard, action.version
+        directory = self._scratch / f"{shard:05d}-{version}-{new_unique()}"
+        common = (status.checkpoint_sha256, status.encoder_fingerprint)
+
+        def create_checkpoint(into: Path) -> None:
+            _on(task, lambda s: s.create_checkpoint(into))
+
+        try:
+            job: Job
+            if isinstance(action, Build):
+                create_checkpoint(directory)
+                job = BuildJob(version, shard, *common, str(directory))
+            else:
+                full = _on(task, lambda s: s.versions[version].full)
+                assert full is not None, action
+                unprepared = SealJob(version, action.revision, shard, *common, full)
+                job = prepare_seal(unprepared, lambda: self._log_ends.deltas_end(shard), create_checkpoint, directory)
+            self._running[shard, version] = _Running(self._builders.submit(job), task, directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self._report.count("build_begun" if isinstance(action, Build) else "seal_begun")
+
+    def _collect(self, task: OwnedShard) -> None:
+        """Takes in what builders have finished for this shard, and raises the alarm for what stands still (B4)."""
+        for (shard, version), running in list(self._running.items()):
+            if shard != task.number:
+                continue
+            if running.task is not task:
+                self._abandon(shard, version)
+            elif running.ticket.future.done():
+                del self._running[shard, version]
+                shutil.rmtree(running.directory, ignore_errors=True)
+                self._guard((shard, version, "result"), lambda running=running: self._take_in(running))  # type: ignore[misc]
+            else:
+                self._check_stall(running)
+
+    def _take_in(self, running: _Running) -> None:
+        job, task = running.ticket.job, running.task
+        if running.ticket.future.cancelled():
+            return
+        result = running.ticket.future.result()
+        if isinstance(job, BuildJob):
+            assert isinstance(result, BuildResult)
+            if _on(task, lambda shard: _accept_full(shard, job.version, result)):
+                self._tell("built", job.version, shard=job.shard)
+        else:
+            _on(task, lambda shard: _accept_seal(shard, job))
+            self._tell("sealed", job.version, job.revision, job.shard)
+
+    def _check_stall(self, running: _Running) -> None:
+        ticket, job = running.ticket, running.ticket.job
+        if ticket.progress_at is not None and self._clock.monotonic() - ticket.progress_at > self._settings.build_stall_s_max:
+            self._report.alarms.append(
+                f"no progress for {self._settings.build_stall_s_max:g} s: {describe_job(job)}, {ticket.rows} rows done; "
+                f"to give it up: aif index abort {job.version}"
+            )
+
+    def _abandon(self, shard: int, version: int) -> None:
+        running = self._running.pop((shard, version), None)
+        if running is not None:
+            running.ticket.abandon()
+            shutil.rmtree(running.directory, ignore_errors=True)
+
+    def _drop_lost_jobs(self) -> None:
+        """Jobs of shards that this process does not own any more."""
+        owned = {task.number for task in self._owned()}
+        for shard, version in list(self._running):
+            if shard not in owned:
+                self._abandon(shard, version)
+
+    # --- the index -----------------------------------------------------------------------------------------------------
+
+    def _publish(self, state: ControlState, wanted: Revision, sealed: dict[Revision, list[int]]) -> None:
+        """Manifest from a complete set of seals if there is none yet, then its `publish` entry."""
+        status = state.versions[wanted.version]
+        manifest = self._publication.read_manifest_bytes(wanted)
+        if manifest is None:
+            seals = self._publication.read_seals(status, wanted)
+            sealed[wanted] = sorted(seals)
+            assert state.init is not None
+            if len(seals) < state.init.shards:
+                return
+            manifest = self._publication.create_manifest(status, wanted, self._encoder_of(status), seals)
+        if self._publication.publish(wanted, manifest):
+            self._tell("published", wanted.version, wanted.revision)
+
+    def _encoder_of(self, status: VersionStatus) -> RowEncoder:
+        return self._encoders.get(status.version, status.checkpoint_sha256)
+
+    def _promote(self) -> None:
+        promoted = self._publication.promote()
+        if promoted is not None:
+            self._tell("promoted", promoted, self._control_log.state.versions[promoted].revision)
+
+    def _revise(self, state: ControlState) -> None:
+        for due in self._publication.revise(state, int(self._settings.reseal_interval_s * 1000)):
+            self._tell("revised", due.version, due.revision)
+
+    def close(self) -> None:
+        """Gives up what is running; the next owner of the shards does it again."""
+        for shard, version in list(self._running):
+            self._abandon(shard, version)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _on(task: OwnedShard, step: Callable[[Shard], T]) -> T:
+    """Runs a step between two micro-batches of a shard and waits for it."""
+    try:
+        return task.submit(step).result(_SHARD_STEP_S_MAX)
+    except TimeoutError as error:
+        raise Unavailable(
+            "shard_busy", f"shard {task.number} did not get to a step in {_SHARD_STEP_S_MAX:g} s; look at its batches"
+        ) from error
+
+
+def _accept_full(shard: Shard, version: int, result: BuildResult) -> bool:
+    """Records a full part, unless the version was stopped or its increments began after the part's checkpoint (B6)."""
+    known: ShardVersion | None = shard.versions.get(version)
+    if known is None or known.behind or known.full is not None:
+        return False
+    if any(result.source_offsets[topic] < began for topic, began in known.building_from_offsets.items()):
+        return False
+    shard.update_version(version, full=result.part)
+    return True
+
+
+def _accept_seal(shard: Shard, job: SealJob) -> None:
+    known = shard.versions.get(job.version)
+    if known is not None and known.sealed_revision < job.revision:
+        shard.update_version(job.version, sealed_revision=job.revision)

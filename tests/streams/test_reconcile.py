@@ -1,0 +1,196 @@
+"""A version's life through real shards and a real store: build, seal, publish, promote, revise, and what must not go wrong."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.index.control import Entry
+from schemas.index.lifecycle import EntryKind, State
+from tests.streams.shard_world import delete, embed, upsert
+from tests.streams.version_world import Worker, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def worker(world: World) -> Iterator[Worker]:
+    worker = Worker(world)
+    yield worker
+    worker.close()
+
+
+def fill(world: World, items: int = 600, version: int = 1) -> None:
+    """Items with everything: some without an embedding, some deleted."""
+    for start in range(0, items, 100):
+        world.publish_items(*(upsert(i, version, category=i % 7, price=1.0 + i, stock=version) for i in range(start, start + 100)))
+    world.publish_embeddings(*(embed(i, *(float((i * k) % 11 - 5) for k in range(1, 7))) for i in range(0, min(items, 400), 3)))
+    world.publish_items(*(delete(i, version) for i in range(0, items, 50)))
+
+
+def current(world: World) -> Any:
+    from infra.control_log import ControlLog
+
+    return ControlLog(world.store).refresh()
+
+
+def test_a_wanted_version_goes_live_with_the_digest_of_the_plain_oracle(world: World, worker: Worker) -> None:
+    fill(world)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    state = current(world)
+    assert state.live == 4 and state.versions[4].state is State.LIVE
+    manifest = world.manifest(4)
+    assert (manifest.digest, manifest.data_digest) == world.oracle(4) == world.reader(4)
+    assert manifest.seals[0].full.rows == manifest.rows == 588
+    assert {e.kind for e in worker.events} == {"building", "built", "sealed", "published", "promoted"}
+
+
+def test_a_version_over_zero_items_goes_live_and_fills_by_deltas(world: World, worker: Worker) -> None:
+    world.want(0)
+    worker.settle()
+    assert current(world).live == 0 and world.manifest(0).rows == 0
+    fill(world, 100)
+    worker.step()
+    assert world.reader(0) == world.oracle(0)
+
+
+def test_updates_that_arrive_at_any_step_of_the_build_are_in_the_version(world: World, worker: Worker) -> None:
+    fill(world)
+    worker.settle()
+    world.want(4)
+    for n in range(1, 8):
+        worker.step()
+        world.publish_items(upsert(10 * n, 2, category=n, price=0.5), delete(10 * n + 1, 2), upsert(1000 + n, 1, price=2.0))
+        world.publish_embeddings(embed(10 * n, *range(n, n + 6)))
+    worker.settle()
+    manifest = world.manifest(4)
+    seal = manifest.seals[0]
+    assert seal.incremental.rows > 0 and seal.incremental.tombstones > 0
+    at_seal = world.oracle_shard(0, 4, seal.source_offsets)
+    assert (seal.digest, seal.data_digest, seal.rows) == (at_seal.hexdigest, at_seal.data_hexdigest, at_seal.rows)
+    assert world.reader(4) == world.oracle(4)
+
+
+def test_a_shard_seals_only_after_it_applied_what_was_there_when_it_saw_the_version(world: World, worker: Worker) -> None:
+    worker.settle()
+    fill(world, 100)
+    world.want(4)
+    task = worker.tasks[0]
+    task.consume = lambda: None  # type: ignore[method-assign]
+    for _ in range(5):
+        report = worker.step()
+    assert current(world).versions[4].state is State.WANTED and list(report.blocked.values()) == [[0]]
+    del task.consume  # type: ignore[method-assign]
+    worker.step()
+    worker.settle()
+    assert world.manifest(4).seals[0].source_offsets == world.sources_end(0)
+
+
+def test_a_second_version_makes_the_first_the_backup_and_the_third_freezes_it(world: World, worker: Worker) -> None:
+    fill(world, 100)
+    worker.settle()
+    for version, seed in ((1, 0), (2, 1), (5, 0)):
+        world.want(version, seed)
+        worker.settle()
+        world.publish_items(upsert(7, version + 5, price=3.0))
+        worker.step()
+    state = current(world)
+    assert {v: s.state for v, s in state.versions.items()} == {1: State.FROZEN, 2: State.BACKUP, 5: State.LIVE}
+    assert set(worker.tasks[0].shard.versions) == {2, 5}
+    assert world.reader(2) == world.oracle(2, 1)
+
+
+def test_a_revision_reuses_the_full_part_and_needs_no_old_delta(world: World) -> None:
+    worker = Worker(world, reseal_interval_s=1e12)
+    fill(world, 100)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    first = world.manifest(4)
+    world.publish_items(upsert(3, 9, price=8.0), delete(4, 9))
+    worker.settle()
+    worker.close()
+    worker = Worker(world, reseal_interval_s=-1e12)  # due at once
+    for _ in range(4):
+        worker.step()
+    worker.close()
+    second = world.manifest(4)
+    assert second.revision > first.revision and second.seals[0].full == first.seals[0].full
+    assert second.seals[0].delta_position == world.deltas_end(0) > first.seals[0].delta_position
+    assert world.reader(4) == world.oracle(4) == (second.digest, second.data_digest)
+
+
+def test_an_aborted_build_leaves_the_shard_and_the_next_version_is_built(world: World, worker: Worker) -> None:
+    fill(world, 100)
+    worker.settle()
+    world.want(4)
+    worker.step()
+    assert 4 in worker.tasks[0].shard.versions
+    world.write(Entry(EntryKind.ABORT, 0, version=4))
+    world.want(5, 1)
+    worker.settle()
+    assert set(worker.tasks[0].shard.versions) == {5} and current(world).live == 5
+
+
+def test_held_means_published_but_not_promoted(world: World, worker: Worker) -> None:
+    world.write(Entry(EntryKind.HOLD, 0))
+    world.want(4)
+    worker.settle()
+    assert current(world).live is None and current(world).versions[4].state is State.PUBLISHED
+    world.write(Entry(EntryKind.RELEASE, 0))
+    worker.settle()
+    assert current(world).live == 4
+
+
+def test_a_version_of_another_encoder_is_behind_and_takes_no_rows(world: World, worker: Worker) -> None:
+    world.want(4, fingerprint="another machine")
+    fill(world, 100)
+    for _ in range(4):
+        worker.step()
+    assert worker.tasks[0].shard.versions[4].behind
+    assert worker.tasks[0].shard.next_offsets == world.sources_end(0)
+    assert not world.store.list("versions/")
+    assert [e.kind for e in worker.events] == ["behind"]
+
+
+def test_an_error_of_one_version_is_reported_and_does_not_stop_the_others(world: World, worker: Worker) -> None:
+    fill(world, 100)
+    world.want(4)
+    worker.settle()
+    world.want(6, 1)
+    path = next(p for p in world.store.list("checkpoints/") if p != f"checkpoints/{world.manifest(4).checkpoint_sha256}.safetensors")
+    world.store.remove(path)
+    report = worker.step()
+    assert len(report.errors) == 1 and "missing_file" in report.errors[0]
+    world.publish_items(upsert(7, 9, price=3.0))
+    worker.step()
+    assert world.reader(4) == world.oracle(4)
+
+
+def test_a_shard_takes_no_batch_before_every_published_version_is_started(world: World) -> None:
+    """A new owner without the directory: rows of everything it applies again must reach the version that servers follow."""
+    fill(world, 100)
+    world.want(4)
+    worker = Worker(world)
+    worker.settle()
+    worker.close()
+    (world.folder / "shard-0").rename(world.folder / "lost")
+    worker = Worker(world)
+    world.publish_items(upsert(7, 9, price=3.0), delete(8, 9))
+    task = worker.tasks[0]
+    sha = world.manifest(4).checkpoint_sha256
+    data = world.store.get(f"checkpoints/{sha}.safetensors")
+    world.store.remove(f"checkpoints/{sha}.safetensors")
+    report = worker.step()
+    assert not task.admitted and report.errors and report.alarms
+    world.store.put_bytes(f"checkpoints/{sha}.safetensors", data)
+    world.clock.seconds += 10
+    worker.settle()
+    assert world.reader(4) == world.oracle(4)
+    worker.close()

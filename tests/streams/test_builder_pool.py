@@ -1,0 +1,100 @@
+"""Builder processes: they do the work, outlive a version, and never outlive their parent."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.processes import wait_until
+from schemas.errors import Unavailable
+from streams.build_jobs import BuildJob, BuildResult
+from streams.builder import build_full_part
+from streams.builder_pool import BuilderPool
+from streams.sealer import digest_blocks
+from tests.streams.shard_world import embed, upsert
+from tests.streams.version_world import Worker, World, encoder_of
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """600 items in a shard, a checkpoint of it, and a validated model checkpoint."""
+    world = World(tmp_path_factory.mktemp("pool"))
+    for start in range(0, 600, 200):
+        world.publish_items(*(upsert(i, 1, category=i % 5, price=1.0 + i) for i in range(start, start + 200)))
+    world.publish_embeddings(*(embed(i, *(float((i + k) % 9 - 4) for k in range(6))) for i in range(0, 300, 2)))
+    worker = Worker(world)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    worker.tasks[0].shard.create_checkpoint(world.folder / "checkpoint")
+    worker.close()
+    return world
+
+
+@pytest.fixture(scope="module")
+def pool(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuilderPool]:
+    with BuilderPool(world.store.url, tmp_path_factory.mktemp("logs"), processes=2) as pool:
+        yield pool
+
+
+def job(world: World, **changes: object) -> BuildJob:
+    encoder = encoder_of(4)
+    fields = {"checkpoint_sha256": encoder.checkpoint_sha256, "encoder_fingerprint": encoder.fingerprint} | changes
+    return BuildJob(4, 0, checkpoint_directory=str(world.folder / "checkpoint"), **fields)  # type: ignore[arg-type]
+
+
+def digest_of(world: World, result: BuildResult) -> tuple[str, str]:
+    from infra.index_parts import read_full_part
+
+    digest = digest_blocks(encoder_of(4), read_full_part(world.store, result.part, encoder_of(4).layout))
+    return digest.hexdigest, digest.data_hexdigest
+
+
+def test_the_digest_does_not_depend_on_processes_or_the_size_of_a_slice(world: World, pool: BuilderPool) -> None:
+    expected = world.oracle_shard(0, 4, world.sources_end(0))
+    tickets = [pool.submit(job(world, slice_rows=256 * n)) for n in (1, 2, 3, 8)]
+    results = [t.future.result(60) for t in tickets]
+    inline = build_full_part(world.store, encoder_of(4), job(world, slice_rows=512))
+    for result in (*results, inline):
+        assert isinstance(result, BuildResult)
+        assert digest_of(world, result) == (expected.hexdigest, expected.data_hexdigest)
+        assert result.source_offsets == world.sources_end(0)
+
+
+def test_an_error_comes_back_as_one_of_ours(world: World, pool: BuilderPool) -> None:
+    error = pool.submit(job(world, encoder_fingerprint="another machine")).future.exception(60)
+    assert getattr(error, "code", "") == "other_encoder"
+    assert getattr(pool.submit(job(world, checkpoint_sha256="0" * 64)).future.exception(60), "code", "") == "missing_file"
+
+
+def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(world: World, tmp_path: Path) -> None:
+    with BuilderPool(world.store.url, tmp_path) as pool:
+        before = pool.pids[0]
+        ticket = pool.submit(job(world))
+        wait_until(lambda: ticket.progress_at is not None, 30, "the builder to take the job")
+        os.kill(before, signal.SIGKILL)
+        assert isinstance(ticket.future.exception(60), Unavailable)
+        assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
+        assert pool.pids[0] != before
+        last = pool.pids[0]
+    assert not Path(f"/proc/{last}").exists()
+
+
+def test_an_abandoned_job_frees_its_builder(world: World, tmp_path: Path) -> None:
+    with BuilderPool(world.store.url, tmp_path) as pool:
+        running, waiting = pool.submit(job(world)), pool.submit(job(world))
+        wait_until(lambda: running.progress_at is not None, 30, "the builder to take the job")
+        running.abandon()
+        waiting.abandon()
+        assert running.future.exception(60) is not None or running.future.done()
+        assert waiting.future.cancelled()
+        assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
+
+
+def test_closing_fails_what_is_not_done(world: World, tmp_path: Path) -> None:
+    pool = BuilderPool(world.store.url, tmp_path)
+    tickets = [pool.submit(job(world)) for _ in range(3)]
+    pool.close()
+    assert all(getattr(t.future.exception(5), "code", "") in ("builders_closed", "builder_died") for t in tickets)

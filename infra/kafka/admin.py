@@ -26,9 +26,13 @@ from confluent_kafka.admin import (
 )
 
 from schemas.errors import Incompatible, Unavailable
-from schemas.topics import TOPICS
+from schemas.ids import IdKind
+from schemas.index.control import Init
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, TOPICS
 
 CREATE, GROW, SHRINK, CLEANUP, CONFIG = "create", "grow", "shrink", "cleanup", "config"
+# Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
+_IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
 NEEDS_PERMISSION = frozenset({GROW, SHRINK, CLEANUP})
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
@@ -114,6 +118,15 @@ def fetch_topics(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S
 def topic_ids(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, str]:
     """Kafka's id of every topic of the table that exists, by name without prefix: another id is another topic of the same name."""
     return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix, deadline_s=deadline_s).items()}
+
+
+def describe_index(
+    bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
+) -> Init:
+    """The identity of the index that these settings and this broker stand for (A1)."""
+    found = topic_ids(bootstrap, prefix, deadline_s=deadline_s)
+    ids = {name: found[name] for name in _IDENTITY_TOPICS if name in found}
+    return Init(shards, user_partitions, IdKind(id_kind), {topic.name: prefix + topic.name for topic in TOPICS}, ids)
 
 
 def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:

@@ -14,11 +14,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from schemas.errors import Unavailable
 from schemas.events import (
     Behaviour,
@@ -138,6 +140,10 @@ class Publisher:
     def publish_checkpoint(self, record: CheckpointRecord) -> Delivery:
         """A pointer to a checkpoint. The offset of its delivery is the version number."""
         return self._send(MODEL_CHECKPOINTS, 0, record.model_id, encode_record(record))
+
+    def publish_checkpoint_file(self, path: Path, label: str | None = None, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> Delivered:
+        """Point to the checkpoint file at `path` and wait until that is delivered; `.offset` is the version number."""
+        return self.publish_checkpoint(read_checkpoint_pointer(path, label)).result(timeout_s)
 
     def publish_index_event(self, record: IndexEvent) -> Delivery:
         """A hint for people and metrics."""

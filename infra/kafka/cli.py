@@ -1,0 +1,177 @@
+"""`aif topics plan|apply|schemas` and `aif publish items|new-items|behaviours|users|checkpoint FILE`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.command import AsJson, print_data, print_table, say
+
+if TYPE_CHECKING:
+    from infra.kafka.publisher import Publisher
+    from infra.settings import InfraSettings
+
+topics_app = typer.Typer(help="The topics of the index on the broker.", no_args_is_help=True)
+publish_app = typer.Typer(help="Publish events from a file.", no_args_is_help=True)
+
+Events = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="One JSON event a line.")]
+_PROGRESS_EVERY_S = 1.0
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+@topics_app.command()
+def plan(as_json: AsJson = False) -> None:
+    """Print what `apply` would change. Exit code 0 also when there is something."""
+    from infra.kafka.admin import fetch_topics, plan_topics
+
+    settings = _settings()
+    found = fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix)
+    _print_changes(plan_topics(found, settings.index.shards, settings.index.user_partitions), as_json)
+
+
+@topics_app.command()
+def apply(
+    allow_growth: Annotated[bool, typer.Option(help="More partitions: ids move, so the index starts anew.")] = False,
+    allow_shrink: Annotated[bool, typer.Option(help="Fewer partitions: deletes the topic WITH ITS RECORDS and makes it again.")] = False,
+    allow_cleanup: Annotated[bool, typer.Option(help="Another cleanup policy: the broker may remove records.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create and change topics until they are those of the table, and give an empty index store its identity."""
+    from infra.clock import SystemClock
+    from infra.control_log import ControlLog, ensure_init
+    from infra.index_store import open_index_store
+    from infra.kafka.admin import CLEANUP, GROW, SHRINK, apply_topics, describe_index
+
+    settings = _settings()
+    bootstrap, prefix, index = settings.bootstrap_servers(), settings.kafka.topic_prefix, settings.index
+    allow = [kind for kind, given in ((GROW, allow_growth), (SHRINK, allow_shrink), (CLEANUP, allow_cleanup)) if given]
+    changes = apply_topics(bootstrap, prefix, index.shards, index.user_partitions, allow=allow)
+    init = describe_index(bootstrap, prefix, index.shards, index.user_partitions, index.id_kind)
+    ensure_init(ControlLog(open_index_store(index.store)), init, SystemClock().now_ms(), "aif topics apply")
+    _print_changes(changes, as_json)
+
+
+@topics_app.command("schemas")
+def json_schemas(write: Annotated[bool, typer.Option("--write", help="Write the files that are stale.")] = False) -> None:
+    """Check the JSON Schema files of the events against the models. Exit code 1 when one is stale and was not written."""
+    from infra.kafka.json_schemas import find_stale_schemas, json_schema_folder, write_json_schemas
+
+    folder = json_schema_folder()
+    stale = write_json_schemas(folder) if write else find_stale_schemas(folder)
+    for name in stale:
+        typer.echo(f"{'written' if write else 'stale'} {folder / name}")
+    if stale and not write:
+        raise typer.Exit(1)
+
+
+def _print_changes(changes: list, as_json: bool) -> None:  # type: ignore[type-arg]
+    if not changes and not as_json:
+        typer.echo("nothing to change")
+        return
+    rows = [{"change": c.kind, "topic": c.topic, "is": c.before, "becomes": c.after} for c in changes]
+    print_table("changes", rows, as_json)
+
+
+# --- publish ---------------------------------------------------------------------------------------------------------
+
+
+@publish_app.command()
+def items(file: Events, as_json: AsJson = False) -> None:
+    """Item features and deletes: {"item_id", "version", "features"} or {"op": "delete", "item_id", "version"}."""
+    _publish_lines("items", file, as_json)
+
+
+@publish_app.command("new-items")
+def new_items(file: Events, as_json: AsJson = False) -> None:
+    """Multimodal embeddings: {"item_id", "embedding"}."""
+    _publish_lines("new-items", file, as_json)
+
+
+@publish_app.command()
+def behaviours(file: Events, as_json: AsJson = False) -> None:
+    """What users did: {"user_id", "item_id", "kind", "time_ms", "features"}."""
+    _publish_lines("behaviours", file, as_json)
+
+
+@publish_app.command()
+def users(file: Events, as_json: AsJson = False) -> None:
+    """Profiles of users: {"user_id", "features"}."""
+    _publish_lines("users", file, as_json)
+
+
+@publish_app.command()
+def checkpoint(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it.")],
+    label: Annotated[str | None, typer.Option(help="A name for people, shown by `aif index list`.")] = None,
+    check: Annotated[bool, typer.Option(help="Make the worker's checks here first.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Point to a checkpoint. The offset of the record is the number of the version that it becomes."""
+    if check:
+        from schemas.model.checkpoint import describe_checkpoint
+
+        describe_checkpoint(file)
+    with _open_publisher(_settings()) as publisher:
+        delivered = publisher.publish_checkpoint_file(file, label)
+    print_data({"version": delivered.offset, "file": file.resolve()}, as_json)
+
+
+def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
+    """Publish the events of a file; exit code 1 when a line was rejected (the others are sent)."""
+    from infra.kafka.json_lines import JsonLines, event_types
+    from schemas.ids import IdKind
+
+    settings, began = _settings(), time.monotonic()
+    lines = JsonLines(file, event_types()[kind], IdKind(settings.index.id_kind), _Progress(file.stat().st_size))
+    with _open_publisher(settings) as publisher:
+        send = {
+            "items": publisher.publish_items,
+            "new-items": publisher.publish_new_items,
+            "behaviours": publisher.publish_behaviours,
+            "users": publisher.publish_users,
+        }[kind]
+        sent = send(lines)  # type: ignore[arg-type]
+        publisher.flush()
+    for reason in lines.reasons:
+        say(f"rejected {reason}")
+    seconds = round(time.monotonic() - began, 3)
+    print_data({"published": sent, "rejected": lines.rejected, "seconds": seconds}, as_json)
+    if lines.rejected:
+        raise typer.Exit(1)
+
+
+class _Progress:
+    """Says how far the file is read, once a second, where a person watches."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total, self._read, self._said_at = max(total_bytes, 1), 0, time.monotonic()
+
+    def __call__(self, read_bytes: int) -> None:
+        self._read += read_bytes
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - self._said_at > _PROGRESS_EVERY_S:
+            self._said_at = now
+            say(f"{100 * self._read // self._total}% read")
+
+
+def _settings() -> "InfraSettings":
+    from infra.settings import InfraSettings, load_settings
+
+    return load_settings(InfraSettings)
+
+
+def _open_publisher(settings: "InfraSettings") -> "Publisher":
+    from infra.kafka.publisher import Publisher
+
+    return Publisher(
+        settings.bootstrap_servers(),
+        settings.kafka.topic_prefix,
+        "aif-publish",
+        settings.index.shards,
+        settings.index.user_partitions,
+        settings.index.id_kind,
+    )

@@ -1,7 +1,6 @@
 """The `aif` commands of `serving`: serve, query, verify-answers. Only typer and the standard library at module level; heavy imports belong
 inside the commands."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +87,8 @@ def verify_answers(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute answers with the reference model from the files of the version each names. Exit code 1 if one does not agree."""
+    """Recompute answers with the reference model from the files of the version each names; count those that equal none."""
+    from infra.bench.report import Figures
     from infra.settings import load_settings
     from serving.parity import read_answers, recompute
     from serving.settings import ServerSettings
@@ -97,9 +97,17 @@ def verify_answers(
     answers = read_answers(file)
     say(f"recomputing {len(answers) if sample is None else min(sample, len(answers))} of {len(answers)} answers ...")
     report = recompute(answers, settings.index.store, settings.bootstrap_servers(), settings.kafka.topic_prefix, sample=sample)
-    typer.echo(json.dumps(report.to_dict()) if as_json else report.describe())
-    if report.mismatched:
-        raise typer.Exit(1)
+    if not as_json:
+        typer.echo(report.describe())
+        return
+    figures = Figures("verify-answers", {"file": file.name, "sample": sample, "reasons": report.reasons})
+    figures.add("answers", report.answers, "count")
+    figures.add("answers_recomputed", report.recomputed, "count")
+    figures.add("mixed_versions", report.mismatched, "count")
+    figures.add("versions", len(report.versions), "count")
+    figures.add("score_error_max", report.error_max, "tolerances")
+    figures.add("seconds_total", report.seconds, "s")
+    figures.print_json()
 
 
 def _default_url(settings: "ServerSettings") -> str:

@@ -1,0 +1,132 @@
+"""The rows of one version as they were at an answer's watermark: its files, and index-deltas record by record up to a position.
+
+Here: rows of the keys somebody asks for, moved along the log. Not here: scores (parity.py), the serving tables (serving/engine, which this
+audit must not share code with).
+Invariants: a delta record is applied whole; a component of a row never goes back (FORMAT.md section 3); the incremental part wins over the
+full part. Positions that go back start again from the files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.index_parts import read_full_part, read_incremental_part
+from infra.index_store import IndexStore
+from infra.kafka.reader import read_topic
+from schemas.errors import Corrupted
+from schemas.index.digest import merge_parts
+from schemas.index.layout import RowLayout, decode_delta, decode_increment
+from schemas.index.manifest import Manifest
+from schemas.topics import INDEX_DELTAS
+
+OrderTuple = tuple[int, ...]  # an ORDER element as plain numbers
+
+Change = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaAt:
+    """The changes of one delta record, kept only for the keys of interest."""
+
+    offset: int
+    changes: Sequence[Change]
+
+
+def order_advances(incoming: OrderTuple, current: OrderTuple) -> bool:
+    """The row-order rule on plain numbers: neither component goes back and one advances."""
+    features, embedding = (incoming[:3], current[:3]), (incoming[3:5], current[3:5])
+    return features[0] >= features[1] and embedding[0] >= embedding[1] and (features[0] > features[1] or embedding[0] > embedding[1])
+
+
+@dataclass
+class RowState:
+    """Rows at a position; a row that is not live is undefined.
+
+    `changes_R` counts how often a row was replaced: what was computed from it holds as long as the count does.
+    """
+
+    rows_R: np.ndarray
+    live_R: np.ndarray
+    changes_R: np.ndarray
+    orders: list[OrderTuple | None]
+    positions: dict[int, int] = field(default_factory=dict)
+
+    def copy(self) -> "RowState":
+        """A state that moves on its own."""
+        return RowState(self.rows_R.copy(), self.live_R.copy(), self.changes_R.copy(), list(self.orders), dict(self.positions))
+
+
+class VersionRows:
+    """Rows of `keys` in one version. `places` = index of each key; `at` moves `now` along the log."""
+
+    def __init__(self, store: IndexStore, manifest: Manifest, keys: Iterable[bytes]) -> None:
+        self.layout: RowLayout = manifest.layout
+        self.places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        self._sealed = self._load(store, manifest)
+        self.now = self._sealed.copy()
+        self._deltas: dict[int, list[DeltaAt]] = {}
+        self._next: dict[int, int] = {}
+
+    def read_deltas(self, bootstrap: str, prefix: str, version: int, ends: Mapping[int, int]) -> None:
+        """Reads the version's delta records up to `ends` (offset per shard). Raises Incompatible (`offset_gone`) if the log lost them."""
+        starts = self._sealed.positions
+        self._deltas = {shard: [] for shard in starts}
+        wanted = {shard: max(end, starts[shard]) for shard, end in ends.items()}
+        for record in read_topic(bootstrap, INDEX_DELTAS, start=starts, end=wanted, prefix=prefix):
+            changes = decode_delta({version: self.layout}, record.value or b"").changes
+            kept = [change for change in changes if change[0] in self.places]
+            if kept:
+                self._deltas[record.partition].append(DeltaAt(record.offset, kept))
+        self._next = dict.fromkeys(starts, 0)
+
+    def at(self, positions: Mapping[int, int]) -> None:
+        """Moves to the state after every delta record before `positions` (next offset per shard)."""
+        if any(position < self.now.positions[shard] for shard, position in positions.items()):
+            self.now, self._next = self._sealed.copy(), dict.fromkeys(self._sealed.positions, 0)
+        for shard, position in positions.items():
+            deltas, at = self._deltas.get(shard, []), self._next.get(shard, 0)
+            while at < len(deltas) and deltas[at].offset < position:
+                self._apply(deltas[at].changes)
+                at += 1
+            self._next[shard] = at
+            self.now.positions[shard] = max(position, self.now.positions[shard])
+
+    def _load(self, store: IndexStore, manifest: Manifest) -> RowState:
+        count = len(self.places)
+        state = RowState(np.zeros(count, self.layout.dtype), np.zeros(count, bool), np.zeros(count, np.int64), [None] * count)
+        for seal in manifest.seals:
+            increments = list(read_incremental_part(store, seal.incremental))
+            for block in merge_parts(self.layout, read_full_part(store, seal.full, self.layout), increments):
+                found = [(self.places[key], i) for i, key in enumerate(block.keys) if key in self.places]
+                if found:
+                    places, taken = (list(side) for side in zip(*found, strict=True))
+                    state.rows_R[places], state.live_R[places] = block.rows[taken], True
+                    for place, order in zip(places, block.orders[taken].tolist(), strict=True):
+                        state.orders[place] = order
+            for key, value in increments:  # the orders of deleted ids are remembered too
+                if key in self.places and not state.live_R[self.places[key]]:
+                    state.orders[self.places[key]] = decode_increment(self.layout, value)[0].item()
+            state.positions[seal.shard] = seal.delta_position
+        return state
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        state = self.now
+        for key, value in changes:
+            place = self.places[key]
+            order, row = decode_increment(self.layout, value)
+            incoming, current = order.item(), state.orders[place]
+            if current is not None and not order_advances(incoming, current):
+                continue
+            state.orders[place], state.live_R[place] = incoming, row is not None
+            state.changes_R[place] += 1
+            if row is not None:
+                state.rows_R[place] = row
+
+
+def positions_of(watermark: Sequence[Mapping[str, int]]) -> dict[int, int]:
+    """Next offset in index-deltas per shard. Raises Corrupted (`no_delta_position`) for an answer that does not name one."""
+    try:
+        return {shard: offsets[INDEX_DELTAS] for shard, offsets in enumerate(watermark)}
+    except KeyError as error:
+        raise Corrupted("no_delta_position", f"the answer's watermark has no {INDEX_DELTAS} position: {list(watermark)[:2]}") from error

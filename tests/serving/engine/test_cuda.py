@@ -1,0 +1,43 @@
+"""The device scorer: its arithmetic on the CPU everywhere, and on a GPU where there is one."""
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.ids import encode_index_key
+from schemas.index.layout import encode_increment, row_layout
+from serving.engine.changes import decode_changes, encode_ids
+from serving.engine.cpu import CpuScorer
+from serving.engine.cuda import CudaScorer
+from serving.engine.work import UserWork
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, order
+from tests.serving.engine.test_cpu import probability_tolerance
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name: str, device: str) -> None:
+    version = make_version(SPECS[name])
+    slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
+    work = UserWork(PROFILE, make_behaviours(version, 30))
+    on_cpu = CpuScorer(version.network, 1, version.tables)
+    wanted = [on_cpu.score(on_cpu.user_state(work), slots, CONTEXT)]
+    other = make_version(SPECS[name])
+    on_device = CudaScorer(other.network, 1, other.tables, device)
+    found = [on_device.score(on_device.user_state(work), slots, CONTEXT)]
+    pairs = [(encode_index_key(i), encode_increment(order(2), version.rows[at - 1])) for at, i in enumerate(version.ids[:20])]
+    changes = decode_changes(row_layout(version.spec), pairs)
+    on_cpu.on_applied(version.tables.apply(changes))
+    on_device.on_applied(other.tables.apply(changes))
+    wanted.append(on_cpu.score(on_cpu.user_state(work), slots, CONTEXT))
+    found.append(on_device.score(on_device.user_state(work), slots, CONTEXT))
+    for (scores, probabilities), (wanted_scores, wanted_probabilities) in zip(found, wanted, strict=True):
+        assert np.abs(probabilities - wanted_probabilities).max() <= 4 * probability_tolerance(version)
+        assert np.allclose(scores, wanted_scores, rtol=1e-4, atol=1e-6)
+    assert not np.array_equal(found[0][0], found[1][0])

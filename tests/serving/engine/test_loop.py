@@ -1,0 +1,217 @@
+"""The engine's thread: answers from exactly one version, flips between two pieces of work, bounds, errors that stay with their request."""
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from schemas.errors import Incompatible, RejectedInput, Unavailable
+from schemas.ids import encode_index_key
+from schemas.index.layout import encode_increment, row_layout
+from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX
+from schemas.token import VersionToken
+from serving.engine.changes import Changes, decode_changes
+from serving.engine.cpu import CpuScorer
+from serving.engine.loop import Engine, Portion, Resident
+from serving.engine.work import RankWork, UserWork
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
+
+WAIT_S = 30.0
+NO_OFFSETS = ({"item-features": 0, "new-items": 0},)
+
+
+def resident_of(version: Version, number: int) -> Resident:
+    scorer = CpuScorer(version.network, number, version.tables)
+    return Resident(VersionToken(number, 0, f"{number:08x}"), version.tables, scorer, version.spec.tasks, NO_OFFSETS, {0: 0})
+
+
+def make_with_bids(number: int, bid: float, items: int = 200) -> Version:
+    """A version whose scores all lie in (0, bid)."""
+    version = make_version(SPECS["full"], items, seed=number)
+    version.rows["bid"] = bid
+    version.tables.columns["bid"][:] = bid
+    return version
+
+
+@pytest.fixture
+def engine():
+    made = Engine(queue_max=1000)
+    made.start()
+    yield made
+    made.close()
+
+
+def portion_of(version: Version, number: int, places, rows: np.ndarray, features_version: int, position: int = 1) -> Portion:
+    pairs = [(encode_index_key(version.ids[p]), encode_increment(order(features_version, 9), rows[i])) for i, p in enumerate(places)]
+    changes = decode_changes(row_layout(version.spec), pairs)
+    return Portion(number, 0, changes, position, {"item-features": position, "new-items": 0}, 77)
+
+
+def assert_is_reference(result, version: Version, behaviours, places, top_k: int) -> None:
+    wanted = reference_answer(version, PROFILE, behaviours, places, top_k)
+    scores = {i: s for i, s, _ in reference_answer(version, PROFILE, behaviours, places, len(places))}
+    assert np.allclose(result.scores_A, [s for _, s, _ in wanted], rtol=1e-5)
+    assert all(np.isclose(scores[i], s, rtol=1e-5) for i, s in zip(result.ids, result.scores_A.tolist(), strict=True))
+    assert len(result.ids) == len(set(result.ids)) == min(top_k, len(places))
+
+
+def test_a_rank_is_the_reference_answer_in_both_calls_and_in_one(engine: Engine) -> None:
+    version = make_version(SPECS["full"])
+    engine.install(resident_of(version, 1)).result(WAIT_S)
+    user, places = UserWork(PROFILE, make_behaviours(version, 30)), list(range(0, 300, 2))
+    first = engine.submit_user(user).result(WAIT_S)
+    ids = [version.ids[p] for p in places]
+    two = engine.submit_rank(RankWork([*ids, 123456, ids[0]], 20, state=first.state, context=CONTEXT)).result(WAIT_S)
+    one = engine.submit_rank(RankWork(np.array(ids), 20, user=user, context=CONTEXT)).result(WAIT_S)
+    assert_is_reference(two, version, user.behaviours, places, 20)
+    assert two.ids == one.ids and np.array_equal(two.scores_A, one.scores_A) and two.token == one.token == first.token
+    assert (two.unknown, two.unknown_count, two.candidates, one.unknown_count) == ([123456], 1, len(places) + 1, 0)
+
+
+def test_under_flips_every_answer_is_computed_from_exactly_the_version_its_token_names(engine: Engine) -> None:
+    """The bids of the two versions differ by a factor of a thousand, so a mixed answer would lie outside both ranges or differ from both."""
+    versions = {1: make_with_bids(1, 1.0), 2: make_with_bids(2, 1000.0)}
+    residents = {n: resident_of(v, n) for n, v in versions.items()}
+    engine.install(residents[1]).result(WAIT_S)
+    engine.admit(residents[2]).result(WAIT_S)
+    work = {n: UserWork(PROFILE, make_behaviours(v, 10)) for n, v in versions.items()}
+    states = {n: engine.submit_user(UserWork(PROFILE, work[n].behaviours, version=n)).result(WAIT_S).state for n in versions}
+    ids, answers, stop = versions[1].ids[:150], [], threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            answers.append(engine.submit_rank(RankWork(ids, 30, user=work[1], context=CONTEXT)).result(WAIT_S))
+            answers.append(engine.submit_rank(RankWork(ids, 30, state=states[1], context=CONTEXT)).result(WAIT_S))
+            answers.append(engine.submit_rank(RankWork(ids, 30, state=states[2], context=CONTEXT)).result(WAIT_S))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for flip in range(30):
+        engine.install(residents[1 + flip % 2]).result(WAIT_S)
+        engine.submit_user(work[2]).result(WAIT_S)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    wanted = {n: reference_answer(v, PROFILE, work[1].behaviours, range(150), 30) for n, v in versions.items()}
+    own = {n: reference_answer(v, PROFILE, work[n].behaviours, range(150), 30) for n, v in versions.items()}
+    for answer in answers:
+        n = answer.token.version
+        by_state = answer.state is states[1] or answer.state is states[2]
+        assert answer.state.version == n and (not by_state or answer.state is states[n])
+        reference = (own if by_state else wanted)[n]
+        assert np.allclose(answer.scores_A, [s for _, s, _ in reference], rtol=1e-5)
+    assert {a.token.version for a in answers} == {1, 2}
+
+
+def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_far(engine: Engine) -> None:
+    version = make_with_bids(1, 1.0)
+    engine.install(resident_of(version, 1)).result(WAIT_S)
+    rows = version.rows.copy()
+    rows["bid"] = 500.0
+    assert engine.offer_changes(portion_of(version, 1, [5], rows[5:6], 2, position=41))
+    result = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
+    assert result.ids == [version.ids[5]] and result.watermark[0]["item-features"] == 41 and result.source_ms == 77
+    gone = decode_changes(row_layout(version.spec), [(encode_index_key(version.ids[5]), encode_increment(order(3, 9, dead=1), None))])
+    assert engine.offer_changes(Portion(1, 0, gone, 42))
+    after = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
+    assert after.unknown == [version.ids[5]] and after.ids != result.ids and engine.status().residents[0].positions == {0: 42}
+
+
+def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_in_a_flood(engine: Engine) -> None:
+    version = make_with_bids(1, 1.0)
+    resident = resident_of(version, 1)
+    engine.install(resident).result(WAIT_S)
+    sizes, apply = [], version.tables.apply
+
+    def recorded(changes: Changes):
+        sizes.append(len(changes))
+        return apply(changes)
+
+    version.tables.apply = recorded  # type: ignore[method-assign]
+    held: Future[None] = Future()
+    blocked = engine.run(lambda: held.result(WAIT_S))
+    for turn in range(20):
+        engine.offer_changes(portion_of(version, 1, range(150), version.rows, 2 + turn, position=turn))
+    seen = engine.submit_rank(RankWork(version.ids, 1))
+    held.set_result(None)
+    blocked.result(WAIT_S)
+    assert seen.result(WAIT_S).watermark[0]["item-features"] < 19
+    assert max(sizes) <= DELTA_ROWS_PER_APPLY_MAX
+    engine.run(lambda: None).result(WAIT_S)
+
+
+def test_a_bad_request_fails_alone_and_the_engine_goes_on(engine: Engine) -> None:
+    version = make_version(SPECS["full"])
+    engine.install(resident_of(version, 1)).result(WAIT_S)
+    bad = {
+        "bad_id": RankWork(["x"], 5),
+        "bad_top_k": RankWork(version.ids, 0),
+        "too_many_candidates": RankWork(np.zeros(CANDIDATES_MAX + 1, np.int64), 5),
+    }
+    for code, work in bad.items():
+        with pytest.raises(RejectedInput, match=code):
+            engine.submit_rank(work).result(WAIT_S)
+    with pytest.raises(AttributeError):
+        engine.submit_user(UserWork({}, [None])).result(WAIT_S)  # type: ignore[list-item]
+    assert len(engine.submit_rank(RankWork(version.ids, 5)).result(WAIT_S).ids) == 5
+    assert (engine.status().failed, engine.status().answered) == (4, 1)
+
+
+def test_all_candidates_unknown_is_an_empty_answer_and_none_is_too(engine: Engine) -> None:
+    engine.install(resident_of(make_version(SPECS["full"], 10), 1)).result(WAIT_S)
+    result = engine.submit_rank(RankWork([99, 98], 5)).result(WAIT_S)
+    assert result.ids == [] and result.unknown == [99, 98] and result.probabilities_AT.shape == (0, 1)
+    assert engine.submit_rank(RankWork([], 5)).result(WAIT_S).candidates == 0
+
+
+def test_without_a_version_and_beyond_the_queue_the_answer_is_unavailable_at_once() -> None:
+    engine = Engine(queue_max=2)
+    engine.start()
+    with pytest.raises(Unavailable, match="no_version"):
+        engine.submit_user(UserWork()).result(WAIT_S)
+    held, begun = Future(), threading.Event()
+    blocked = engine.run(lambda: (begun.set(), held.result(WAIT_S)))
+    assert begun.wait(WAIT_S)
+    waiting = [engine.submit_user(UserWork()) for _ in range(2)]
+    refused = engine.submit_rank(RankWork([1], 1))
+    assert refused.done() and refused.exception().code == "overloaded" and refused.exception().retry_after_s > 0
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    held.set_result(None)
+    closing.join()
+    blocked.result(WAIT_S)
+    assert {f.exception(WAIT_S).code for f in waiting} <= {"stopping", "no_version"}
+    assert engine.submit_user(UserWork()).exception(0).code == "stopping"
+
+
+def test_a_state_of_the_former_version_is_ranked_on_it_until_its_slot_is_released_and_then_says_so(engine: Engine) -> None:
+    versions = {n: make_with_bids(n, 10.0**n) for n in (1, 2)}
+    engine.install(resident_of(versions[1], 1)).result(WAIT_S)
+    state = engine.submit_user(UserWork(PROFILE)).result(WAIT_S).state
+    engine.install(resident_of(versions[2], 2)).result(WAIT_S)
+    work = RankWork(versions[1].ids, 3, state=state)
+    assert engine.submit_rank(work).result(WAIT_S).token.version == 1
+    assert not engine.release(2, 0.0).result(WAIT_S), "the current version is never released"
+    assert not engine.release(1, 60.0).result(WAIT_S), "a state was made less than the grace ago"
+    assert engine.release(1, 0.0).result(WAIT_S)
+    with pytest.raises(Incompatible, match="version_gone"):
+        engine.submit_rank(work).result(WAIT_S)
+    with pytest.raises(Incompatible, match="version_gone"):
+        engine.submit_user(UserWork(version=1)).result(WAIT_S)
+    again = engine.submit_rank(RankWork(versions[1].ids, 3, state=state, user=UserWork(PROFILE, version=1))).result(WAIT_S)
+    assert again.token.version == 2 and again.recomputed and again.state.version == 2
+    assert not engine.offer_changes(Portion(1, 0))
+
+
+def test_a_cancelled_request_is_not_computed(engine: Engine) -> None:
+    engine.install(resident_of(make_version(SPECS["full"], 10), 1)).result(WAIT_S)
+    held: Future[None] = Future()
+    engine.run(lambda: held.result(WAIT_S))
+    waiting = engine.submit_rank(RankWork([1], 1))
+    assert waiting.cancel()
+    held.set_result(None)
+    engine.run(lambda: None).result(WAIT_S)
+    assert engine.submit_rank(RankWork([1], 1)).result(WAIT_S).unknown_count == 1 and engine.status().answered == 1

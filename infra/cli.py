@@ -3,6 +3,8 @@
 Here: the application, and `aif config`. Each other group stands beside what it drives and is called in `commands` below:
 
     broker start|status|stop         infra/broker/cli.py
+    topics, publish                  infra/kafka/cli.py
+    index, model, status             infra/index_cli.py
 
 Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); what is heavy is imported inside
 the commands. Exit codes: infra/command.py.
@@ -17,6 +19,8 @@ import typer
 
 from infra.broker.cli import broker_app
 from infra.command import AsJson, print_table, settings_classes
+from infra.index_cli import index_app, model_app, status
+from infra.kafka.cli import publish_app, topics_app
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"
@@ -52,6 +56,11 @@ def commands(app: typer.Typer) -> None:
     """Register the commands of `infra` onto the `aif` application."""
     app.add_typer(broker_app, name="broker")
     app.add_typer(config_app, name="config")
+    app.add_typer(topics_app, name="topics")
+    app.add_typer(publish_app, name="publish")
+    app.add_typer(index_app, name="index")
+    app.add_typer(model_app, name="model")
+    app.command("status")(status)
 
 
 @config_app.command("show")

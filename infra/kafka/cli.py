@@ -165,13 +165,15 @@ def _settings() -> "InfraSettings":
 
 
 def _open_publisher(settings: "InfraSettings") -> "Publisher":
+    """Partition counts come from the broker's topics: a wrong setting here would send ids to other shards."""
+    from infra.kafka.admin import fetch_topics
     from infra.kafka.publisher import Publisher
+    from schemas.errors import Unavailable
+    from schemas.topics import ITEM_FEATURES, USER_FEATURES
 
-    return Publisher(
-        settings.bootstrap_servers(),
-        settings.kafka.topic_prefix,
-        "aif-publish",
-        settings.index.shards,
-        settings.index.user_partitions,
-        settings.index.id_kind,
-    )
+    bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    found = fetch_topics(bootstrap, prefix)
+    if ITEM_FEATURES not in found or USER_FEATURES not in found:
+        raise Unavailable("unknown_topic", f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply` first")
+    shards, user_partitions = found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
+    return Publisher(bootstrap, prefix, "aif-publish", shards, user_partitions, settings.index.id_kind)

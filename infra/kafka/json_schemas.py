@@ -18,7 +18,8 @@ def json_schema_folder() -> Path:
 def encode_json_schemas() -> dict[str, bytes]:
     """File name to contents, for every topic with a JSON record."""
     return {
-        f"{topic}.{SCHEMA_NUMBER}.json": (json.dumps(json_schema(topic), indent=2, sort_keys=True) + "\n").encode() for topic in sorted(RECORDS)
+        f"{topic}.{SCHEMA_NUMBER}.json": (json.dumps(json_schema(topic), indent=2, sort_keys=True) + "\n").encode()
+        for topic in sorted(RECORDS)
     }
 
 

@@ -1,0 +1,320 @@
+"""`aif index ...`, `aif model show`, `aif status`: what versions there are, are they whole, and decisions about them.
+
+Every decision is one entry in the control log, checked against its fold before it is written; workers and servers follow the log.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.command import AsJson, print_data, print_table, say
+
+if TYPE_CHECKING:
+    from infra.control_log import ControlLog
+    from infra.index_store import IndexStore
+    from infra.settings import InfraSettings
+    from schemas.index.control import ControlState, VersionStatus
+
+index_app = typer.Typer(help="Versions of the index: look, verify, decide.", no_args_is_help=True)
+model_app = typer.Typer(help="Model checkpoints.", no_args_is_help=True)
+
+Version = Annotated[int, typer.Argument(min=0, help="The version number (`aif index list`).")]
+OptionalVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the one that is served.")]
+Reason = Annotated[str, typer.Option(help="Why, for whoever reads the log later.")]
+_BY = "aif index"
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@index_app.command("list")
+def list_versions(as_json: AsJson = False) -> None:
+    """Every version with its state, newest first."""
+    state = _open_log().refresh()
+    versions = sorted(state.versions.values(), key=lambda s: -s.version)
+    print_table("versions", [_version_row(state, status) for status in versions], as_json)
+
+
+@index_app.command()
+def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
+    """One version: its state, and what its manifest names."""
+    from infra.index_parts import read_manifest
+
+    log = _open_log()
+    state = log.refresh()
+    status = _chosen(state, version)
+    data: dict[str, Any] = {**asdict(status), "served": status is state.current}
+    if status.revision >= 0:
+        manifest = read_manifest(log.store, status)
+        data |= {
+            "token": str(status.token),
+            "rows": manifest.rows,
+            "digest": manifest.digest,
+            "data_digest": manifest.data_digest,
+            "lsh_version": manifest.lsh_version,
+            "row_bytes": manifest.layout.row_bytes,
+            "columns": [f"{c.name}:{c.dtype}[{c.width}]" for c in manifest.layout.columns],
+            "shards": [_shard_row(seal) for seal in manifest.seals],
+        }
+    print_data(data, as_json)
+
+
+@index_app.command()
+def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
+    """Read every file of a version and compare it with the manifest. Exit code 1 when something is wrong; each fault is named."""
+    from infra.index_verify import verify_version
+
+    log = _open_log()
+    found = verify_version(log.store, _chosen(log.refresh(), version), lambda done, of: say(f"shard {done} of {of} read"))
+    data = asdict(found)
+    faults = data.pop("faults")
+    print_data({**data, "faults": list(faults) if as_json else len(faults)}, as_json)
+    for fault in () if as_json else faults:
+        typer.echo(f"wrong: {fault}")
+    if faults:
+        raise typer.Exit(1)
+
+
+# --- deciding --------------------------------------------------------------------------------------------------------
+
+
+@index_app.command()
+def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Make a version live. A frozen one is revived first: its shards catch up, then it is published again."""
+    from schemas.index.lifecycle import Cause, EntryKind, State
+
+    state = _open_log().refresh()
+    status = state.versions.get(version)
+    if status is None or status.state is not State.FROZEN:
+        _decide(EntryKind.PROMOTE, version, reason, as_json)
+        return
+    say(
+        f"version {version} is frozen: asking for revision {status.revision + 1}; promote it again when `aif index list` shows it published"
+    )
+    _decide(EntryKind.WANT, version, reason, as_json, revision=status.revision + 1, cause=str(Cause.REVIVE))
+
+
+@index_app.command()
+def rollback(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Make the backup version live again and hold: nothing is promoted by itself until `release`."""
+    from schemas.errors import Incompatible
+    from schemas.index.lifecycle import EntryKind
+
+    backup = _open_log().refresh().backup if version is None else version
+    if backup is None:
+        raise Incompatible("no_backup", "there is no backup version to go back to; `aif index list` shows what there is")
+    _decide(EntryKind.ROLLBACK, backup, reason, as_json)
+
+
+@index_app.command()
+def pin(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Serve this version whatever is live, until `unpin`."""
+    _decide("pin", version, reason, as_json)
+
+
+@index_app.command()
+def unpin(reason: Reason = "", as_json: AsJson = False) -> None:
+    """Serve the live version again."""
+    _decide("unpin", -1, reason, as_json)
+
+
+@index_app.command()
+def hold(reason: Reason = "", as_json: AsJson = False) -> None:
+    """Promote nothing by itself until `release`."""
+    _decide("hold", -1, reason, as_json)
+
+
+@index_app.command()
+def release(reason: Reason = "", as_json: AsJson = False) -> None:
+    """End a hold."""
+    _decide("release", -1, reason, as_json)
+
+
+@index_app.command()
+def abort(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Give up a version that is being built."""
+    _decide("abort", version, reason, as_json)
+
+
+@index_app.command()
+def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Remove a frozen version for ever."""
+    _decide("drop", version, reason, as_json)
+
+
+def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
+    """Append one entry and print what is served and live afterwards."""
+    from infra.clock import SystemClock
+    from schemas.index.control import ControlState, Entry
+    from schemas.index.lifecycle import EntryKind
+
+    def make(_: ControlState) -> Entry:
+        return Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields)
+
+    state = _open_log().append(make)
+    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, "version": version, **_served(state)}, as_json)
+
+
+# --- model, status ---------------------------------------------------------------------------------------------------
+
+
+@model_app.command("show")
+def show_model(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint file.")], as_json: AsJson = False
+) -> None:
+    """Sizes of a checkpoint, bytes of a row, and the compression from raw features to async vectors."""
+    from schemas.model.checkpoint import describe_checkpoint
+
+    print_data(describe_checkpoint(file), as_json)
+
+
+def status(as_json: AsJson = False) -> None:
+    """The broker and its topics, the versions and their age, what is behind."""
+    settings = _settings()
+    log = _open_log(settings)
+    state = _reachable(log.refresh)
+    topics, broker = _topic_rows(settings, log, state)
+    data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(_served(state) if state else {})}
+    if as_json:
+        versions = [_version_row(state, s) for s in state.versions.values()] if state else []
+        print_data({**data, "topics": topics, "versions": versions}, True)
+        return
+    print_data(data, False)
+    if topics:
+        typer.echo("")
+        print_table("topics", topics, False)
+    if state and state.versions:
+        typer.echo("")
+        print_table("versions", [_version_row(state, s) for s in sorted(state.versions.values(), key=lambda s: -s.version)], False)
+
+
+def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:
+    """One row a topic, and the broker's state. `behind` = records after the sealed offsets of the served version."""
+    from infra.kafka.admin import end_offsets, fetch_topics
+    from schemas.errors import AifError
+
+    try:
+        bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+        found = fetch_topics(bootstrap, prefix, deadline_s=3.0)
+        ends = {name: end_offsets(bootstrap, prefix + name, deadline_s=3.0) for name in found}
+    except AifError as error:
+        return [], str(error)
+    sealed = _sealed_offsets(log.store, state)
+    rows = [
+        {
+            "topic": name,
+            "partitions": topic.partitions,
+            "records": sum(ends[name].values()),
+            "behind": sum(ends[name].values()) - sealed[name] if name in sealed else "",
+        }
+        for name, topic in found.items()
+    ]
+    return rows, f"answers at {bootstrap}"
+
+
+def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[str, int]:
+    """Records per shard topic that are in the parts of the served version; empty when none is served or its manifest does not read."""
+    from infra.index_parts import read_manifest
+
+    served = state.current if state else None
+    manifest = _reachable(lambda: read_manifest(store, served)) if served else None
+    totals: dict[str, int] = {}
+    for seal in manifest.seals if manifest else ():
+        for topic, offset in seal.source_offsets.items():
+            totals[topic] = totals.get(topic, 0) + offset
+    return totals
+
+
+def _reachable(ask: Callable[[], Any]) -> Any:
+    """The answer, or None after saying why not: a status shows what it can."""
+    from schemas.errors import AifError
+
+    try:
+        return ask()
+    except AifError as error:
+        say(f"warning {error}")
+        return None
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _settings() -> "InfraSettings":
+    from infra.settings import InfraSettings, load_settings
+
+    return load_settings(InfraSettings)
+
+
+def _open_log(settings: "InfraSettings | None" = None) -> "ControlLog":
+    from infra.control_log import ControlLog
+    from infra.index_store import open_index_store
+
+    return ControlLog(open_index_store((settings or _settings()).index.store))
+
+
+def _chosen(state: "ControlState", version: int | None) -> "VersionStatus":
+    from schemas.errors import Incompatible
+
+    found = state.current if version is None else state.versions.get(version)
+    if found is None:
+        wanted = "no version is served" if version is None else f"the index has no version {version}"
+        raise Incompatible("unknown_version", f"{wanted}; it has {sorted(state.versions)}")
+    return found
+
+
+def _version_row(state: "ControlState", status: "VersionStatus") -> dict[str, Any]:
+    from infra.clock import SystemClock
+
+    marks = [
+        name
+        for name, holds in (
+            ("served", status is state.current),
+            ("pinned", status.version == state.pinned),
+            ("building", status is state.building),
+        )
+        if holds
+    ]
+    since_ms = status.published_at_ms or status.wanted_at_ms
+    return {
+        "version": status.version,
+        "state": str(status.state),
+        "revision": status.revision if status.revision >= 0 else "",
+        "wanted": "" if status.wanted_revision is None else status.wanted_revision,
+        "mark": ",".join(marks),
+        "model": status.model_id,
+        "label": status.label,
+        "age_s": (SystemClock().now_ms() - since_ms) // 1000 if since_ms else "",
+        "token": str(status.token) if status.revision >= 0 else "",
+        "reason": status.reason,
+    }
+
+
+def _shard_row(seal: Any) -> dict[str, Any]:
+    return {
+        "shard": seal.shard,
+        "rows": seal.rows,
+        "full_rows": seal.full.rows,
+        "incremental_rows": seal.incremental.rows,
+        "tombstones": seal.incremental.tombstones,
+        "bytes": sum(f.size_bytes for part in (seal.full, seal.incremental) for f in part.files),
+        "delta_position": seal.delta_position,
+        "source_offsets": dict(seal.source_offsets),
+        "digest": seal.digest,
+    }
+
+
+def _served(state: "ControlState") -> dict[str, Any]:
+    current = state.current
+    return {
+        "served": str(current.token) if current else "nothing",
+        "live": "" if state.live is None else state.live,
+        "backup": "" if state.backup is None else state.backup,
+        "pinned": "" if state.pinned is None else state.pinned,
+        "held": state.held,
+        "control_entries": state.next_number,
+        **({"unknown_entry": state.unknown_entry} if state.unknown_entry else {}),
+        **({"refused_entries": list(state.refused)} if state.refused else {}),
+    }

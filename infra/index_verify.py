@@ -1,0 +1,71 @@
+"""Verification of a published version from its files alone: checksums, blocks, counts, digests; every fault named, none hidden by another.
+
+Here: what `aif index verify` does. Not here: the cheaper checks of a loader (serving/index_reader.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infra.files import sha256_of_file
+from infra.index_parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
+from infra.index_store import IndexStore
+from schemas.errors import AifError
+from schemas.index.control import VersionStatus
+from schemas.index.digest import ShardDigest, merge_parts
+from schemas.index.manifest import Manifest, Seal, checkpoint_path
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was read and what is wrong with it; no faults = the version is what was published."""
+
+    version: int
+    revision: int
+    shards: int
+    rows: int
+    digest: str
+    faults: tuple[str, ...]
+
+
+def verify_version(
+    store: IndexStore, status: VersionStatus, on_shard: Callable[[int, int], object] = lambda _done, _of: None
+) -> Verification:
+    """Read everything that the version's manifest names. `on_shard(done, of)` is called for progress. Raises only when the manifest is unreadable."""
+    manifest = read_manifest(store, status)
+    faults = _verify_checkpoint(store, manifest)
+    rows = 0
+    for done, seal in enumerate(manifest.seals, 1):
+        found = _verify_shard(store, manifest, seal)
+        faults += [f"shard {seal.shard}: {fault}" for fault in found]
+        rows += seal.rows
+        on_shard(done, len(manifest.seals))
+    shards = [seal.shard for seal in manifest.seals]
+    if shards != list(range(len(shards))):
+        faults.append(f"manifest: its shards are {shards}, expected 0 to {len(shards) - 1} in order")
+    return Verification(manifest.version, manifest.revision, len(shards), rows, manifest.digest, tuple(faults))
+
+
+def _verify_checkpoint(store: IndexStore, manifest: Manifest) -> list[str]:
+    path = checkpoint_path(manifest.checkpoint_sha256)
+    if not store.exists(path):
+        return [f"checkpoint: {path} is missing"]
+    found = sha256_of_file(store.local_path(path))
+    return [] if found == manifest.checkpoint_sha256 else [f"checkpoint: {path} has sha256 {found}"]
+
+
+def _verify_shard(store: IndexStore, manifest: Manifest, seal: Seal) -> list[str]:
+    """Faults of the files; then, over whatever still reads, of blocks, counts and digests."""
+    faults = [*find_part_faults(store, seal.full), *find_part_faults(store, seal.incremental)]
+    digest = ShardDigest(manifest.layout, manifest.model_id, manifest.lsh_version)
+    try:
+        full = read_full_part(store, seal.full, manifest.layout, verify=False)
+        for block in merge_parts(manifest.layout, full, read_incremental_part(store, seal.incremental, verify=False)):
+            digest.update(block)
+    except AifError as error:
+        return [*faults, f"does not read: {error}"]
+    compared = (
+        ("rows", seal.rows, digest.rows),
+        ("digest", seal.digest, digest.hexdigest),
+        ("data digest", seal.data_digest, digest.data_hexdigest),
+    )
+    return faults + [f"{name} is {found}, its seal says {sealed}" for name, sealed, found in compared if sealed != found]

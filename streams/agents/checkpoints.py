@@ -1,0 +1,160 @@
+"""The agent of model-checkpoints: a record becomes `want v` or `reject v`, v = its offset (protocol B3, I7).
+
+Here: the decision and its order of steps. Not here: opening the file (checkpoint_files.py), the checks of its content
+(schemas/model/checkpoint.py), building (streams/reconcile.py).
+
+    decode -> fetch -> every check -> copy into the index store under its sha256 -> want
+    anything wrong: dead letter -> reject (with the reason) -> index event
+
+Invariants: nothing is written before everything was checked, so a bad checkpoint never reaches a shard or a server. Each step may be repeated: the
+copy has the name of its content, a decided version is not decided again, a second dead letter has the same identity. Records are
+decided in offset order, because reading starts after the highest decided version; so an interrupted record is never passed over.
+Blocking; `handle_checkpoints` keeps it off the event loop.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from infra.clock import Clock
+from infra.control_log import ControlLog
+from infra.index_store import IndexStore
+from infra.kafka.reader import SourceRecord
+from schemas.errors import RejectedInput, Unavailable
+from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_record
+from schemas.index.control import ControlState, Entry
+from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.manifest import checkpoint_path
+from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from streams.agents.checkpoint_files import read_allowed_file
+from streams.publication import append_entry
+
+_RETRY_S = 0.5
+_REASON_CHARS_MAX = 2_000
+
+
+class Decision(StrEnum):
+    """What became of a record."""
+
+    WANTED = "wanted"
+    REJECTED = "rejected"
+    KNOWN = "known"  # decided before, or by somebody else
+    INTERRUPTED = "interrupted"  # the worker stops; the next owner decides
+
+
+@dataclass
+class CheckpointDesk:
+    """What deciding needs. `roots`: folders from which checkpoints may be read; `fetch_s_max`: how long an unreachable one is tried.
+
+    send_dead_letter returns when the broker has it; `rejected` counts by code.
+    """
+
+    control_log: ControlLog
+    store: IndexStore
+    clock: Clock
+    encoder_fingerprint: Callable[[], str]
+    roots: Sequence[Path]
+    fetch_s_max: float
+    send_dead_letter: Callable[[SourceRecord, Rejection], None]
+    announce: Callable[[IndexEvent], None] = lambda _: None
+    by: str = ""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+async def handle_checkpoints(desk: CheckpointDesk, records: Sequence[SourceRecord]) -> None:
+    """Decides the records of a batch one after the other, outside the event loop. What is transient is tried again until the worker stops."""
+    for record in records:
+        while (decision := await asyncio.to_thread(_try_checkpoint, record, desk)) is None:
+            pass
+        if decision is Decision.INTERRUPTED:
+            return
+
+
+def _try_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision | None:
+    """None: something outside (store, broker) does not answer; a pause has passed."""
+    try:
+        return handle_checkpoint(record, desk)
+    except Unavailable as error:
+        return Decision.INTERRUPTED if desk.stopping.wait(error.retry_after_s) else None
+
+
+def handle_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision:
+    """Decides one record. Raises Unavailable when store, log or broker do not answer: then nothing is decided and the call may be repeated."""
+    state = desk.control_log.refresh()
+    if record.offset <= state.newest_decided:
+        return Decision.KNOWN
+    try:
+        announced = decode_record(CheckpointRecord, record.value)
+        data = _fetch(announced, desk)
+        if data is None:
+            return Decision.INTERRUPTED
+        checkpoint = check_checkpoint(data, announced, state)
+    except RejectedInput as error:
+        return _reject(record, error, desk)
+    desk.store.put_bytes(checkpoint_path(announced.sha256), data)
+    return _want(record.offset, announced, checkpoint, desk)
+
+
+def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> Checkpoint:
+    """Every check of the content against itself, the announcement and the index. Raises RejectedInput whose code names the check."""
+    checkpoint = read_checkpoint(data, announced.sha256, announced.feature_schema)
+    if checkpoint.info.model_id != announced.model_id:
+        message = f"the file is of model {checkpoint.info.model_id!r}, announced as {announced.model_id!r}; announce what was written"
+        raise RejectedInput("checkpoint_model_id", message)
+    id_kind = checkpoint.spec.schema.id_kind
+    if state.init is not None and id_kind is not state.init.id_kind:
+        message = f"the model's item ids are {id_kind}, the index has {state.init.id_kind}; train with the index's kind"
+        raise RejectedInput("checkpoint_id_kind", message)
+    return checkpoint
+
+
+def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
+    """The file's bytes; None when the worker stops meanwhile. RejectedInput (`unreachable`) after `fetch_s_max`."""
+    began = desk.clock.monotonic()
+    while True:
+        try:
+            return read_allowed_file(announced.uri, announced.size_bytes, desk.roots)
+        except OSError as error:
+            waited_s = desk.clock.monotonic() - began
+            if waited_s >= desk.fetch_s_max:
+                message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; make it readable to the worker, then publish it again"
+                raise RejectedInput("unreachable", message) from error
+        if desk.stopping.wait(min(_RETRY_S, desk.fetch_s_max)):
+            return None
+
+
+def _want(version: int, announced: CheckpointRecord, checkpoint: Checkpoint, desk: CheckpointDesk) -> Decision:
+    entry = Entry(
+        EntryKind.WANT,
+        desk.clock.now_ms(),
+        desk.by,
+        version,
+        cause=Cause.CHECKPOINT,
+        checkpoint_sha256=announced.sha256,
+        model_id=announced.model_id,
+        feature_schema=checkpoint.info.schema_fingerprint,
+        encoder_fingerprint=desk.encoder_fingerprint(),
+        label=announced.label or "",
+    )
+    return _decide(entry, desk, Decision.WANTED)
+
+
+def _reject(record: SourceRecord, error: RejectedInput, desk: CheckpointDesk) -> Decision:
+    desk.send_dead_letter(record, Rejection(0, error.code, error.message, error.disposition))
+    reason = f"{error.code}: {error.message}"[:_REASON_CHARS_MAX]
+    decision = _decide(Entry(EntryKind.REJECT, desk.clock.now_ms(), desk.by, record.offset, reason=reason), desk, Decision.REJECTED)
+    if decision is Decision.REJECTED:
+        desk.rejected[error.code] = desk.rejected.get(error.code, 0) + 1
+    return decision
+
+
+def _decide(entry: Entry, desk: CheckpointDesk, decision: Decision) -> Decision:
+    """Writes the entry unless the newest log has decided the version."""
+    if append_entry(desk.control_log, lambda state: entry if entry.version > state.newest_decided else None) is None:
+        return Decision.KNOWN
+    desk.announce(IndexEvent(kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
+    return decision

@@ -1,0 +1,81 @@
+"""What the version side sends to Kafka by itself: dead letters of checkpoint records, and index-events as hints.
+
+Here: one producer for both. Not here: dead letters of items (they go through a shard's outbox), what is said (agents/checkpoints.py, reconcile.py).
+Invariants: `send_dead_letter` returns when the broker has it, because the record is decided right after; an event may be lost, because it is
+never the only carrier of anything.
+"""
+
+import logging
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
+from infra.kafka.reader import SourceRecord
+from schemas.errors import Unavailable
+from schemas.events import IndexEvent, Rejection, encode_record
+from schemas.topics import INDEX_EVENTS
+from streams.shard import code_version
+
+_ACKNOWLEDGED_S_MAX = 10.0
+_CLOSE_S_MAX = 2.0
+_log = logging.getLogger("aif.streams.versions")
+
+
+class VersionMessages:
+    """A producer for dead letters and index-events. Thread-safe."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self._prefix = prefix
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "acks": "all",
+                "partitioner": "murmur2_random",
+                "linger.ms": 0,
+                "message.timeout.ms": int(_ACKNOWLEDGED_S_MAX * 1000),
+                "allow.auto.create.topics": False,
+                "log_level": 2,
+            }
+        )
+
+    def send_dead_letter(self, record: SourceRecord, rejection: Rejection) -> None:
+        """Sends and waits for the acknowledgement. Raises Unavailable (`dead_letter_not_sent`)."""
+        key, value, headers = encode_dead_letter(record, rejection, code_version(), stage="VALIDATE")
+        outcome: list[KafkaError | None] = []
+        try:
+            self._producer.produce(
+                self._prefix + dead_letter_topic(record.topic),
+                value,
+                key,
+                headers=headers,
+                on_delivery=lambda error, _: outcome.append(error),
+            )
+            self._producer.flush(_ACKNOWLEDGED_S_MAX)
+        except (KafkaException, BufferError) as error:
+            raise Unavailable("dead_letter_not_sent", f"dead letter of {record.topic} offset {record.offset}: {error}") from error
+        if outcome != [None]:
+            raise Unavailable(
+                "dead_letter_not_sent", f"dead letter of {record.topic} offset {record.offset}: {outcome or 'no acknowledgement'}"
+            )
+
+    def announce(self, event: IndexEvent) -> None:
+        """Logs the event and sends it without waiting."""
+        _log.info("%s", event.kind, extra=event.model_dump(exclude={"schema_number", "kind"}))
+        try:
+            self._producer.produce(self._prefix + INDEX_EVENTS, encode_record(event), str(event.version), partition=0)
+            self._producer.poll(0)
+        except (KafkaException, BufferError) as error:
+            _log.warning("index event %s of version %d was not sent: %s", event.kind, event.version, error)
+
+    def close(self) -> None:
+        """Gives what is queued a moment."""
+        self._producer.flush(_CLOSE_S_MAX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,227 @@
+"""A checkpoint record becomes want or reject, once, after every check, and a bad one changes nothing else."""
+
+import asyncio
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.control_log import ControlLog
+from infra.kafka.reader import SourceRecord
+from schemas.errors import Unavailable
+from schemas.events import IndexEvent, Rejection
+from schemas.index.lifecycle import EntryKind, State
+from schemas.index.manifest import checkpoint_path
+from schemas.topics import MODEL_CHECKPOINTS
+from streams.agents.checkpoints import CheckpointDesk, Decision, handle_checkpoint, handle_checkpoints
+from tests.streams.version_world import SCHEMA, World, checkpoint_bytes
+
+GOOD = checkpoint_bytes(0)
+
+
+class Desk(CheckpointDesk):
+    """A desk over a world, whose unreachable files are given up after two looks."""
+
+    def __init__(self, world: World, fetch_s_max: float = 0.0) -> None:
+        self.letters: list[tuple[int, Rejection]] = []
+        self.events: list[IndexEvent] = []
+        self.allowed = world.folder / "allowed"
+        self.allowed.mkdir(exist_ok=True)
+        super().__init__(
+            ControlLog(world.store),
+            world.store,
+            world.clock,
+            lambda: "encoder",
+            (self.allowed,),
+            fetch_s_max,
+            lambda record, rejection: self.letters.append((record.offset, rejection)),
+            self.events.append,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def desk(world: World) -> Desk:
+    return Desk(world)
+
+
+def announce(desk: Desk, offset: int, data: bytes = GOOD, **changes: Any) -> SourceRecord:
+    """A record for `data`, written into the allowed folder; fields may be lied about."""
+    path = desk.allowed / f"{offset}.safetensors"
+    path.write_bytes(data)
+    fields = {
+        "schema": 1,
+        "uri": str(path),
+        "size_bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "model_id": "model-0",
+        "feature_schema": SCHEMA.fingerprint,
+        "label": None,
+    }
+    return SourceRecord(MODEL_CHECKPOINTS, 0, offset, b"model-0", json.dumps(fields | changes).encode())
+
+
+def test_a_good_checkpoint_is_copied_under_its_sha256_and_wanted(world: World, desk: Desk) -> None:
+    record = announce(desk, 3, label="monday")
+    assert handle_checkpoint(record, desk) is Decision.WANTED
+    status = ControlLog(world.store).refresh().versions[3]
+    assert (status.state, status.label, status.encoder_fingerprint, status.wanted_revision) == (State.WANTED, "monday", "encoder", 0)
+    assert world.store.get(checkpoint_path(status.checkpoint_sha256)) == GOOD
+    assert [e.kind for e in desk.events] == ["wanted"] and not desk.letters
+
+
+def test_a_file_uri_is_decoded_once(desk: Desk) -> None:
+    record = announce(desk, 3)
+    path = desk.allowed / "with space.safetensors"
+    path.write_bytes(GOOD)
+    uri = path.as_uri()
+    assert "%20" in uri
+    assert handle_checkpoint(announce(desk, 4, uri=uri), desk) is Decision.WANTED
+    assert handle_checkpoint(announce(desk, 5, uri=uri.replace("%20", "%2520")), desk) is Decision.REJECTED
+    assert desk.letters[0][1].code == "unreachable"
+    assert handle_checkpoint(record, desk) is Decision.KNOWN  # 3 < 5
+
+
+def test_repeats_change_nothing(world: World, desk: Desk) -> None:
+    good, bad = announce(desk, 3), SourceRecord(MODEL_CHECKPOINTS, 0, 4, None, b"{")
+    first = [handle_checkpoint(r, desk) for r in (good, bad)]
+    before = world.store.list()
+    again = Desk(world)
+    assert [handle_checkpoint(r, again) for r in (good, bad)] == [Decision.KNOWN, Decision.KNOWN]
+    assert first == [Decision.WANTED, Decision.REJECTED] and world.store.list() == before and not again.letters
+
+
+def with_nan(data: bytes) -> bytes:
+    """The same file with the last number of its last tensor not a number."""
+    return data[:-4] + struct.pack("<f", float("nan"))
+
+
+def other_shape(data: bytes) -> bytes:
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    name = next(n for n in header if n != "__metadata__" and len(header[n]["shape"]) == 2 and len(set(header[n]["shape"])) == 2)
+    header[name]["shape"] = header[name]["shape"][::-1]
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data[8 + length :]
+
+
+BAD: dict[str, tuple[Callable[[bytes], bytes], dict[str, Any], str]] = {
+    "not a number": (with_nan, {}, "checkpoint_not_finite"),
+    "a wrong sha256": (lambda d: d, {"sha256": "0" * 64}, "checkpoint_sha256"),
+    "a wrong shape": (other_shape, {}, "checkpoint_shape"),
+    "truncated": (lambda d: d[: len(d) // 2], {}, "checkpoint_unreadable"),
+    "a flipped byte": (lambda d: d[:-2] + bytes([d[-2] ^ 1]) + d[-1:], {}, "checkpoint_content"),
+    "not safetensors": (lambda _: b"PK\x03\x04 pickle", {}, "checkpoint_unreadable"),
+    "another size than announced": (lambda d: d, {"size_bytes": 7}, "checkpoint_size"),
+    "another model": (lambda d: d, {"model_id": "other"}, "checkpoint_model_id"),
+    "another feature schema": (lambda d: d, {"feature_schema": "0" * 16}, "checkpoint_schema"),
+    "outside the root": (lambda d: d, {"uri": "/etc/passwd"}, "checkpoint_outside_root"),
+    "a parent folder": (lambda d: d, {"uri": "/allowed/../../etc/passwd"}, "checkpoint_uri"),
+    "an encoded parent folder": (lambda d: d, {"uri": "file:///allowed/%2e%2e/etc/passwd"}, "checkpoint_uri"),
+    "another host": (lambda d: d, {"uri": "file://host/allowed/x"}, "checkpoint_uri"),
+    "another scheme": (lambda d: d, {"uri": "http://127.0.0.1/x"}, "checkpoint_uri"),
+    "an extra field": (lambda d: d, {"pickle": True}, "bad_record"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_checkpoint_is_rejected_with_a_reason_and_nothing_else_changes(world: World, desk: Desk, name: str) -> None:
+    spoil, changes, code = BAD[name]
+    before = [p for p in world.store.list() if not p.startswith("control/")]
+    assert handle_checkpoint(announce(desk, 7, spoil(GOOD), **changes), desk) is Decision.REJECTED
+    status = ControlLog(world.store).refresh().versions[7]
+    assert status.state is State.REJECTED and status.reason.startswith(f"{code}: ")
+    assert [(o, r.code) for o, r in desk.letters] == [(7, code)] and [e.kind for e in desk.events] == ["rejected"]
+    assert [p for p in world.store.list() if not p.startswith("control/")] == before
+    assert desk.rejected == {code: 1}
+
+
+@pytest.mark.parametrize("value", [None, b"", b"not json", b"\xff\xfe"])
+def test_a_malformed_record_is_rejected(desk: Desk, value: bytes | None) -> None:
+    assert handle_checkpoint(SourceRecord(MODEL_CHECKPOINTS, 0, 0, None, value), desk) is Decision.REJECTED
+    assert desk.letters[0][1].disposition == "malformed"
+
+
+@pytest.mark.parametrize("where", ["file", "folder"])
+def test_a_link_below_the_root_is_not_followed(world: World, desk: Desk, where: str) -> None:
+    outside = world.folder / "outside"
+    outside.mkdir()
+    (outside / "model").write_bytes(GOOD)
+    link = desk.allowed / "link"
+    link.symlink_to(outside / "model" if where == "file" else outside)
+    uri = str(link if where == "file" else link / "model")
+    assert handle_checkpoint(announce(desk, 1, uri=uri), desk) is Decision.REJECTED
+    assert desk.letters[0][1].code == "checkpoint_outside_root"
+
+
+def test_a_pipe_is_not_waited_for(desk: Desk) -> None:
+    os.mkfifo(desk.allowed / "pipe")
+    assert handle_checkpoint(announce(desk, 1, uri=str(desk.allowed / "pipe")), desk) is Decision.REJECTED
+    assert desk.letters[0][1].code == "checkpoint_not_a_file"
+
+
+def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World) -> None:
+    desk = Desk(world, fetch_s_max=100.0)
+    record = announce(desk, 1)
+    path = desk.allowed / "1.safetensors"
+    hidden = path.rename(desk.allowed / "hidden")
+    looks = []
+
+    def wait(_: float) -> bool:
+        looks.append(world.clock.monotonic())
+        world.clock.seconds += 10
+        if len(looks) == 3:
+            hidden.rename(path)
+        return False
+
+    desk.stopping.wait = wait  # type: ignore[assignment,method-assign]
+    assert handle_checkpoint(record, desk) is Decision.WANTED and looks == [0, 10, 20]
+
+
+def test_an_unreachable_file_is_rejected_after_its_time(world: World) -> None:
+    desk = Desk(world, fetch_s_max=25.0)
+    record = announce(desk, 1)
+    (desk.allowed / "1.safetensors").unlink()
+
+    def wait(_: float) -> bool:
+        world.clock.seconds += 10
+        return False
+
+    desk.stopping.wait = wait  # type: ignore[assignment,method-assign]
+    assert handle_checkpoint(record, desk) is Decision.REJECTED and desk.letters[0][1].code == "unreachable"
+
+
+def test_stopping_leaves_the_record_and_those_after_it_to_the_next_owner(world: World) -> None:
+    desk = Desk(world, fetch_s_max=1e9)
+    first, second = announce(desk, 1), announce(desk, 2)
+    (desk.allowed / "1.safetensors").unlink()
+    desk.stopping.set()
+    asyncio.run(handle_checkpoints(desk, [first, second]))
+    assert ControlLog(world.store).refresh().newest_decided == -1
+
+
+def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: World, desk: Desk) -> None:
+    answers = iter([Unavailable("dead_letter_not_sent", "no broker", 0.0), None])
+
+    def send(record: SourceRecord, rejection: Rejection) -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+        desk.letters.append((record.offset, rejection))
+
+    desk.send_dead_letter = send
+    bad = SourceRecord(MODEL_CHECKPOINTS, 0, 0, None, b"{")
+    with pytest.raises(Unavailable):
+        handle_checkpoint(bad, desk)
+    assert ControlLog(world.store).refresh().newest_decided == -1
+    asyncio.run(handle_checkpoints(desk, [bad, announce(desk, 1)]))
+    assert world.entries(EntryKind.REJECT) == 1 and world.entries(EntryKind.WANT) == 1 and len(desk.letters) == 1

@@ -1,8 +1,8 @@
 """Follows index-deltas for one resident version, from that version's own positions, and hands its changes to the engine.
 
 Here: one thread per resident version (two at most). Not here: the row-order rule (engine/tables.py), when a version may be flipped to (versions.py).
-Decoding happens in this thread; the engine gets arrays in portions of at most DELTA_ROWS_PER_APPLY_MAX rows. A record's position, watermark and
-time are handed over with its last portion, so the engine never claims more than it has applied.
+Decoding happens in this thread; the engine gets arrays, one record at a time and whole (at most DELTA_RECORD_BYTES_MAX), together with its position,
+watermark and time. So no answer sees half a record, and none claims more than was applied.
 A record of version -1 carries a watermark for every version. Invariant: a position that the log no longer holds is a named refusal
 (`delta_position_gone`), never a silent jump.
 
@@ -10,16 +10,15 @@ Source: protocol C2, FORMAT.md section 8.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Incompatible
-from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, RowLayout, decode_delta
-from schemas.limits import DELTA_ROWS_PER_APPLY_MAX
+from schemas.index.layout import WATERMARK_VERSION, RowLayout, decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from serving.engine.changes import Changes, cut_changes, decode_changes
+from serving.engine.changes import decode_changes
 from serving.engine.loop import Engine, Portion
 
 POLL_S = 0.1
@@ -40,20 +39,15 @@ def check_positions(kafka: KafkaSettings, positions: Mapping[int, int]) -> dict[
     return {p: ends[p] for p in positions}
 
 
-def decode_portions(record: SourceRecord, version: int, layout: RowLayout) -> list[Portion]:
-    """One record as portions for this version; the last one carries position and watermark. Raises Corrupted or Incompatible."""
+def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Portion:
+    """One record, whole, as a portion for this version: an answer is recomputed from whole records. Raises Corrupted or Incompatible."""
     delta = decode_delta({version: layout}, record.value or b"")
-    header, at = delta.header, record.partition
-    concerns = header.version in (version, WATERMARK_VERSION)
-    cuts: list[Changes | None] = [None]
-    if delta.changes:
-        cuts = list(cut_changes(decode_changes(layout, delta.changes), DELTA_ROWS_PER_APPLY_MAX))
-    last = Portion(version, at, cuts[-1], record.offset + 1, _offsets(header) if concerns else None, header.source_ms if concerns else 0)
-    return [*(Portion(version, at, changes) for changes in cuts[:-1]), last]
-
-
-def _offsets(header: DeltaHeader) -> dict[str, int]:
-    return dict(zip(SHARD_TOPICS, header.next_offsets, strict=True))
+    header, position = delta.header, record.offset + 1
+    changes = decode_changes(layout, delta.changes) if delta.changes else None
+    if header.version not in (version, WATERMARK_VERSION):
+        return Portion(version, record.partition, changes, position)
+    offsets = {**dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)), INDEX_DELTAS: position}
+    return Portion(version, record.partition, changes, position, offsets, header.source_ms)
 
 
 class DeltaFollower:
@@ -81,16 +75,10 @@ class DeltaFollower:
             bootstrap, prefix = self._kafka.bootstrap_servers, self._kafka.topic_prefix
             with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix) as follower:
                 while not self._stopped.is_set():
-                    for portion in self._portions(follower.poll(RECORDS_MAX, POLL_S)):
-                        if not self._engine.offer_changes(portion):
+                    for record in follower.poll(RECORDS_MAX, POLL_S):
+                        if self._stopped.is_set() or not self._engine.offer_changes(decode_portion(record, self.version, self.layout)):
                             return
         except AifError as error:
             self.error = error
         except Exception as error:  # the thread's end must have a reason that somebody can read
             self.error = Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
-
-    def _portions(self, records: list[SourceRecord]) -> Iterator[Portion]:
-        for record in records:
-            if self._stopped.is_set():
-                return
-            yield from decode_portions(record, self.version, self.layout)

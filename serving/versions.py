@@ -31,6 +31,7 @@ from schemas.index.layout import row_layout
 from schemas.index.lifecycle import SERVABLE, Cause
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
 from serving.deltas import DeltaFollower, check_positions
 from serving.engine.loop import Engine, Resident
@@ -228,7 +229,7 @@ class VersionFollower:
     ) -> _Held:
         """Makes the loaded version resident and starts following its deltas."""
         scorer = open_scorer(self._engine.device, checkpoint.network, wanted.version, tables)
-        watermark = tuple(dict(seal.source_offsets) for seal in manifest.seals)
+        watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
         resident = Resident(wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions))
         deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions)
         self._wait(self._engine.admit(resident))

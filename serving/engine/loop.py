@@ -3,7 +3,7 @@
 Here: the queues, the turn (messages, bounded changes, a batch of work), residents and the flip. Not here: arithmetic (cpu.py, cuda.py), where
 versions come from (serving/versions.py). Values in and out: work.py.
 
-    turn:  1. messages (admit, flip, release, run)   2. row changes, at most DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
+    turn:  1. messages (admit, flip, release, run)   2. row changes, about DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
 
 Invariants:
 - Tables change only between two pieces of work, so an answer never sees half an update, without a lock on the read path (I3).
@@ -78,8 +78,8 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Some changes of one version from one partition of index-deltas. The rest is None unless the portion is the last of its record:
-    next_position in the partition, the shard's next source offsets by topic, record time of the newest source record."""
+    """Changes of one version from one partition of index-deltas, whole records only. With them: next_position in the partition, the shard's
+    next offset by topic (None: the record does not concern the version), record time of the newest source record."""
 
     version: int
     partition: int
@@ -186,7 +186,7 @@ class Engine:
         return future
 
     def offer_changes(self, portion: Portion) -> bool:
-        """Queues a portion (at most DELTA_ROWS_PER_APPLY_MAX rows); waits while the queue is full. False once the version is not resident."""
+        """Queues a portion; waits while the queue is full. False once the version is not resident."""
         with self._wake:
             while len(self._portions) >= PORTIONS_QUEUED_MAX and not self._closed:
                 self._wake.wait(IDLE_WAIT_S)
@@ -242,7 +242,7 @@ class Engine:
         self._answered, self._failed = self._answered + served, self._failed + (not served)
 
     def _apply_changes(self) -> None:
-        """At most DELTA_ROWS_PER_APPLY_MAX rows, so that a flood of changes costs a request no more than their time."""
+        """About DELTA_ROWS_PER_APPLY_MAX rows, and at least one portion: a portion is whole records, and an answer never sees half of one."""
         rows = 0
         while self._portions and (rows == 0 or rows + len(self._portions[0]) <= DELTA_ROWS_PER_APPLY_MAX):
             portion = self._portions.popleft()

@@ -186,11 +186,15 @@ def test_a_flush_that_runs_out_of_time_says_what_is_left() -> None:
 @pytest.mark.usefixtures("publisher")
 def test_a_partition_that_the_topic_does_not_have_is_an_error(bootstrap_servers: str, topic_prefix: str) -> None:
     wrong = Publisher(bootstrap_servers, topic_prefix, "test", 50, 1, "int64", delivery_s_max=5)
+
+    def publish_all() -> None:
+        for item in range(200):
+            wrong.publish_item(item, 1, {})
+        wrong.flush()
+
     try:
         with pytest.raises(AifError):
-            for item in range(200):
-                wrong.publish_item(item, 1, {})
-            wrong.flush()
+            publish_all()
     finally:
         with contextlib.suppress(Unavailable):
             wrong.close(0.1)

@@ -1,0 +1,97 @@
+"""`aif index`: what it prints is the fold, what it decides is one entry."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli import build_app
+from infra.index_store import IndexStore, open_index_store
+from infra.processes import free_ports
+from schemas.errors import AifError
+from tests.infra.index_fixture import publish_version
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexStore:
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", f"127.0.0.1:{free_ports(1)[0]}")
+    return open_index_store(str(tmp_path / "store"))
+
+
+def _run(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
+    result = CliRunner().invoke(build_app(), [*arguments, "--json"])
+    if isinstance(result.exception, AifError):
+        raise result.exception
+    assert result.exit_code == exit_code, result.output
+    return json.loads(result.stdout)
+
+
+def test_list_show_and_verify_describe_the_served_version(store: IndexStore) -> None:
+    manifest = publish_version(store)
+    (row,) = _run("index", "list")["versions"]
+    assert (row["version"], row["state"], row["mark"]) == (0, "live", "served")
+    shown = _run("index", "show")
+    assert (shown["rows"], shown["digest"], len(shown["shards"])) == (manifest.rows, manifest.digest, 2)
+    assert _run("index", "verify", "0")["faults"] == []
+
+
+def test_verify_names_what_is_wrong_and_fails(store: IndexStore) -> None:
+    manifest = publish_version(store)
+    path = f"{manifest.seals[1].full.directory}/{manifest.seals[1].full.files[0].name}"
+    store.remove(path)
+    faults = _run("index", "verify", exit_code=1)["faults"]
+    assert any(path in fault for fault in faults)
+
+
+def test_decisions_change_what_is_served(store: IndexStore) -> None:
+    publish_version(store)
+    publish_version(store)
+    assert _run("index", "list")["versions"][0]["mark"] == "served"
+    assert _run("index", "pin", "0")["served"].startswith("0.0-")
+    assert _run("index", "unpin")["served"].startswith("1.0-")
+    assert _run("index", "hold")["held"] is True
+    assert _run("index", "release")["held"] is False
+    back = _run("index", "rollback", "--reason", "worse clicks")
+    assert (back["live"], back["backup"], back["held"]) == (0, 1, True)
+    assert _run("index", "promote", "1")["live"] == 1
+
+
+def test_a_frozen_version_is_revived_before_it_is_promoted_and_can_be_dropped(store: IndexStore) -> None:
+    for _ in range(3):
+        publish_version(store)
+    assert _run("index", "show", "0")["state"] == "frozen"
+    assert _run("index", "promote", "0")["kind"] == "want"
+    assert _run("index", "show", "0")["wanted_revision"] == 1
+    assert _run("index", "drop", "0")["kind"] == "drop"
+    assert _run("index", "show", "0")["state"] == "removed"
+
+
+def test_a_version_that_builds_can_be_aborted(store: IndexStore) -> None:
+    publish_version(store, promote=False)
+    with pytest.raises(AifError, match="refused_transition"):
+        _run("index", "abort", "0")
+
+
+@pytest.mark.parametrize("arguments", [("promote", "9"), ("show", "9"), ("verify", "9"), ("rollback",), ("drop", "0")])
+def test_what_is_not_possible_is_refused_with_what_is(store: IndexStore, arguments: tuple[str, ...]) -> None:
+    publish_version(store)
+    before = store.list("control/")
+    with pytest.raises(AifError) as raised:
+        _run("index", *arguments)
+    assert raised.value.code in {"unknown_version", "no_backup", "refused_transition"}
+    assert store.list("control/") == before
+
+
+def test_status_says_what_it_can_though_the_broker_is_away(store: IndexStore) -> None:
+    publish_version(store)
+    data = _run("status")
+    assert data["live"] == 0
+    assert data["topics"] == []
+    assert "kafka_unreachable" in data["broker"]
+
+
+def test_status_of_an_empty_store_says_that_nothing_is_served(store: IndexStore) -> None:
+    assert _run("status")["served"] == "nothing"

@@ -6,10 +6,12 @@ link (I10): paths come from manifests, and a manifest is a file that somebody wr
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +23,8 @@ from schemas.limits import MANIFEST_BYTES_MAX
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _DEPTH_MAX = 8
+_SCRATCH_PREFIX = f"{TEMPORARY_PREFIX}scratch-"
+SCRATCH_AGE_S_MIN = 3_600.0
 
 
 class IndexStore(Protocol):
@@ -70,6 +74,10 @@ class IndexStore(Protocol):
 
     def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """A private, empty folder near the store (so that `put_file` and readers can link), removed afterwards."""
+        ...
+
+    def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
+        """Remove what killed processes left of their `scratch` folders; how many. One that a living process holds is never touched."""
         ...
 
 
@@ -180,11 +188,29 @@ class FolderStore:
     def scratch(self, name: str) -> Iterator[Path]:
         """See IndexStore."""
         with _disk_errors(name):
-            folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{name}-", dir=self.root))
+            folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{name}-", dir=self.root))
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            fcntl.flock(held, fcntl.LOCK_EX)  # the kernel frees it with the process, so it tells the living from the dead
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+    def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
+        """See IndexStore. The age keeps apart from a folder that another machine's process holds where locks are not shared."""
+        removed = 0
+        for folder in self.root.glob(f"{_SCRATCH_PREFIX}*"):
+            with contextlib.suppress(OSError):  # it ended by itself in the meantime, or it is held
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - os.fstat(descriptor).st_mtime >= age_s_min:
+                        shutil.rmtree(folder)
+                        removed += 1
+                finally:
+                    os.close(descriptor)
+        return removed
 
     def _place(self, path: str) -> Path:
         """Where to put a file; its folder exists afterwards."""

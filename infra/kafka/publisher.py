@@ -49,7 +49,7 @@ from schemas.topics import (
 )
 
 _DELIVERY_S_MAX = 30.0
-_POLL_S = 0.1
+_POLL_S = 0.05
 _QUEUE_KIB_MAX = 64 * 1024
 _PARTITIONS_CACHED_MAX = 1 << 18  # murmur2 in Python costs microseconds; a catalogue's ids come more than once
 # A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.

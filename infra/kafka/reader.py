@@ -9,7 +9,7 @@ compacted away: the end is a position, not a last record.
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
@@ -66,6 +66,7 @@ class TopicFollower:
         self._full_name = prefix + topic
         self._heard = False  # whether the broker ever answered for one of the partitions
         self._missing_since: float | None = None
+        self._error: AifError | None = None
         self._consumer = _open_consumer(bootstrap)
         self._consumer.assign([TopicPartition(self._full_name, p, offset) for p, offset in positions.items()])
 
@@ -74,13 +75,16 @@ class TopicFollower:
 
         Raises Incompatible (`offset_gone`, `topic_gone`), Unavailable for what librdkafka cannot mend by itself.
         """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         first = self._consumer.poll(timeout_s)
         if first is None:
             if not self._heard:
                 self._check_exists()
             return []
         rest = self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
-        return [record for message in (first, *rest) if (record := self._take(message)) is not None]
+        return self._take_all((first, *rest))
 
     def has_reached(self, offsets: Mapping[int, int]) -> bool:
         """Whether every partition of `offsets` was read up to there."""
@@ -101,6 +105,21 @@ class TopicFollower:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _take_all(self, messages: Iterable[Message]) -> list[SourceRecord]:
+        """The records of some messages. An error that stands behind records is kept for the next poll: they count as given."""
+        records: list[SourceRecord] = []
+        for message in messages:
+            try:
+                record = self._take(message)
+            except AifError as error:
+                if not records:
+                    raise
+                self._error = error
+                break
+            if record is not None:
+                records.append(record)
+        return records
 
     def _take(self, message: Message) -> SourceRecord | None:
         error = message.error()

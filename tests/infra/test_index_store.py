@@ -2,6 +2,9 @@
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +168,21 @@ def test_a_symbolic_link_is_never_followed(store: IndexStore, tmp_path: Path) ->
     with pytest.raises(Corrupted, match="bad_store_path"):
         store.list("folder/")
     assert "folder/secret" not in store.list()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_not(store: IndexStore) -> None:
+    assert isinstance(store, FolderStore)
+    code = f"""
+import os, signal
+from infra.index_store import open_index_store
+with open_index_store({store.url!r}).scratch("part") as folder:
+    (folder / "half").write_bytes(b"x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    with store.scratch("read") as living:
+        assert len(list(store.root.iterdir())) == 2
+        assert store.remove_dead_scratch() == 0, "it is too young"
+        assert store.remove_dead_scratch(age_s_min=0) == 1
+        assert list(store.root.iterdir()) == [living]
+    assert list(store.root.iterdir()) == []

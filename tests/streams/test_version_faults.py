@@ -1,0 +1,245 @@
+"""Kills between any two actions, several workers at once, and planted mistakes of a seal that the checks must see."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.control_log import ControlLog
+from infra.index_store import FolderStore
+from schemas.index.lifecycle import EntryKind, State
+from streams import reconcile, sealer
+from streams.build_jobs import SealJob
+from streams.shard import Shard
+from streams.shard_reader import ShardReader
+from tests.streams.shard_world import delete, embed, upsert
+from tests.streams.version_world import Worker, World
+
+
+class Killed(BaseException):
+    """The process is gone at this instruction. Not an Exception: nothing in the process may handle it."""
+
+
+class KillSwitch:
+    """Counts what reaches disk or log, and kills before or after the chosen one."""
+
+    def __init__(self) -> None:
+        self.at, self.after, self.count = -1, False, 0
+
+    def watch(self, target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        act = getattr(target, name)
+
+        def watched(*args: Any, **named: Any) -> Any:
+            self.count += 1
+            if self.count - 1 == self.at and not self.after:
+                raise Killed
+            result = act(*args, **named)
+            if self.count - 1 == self.at:
+                raise Killed
+            return result
+
+        monkeypatch.setattr(target, name, watched)
+
+
+def fill(world: World) -> None:
+    world.publish_items(*(upsert(i, 1, category=i % 5, price=1.0 + i) for i in range(40)))
+    world.publish_embeddings(*(embed(i, *range(i, i + 6)) for i in range(0, 40, 2)))
+
+
+def run_to_live(world: World, worker: Worker) -> None:
+    """As a worker runs, with updates that arrive all the time."""
+    for n in range(30):
+        if 4 not in ControlLog(world.store).refresh().versions:
+            world.want(4)
+        world.publish_items(upsert(n, 2 + n, price=0.5), delete((n + 7) % 40, 2 + n))
+        report = worker.step()
+        assert not report.errors, report.errors
+        if ControlLog(world.store).refresh().live == 4 and not report.done:
+            return
+    raise AssertionError("version 4 never went live")
+
+
+def actions_of_a_life() -> int:
+    """How many watched actions one undisturbed life has."""
+    with pytest.MonkeyPatch.context() as patch:
+        switch = KillSwitch()
+        for target, name in WATCHED:
+            switch.watch(target, name, patch)
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder))
+            fill(world)
+            worker = Worker(world)
+            run_to_live(world, worker)
+            worker.close()
+        return switch.count
+
+
+WATCHED = (
+    (FolderStore, "put_exclusive"),
+    (FolderStore, "put_file"),
+    (Shard, "start_version"),
+    (Shard, "update_version"),
+    (Shard, "create_checkpoint"),
+)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_any_action_and_a_restart_still_end_published_once(after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = actions_of_a_life()
+    assert total > 15
+    switch = KillSwitch()
+    for target, name in WATCHED:
+        switch.watch(target, name, monkeypatch)
+    for at in range(total):
+        world = World(tmp_path / f"{at}")
+        fill(world)
+        switch.at, switch.after, switch.count = at, after, 0
+        worker = Worker(world)
+        try:
+            run_to_live(world, worker)
+        except Killed:
+            for task in worker.tasks:
+                task.shard.close()  # what the kernel does: the lock is free; nothing else is tidied up
+            switch.at = -1
+            worker = Worker(world)
+            run_to_live(world, worker)
+        switch.at = -1
+        worker.close()
+        assert world.entries(EntryKind.PUBLISH) == world.entries(EntryKind.PROMOTE) == 1, at
+        assert len([p for p in world.store.list("versions/4/") if p.endswith("manifest.json")]) == 1
+        seal = world.manifest(4).seals[0]
+        assert seal.digest == world.oracle_shard(0, 4, seal.source_offsets).hexdigest, at
+        assert world.reader(4) == world.oracle(4), at
+        assert not list((tmp_path / f"{at}").glob("scratch-*/*"))
+
+
+def test_workers_that_reconcile_at_once_publish_one_manifest(tmp_path: Path) -> None:
+    world = World(tmp_path, shards=4)
+    fill(world)
+    workers = [Worker(world, (n,), f"w{n}") for n in range(4)]
+    for worker in workers:
+        worker.settle()
+    world.want(4)
+    errors: list[str] = []
+    gate = threading.Barrier(4)
+
+    def work(worker: Worker) -> None:
+        try:
+            for _ in range(12):
+                gate.wait(60)
+                errors.extend(worker.step().errors)
+        except BaseException as error:
+            errors.append(repr(error))
+            gate.abort()
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert ControlLog(world.store).refresh().live == 4
+    assert world.entries(EntryKind.PUBLISH) == world.entries(EntryKind.PROMOTE) == 1
+    assert world.manifest(4).digest == world.oracle(4)[0]
+    assert sum(e.kind == "published" for w in workers for e in w.events) == 1
+    for worker in workers:
+        worker.close()
+
+
+def test_workers_that_find_a_revision_due_at_once_want_one(tmp_path: Path) -> None:
+    world = World(tmp_path, shards=2)
+    workers = [Worker(world, (n,), f"w{n}", reseal_interval_s=3600.0) for n in range(2)]
+    world.want(4)
+    for _ in range(5):
+        for worker in workers:
+            worker.step()
+    first = ControlLog(world.store).refresh().versions[4]
+    assert (first.state, first.revision) == (State.LIVE, 0)
+    world.clock.seconds = 1e12  # far beyond the time of the store's files
+    for worker in workers:
+        worker.reconciler._publication.revise(worker.reconciler._control_log.refresh(), 3_600_000)
+    assert ControlLog(world.store).refresh().versions[4].wanted_revision == 1
+    assert world.entries(EntryKind.WANT) == 2
+    for worker in workers:
+        worker.close()
+
+
+# --- planted mistakes ------------------------------------------------------------------------------------------------
+
+
+def between(world: World, worker: Worker) -> None:
+    """Events that are applied and sent while a seal is prepared."""
+    world.publish_items(upsert(5, 50, price=9.0), delete(6, 50), upsert(700, 1, price=1.5))
+    worker.tasks[0].consume()
+
+
+@pytest.fixture
+def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., SealJob]], World]]:
+    """Takes version 4 live with a given way to prepare seals; events come between its two reads."""
+    opened: list[Worker] = []
+
+    def run(prepare: Callable[..., SealJob]) -> World:
+        world = World(tmp_path)
+        fill(world)
+        worker = Worker(world)
+        opened.append(worker)
+
+        def prepare_with_events(
+            job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path
+        ) -> SealJob:
+            reads: list[int] = []
+
+            def then_events(result: Any) -> Any:
+                reads.append(1)
+                if len(reads) == 1:
+                    between(world, worker)
+                return result
+
+            return prepare(job, lambda: then_events(fetch_deltas_end()), lambda path: then_events(create_checkpoint(path)), into)
+
+        monkeypatch.setattr(reconcile, "prepare_seal", prepare_with_events)
+        worker.settle()
+        world.want(4)
+        worker.settle()
+        assert ControlLog(world.store).refresh().live == 4
+        return world
+
+    yield run
+    for worker in opened:
+        worker.close()
+
+
+def test_a_seal_loses_nothing_that_comes_while_it_is_made(sealing: Callable[[Callable[..., SealJob]], World]) -> None:
+    world = sealing(sealer.prepare_seal)
+    assert world.reader(4) == world.oracle(4)
+
+
+def test_a_delta_position_read_after_the_export_is_seen(sealing: Callable[[Callable[..., SealJob]], World]) -> None:
+    def wrong_order(job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
+        create_checkpoint(into)
+        return sealer.prepare_seal(job, fetch_deltas_end, lambda _: None, into)
+
+    world = sealing(wrong_order)
+    assert world.reader(4) != world.oracle(4)
+
+
+def test_a_seal_without_tombstones_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infra.index_parts import is_tombstone
+
+    whole = ShardReader.scan_increments
+    monkeypatch.setattr(ShardReader, "scan_increments", lambda self, v: (kv for kv in whole(self, v) if not is_tombstone(kv[1])))
+    world = World(tmp_path)
+    fill(world)
+    worker = Worker(world)
+    worker.settle()
+    world.want(4)
+    worker.step()
+    worker.step()  # the full part has item 3
+    world.publish_items(delete(3, 9))
+    worker.settle()
+    worker.close()
+    assert world.manifest(4).digest != world.oracle(4)[0]

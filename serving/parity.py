@@ -5,19 +5,18 @@ Here: reading recorded answers, scoring them in the plain form, counting those t
 The user half is made from the history that stands beside the answer, on the rows of the answer's own watermark; so record requests that carry
 their history (an answer from a state kept since an older watermark may differ where a behaviour's row changed in between; protocol D1).
 
-Tolerance of a probability: two orders of summation in fp32 differ by at most (terms of the longest sum) x eps x (size of the partial sums);
-the size is taken from the network itself: 8 x the greatest distance between its fp32 and its fp64 form on the first answers of the version.
-A score's tolerance is that times the bid.
+Tolerance of a probability: the server may sum in another order than the reference, so both are off the exact value by rounding of the same
+size. That size is taken from the network itself: the greatest distance between its fp32 and its fp64 form on the first answers of the version,
+times 8 (both sides, and requests that were not measured), at least 32 eps. A score's tolerance is that times the bid.
 
 Arrays: C known candidates, T tasks.
 """
 
 import hashlib
-import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from serving.version_rows import VersionRows, positions_of
 _REASONS_MAX = 10
 _MEASURED_ANSWERS = 4  # of each version, in fp64 too
 _STATES_KEPT = 256
+_TOLERANCE_MIN = 32 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ def _audit_version(
     store: IndexStore, token: VersionToken, group: Sequence[RecordedAnswer], bootstrap: str, prefix: str, report: Report
 ) -> None:
     manifest = read_named_manifest(store, token)
-    kind = manifest.layout.id_kind
-    rows = VersionRows(store, manifest, _keys_of(group, kind))
+    ids = _DecodedIds(manifest.layout.id_kind)
+    rows = VersionRows(store, manifest, _keys_of(group, ids))
     positions = [positions_of(one.answer.freshness.watermark) for one in group]
     ends = {shard: max(p[shard] for p in positions) for shard in positions[0]}
     rows.read_deltas(bootstrap, prefix, token.version, ends)
     checkpoint = read_checkpoint(store.local_path(checkpoint_path(manifest.checkpoint_sha256)), manifest.checkpoint_sha256)
-    auditor = _Auditor(checkpoint.network, kind, rows)
+    auditor = _Auditor(checkpoint.network, ids, rows)
     for place, one in sorted(zip(positions, group, strict=True), key=lambda pair: sum(pair[0].values())):
         rows.at(place)
         wrong, off = auditor.check(one)
@@ -149,27 +149,40 @@ def read_named_manifest(store: IndexStore, token: VersionToken) -> Manifest:
     return manifest
 
 
-def _keys_of(group: Iterable[RecordedAnswer], kind: IdKind) -> Iterator[bytes]:
+class _DecodedIds(dict[Id, Id]):
+    """Ids as they came from JSON to ids of the catalogue's kind, each decoded once: the same items come in every request."""
+
+    def __init__(self, kind: IdKind) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, wire: Id) -> Id:
+        self[wire] = decoded = decode_id(wire, self._kind)
+        return decoded
+
+
+def _keys_of(group: Iterable[RecordedAnswer], ids: _DecodedIds) -> Iterable[bytes]:
     """Every item that any request of the group touches."""
+    touched: set[Id] = set()
     for one in group:
-        for item in itertools.chain(one.request.item_ids, (b.item_id for b in one.request.behaviours or ())):
-            yield encode_index_key(decode_id(item, kind))
+        touched.update(one.request.item_ids, (b.item_id for b in one.request.behaviours or ()))
+    return [encode_index_key(ids[wire]) for wire in touched]
 
 
 class _Auditor:
-    """One version's network over its rows as they are moved along."""
+    """One version's network over its rows as they are moved along. `tolerance` is of a probability."""
 
-    def __init__(self, network: AifNetwork, kind: IdKind, rows: VersionRows) -> None:
-        self._network, self._kind, self._rows = network.eval(), kind, rows
+    def __init__(self, network: AifNetwork, ids: _DecodedIds, rows: VersionRows) -> None:
+        self._network, self._ids, self._rows = network.eval(), ids, rows
+        self._place = {i: rows.places[encode_index_key(i)] for i in ids.values()}
         self._states: dict[Any, UserStates] = {}
-        longest = max(p.shape[-1] for p in network.head.parameters() if p.ndim == 2)
-        self.tolerance = float(np.finfo(np.float32).eps) * longest
+        self.tolerance = _TOLERANCE_MIN
         self._measured = 0
 
     def check(self, one: RecordedAnswer) -> tuple[str, float]:
         """(what is wrong or "", greatest difference in tolerances)."""
-        asked = list(dict.fromkeys(decode_id(i, self._kind) for i in one.request.item_ids))
-        places = [self._rows.places[encode_index_key(i)] for i in asked]
+        asked = list(dict.fromkeys(self._ids[i] for i in one.request.item_ids))
+        places = [self._place[i] for i in asked]
         live_C = self._rows.now.live_R[places]
         known = [i for i, live in zip(asked, live_C.tolist(), strict=True) if live]
         rows = candidate_rows(self._network.spec, self._rows.now.rows_R[np.array(places)[live_C]], one.request.context)
@@ -179,11 +192,11 @@ class _Auditor:
             {i: place for place, i in enumerate(known)},
             scores_C,
             probabilities_CT,
-            self.tolerance * bids_C,
+            self.tolerance * bids_C + np.finfo(np.float32).tiny,
             self.tolerance,
             len(asked) - len(known),
         )
-        return check_answer(reference, _claim(one, self._kind))
+        return check_answer(reference, self._claim(one))
 
     @torch.inference_mode()
     def _scores(self, one: RecordedAnswer, rows: CandidateRows) -> tuple[np.ndarray, np.ndarray]:
@@ -199,7 +212,7 @@ class _Auditor:
 
     def _state_of(self, request: PrerankRequest) -> UserStates:
         """The user half, made once for the same history over the same rows."""
-        touched = [self._rows.places[encode_index_key(decode_id(b.item_id, self._kind))] for b in request.behaviours or ()]
+        touched = [self._place[self._ids[b.item_id]] for b in request.behaviours or ()]
         history = request.model_dump_json(include={"features", "behaviours"})
         key = (history, self._rows.now.changes_R[touched].tobytes(), self._rows.now.live_R[touched].tobytes())
         if key not in self._states:
@@ -214,14 +227,19 @@ class _Auditor:
 
     def _join(self, behaviour: InlineBehaviour) -> BehaviourRow:
         """A behaviour with its item's row, as the reference builder takes it."""
-        item = decode_id(behaviour.item_id, self._kind)
-        place = self._rows.places[encode_index_key(item)]
+        item = self._ids[behaviour.item_id]
+        place = self._place[item]
         if not self._rows.now.live_R[place]:
             return BehaviourRow(item, behaviour.kind, behaviour.features)
         row = self._rows.now.rows_R[place]
         signature = row["signature"].tobytes() if self._network.spec.signature_bytes and row["has_signature"] else None
         vector = np.atleast_1d(row["vector"]).astype(np.float32)
         return BehaviourRow(item, behaviour.kind, behaviour.features, int(row["category"]), vector, signature)
+
+    def _claim(self, one: RecordedAnswer) -> Claim:
+        items = one.answer.items
+        ids = [self._ids[item.item_id] for item in items]
+        return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, one.request.top_k)
 
 
 def candidate_rows(spec: ModelSpec, rows_C: np.ndarray, context: Mapping[str, Any]) -> CandidateRows:
@@ -242,12 +260,6 @@ def candidate_rows(spec: ModelSpec, rows_C: np.ndarray, context: Mapping[str, An
         bid_BC=torch.from_numpy(rows_C["bid"].copy())[None],
         context=encode_context(spec, context),
     )
-
-
-def _claim(one: RecordedAnswer, kind: IdKind) -> Claim:
-    items = one.answer.items
-    ids: list[Id] = [decode_id(item.item_id, kind) for item in items]
-    return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, one.request.top_k)
 
 
 class InFloat64(TorchFunctionMode):

@@ -58,6 +58,7 @@ class RankingServer:
         self.states = UserStates(settings.users.states_max, settings.users.states_bytes_max)
         self.users: UserFollower | None = None
         self.draining = False
+        self._flips_counted = 0
         self.api = HttpApi(self._views(), settings.serve, self.metrics)
         self.listener = Listener(self.api, settings.serve.host, settings.serve.port)
         self._stopping = asyncio.Event()
@@ -125,6 +126,8 @@ class RankingServer:
     def _show_state(self) -> None:
         status, gauge = self.engine.status(), self.metrics.gauge
         self.states.drop_other_versions(frozenset(report.token.version for report in status.residents))
+        self.metrics.counter("flips").inc(status.flips - self._flips_counted)
+        self._flips_counted = status.flips
         gauge("user_states").set(len(self.states))
         gauge("user_states_bytes").set(self.states.size_bytes)
         gauge("version_live").set(status.current.version if status.current else -1)

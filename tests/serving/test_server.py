@@ -209,7 +209,7 @@ def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_pat
         wait_until(lambda: served.client.rank(7, candidates).version_token.startswith("2."), 60, "the pinned version")
         with served.client._http.stream("GET", "/metrics") as page:
             text = page.read().decode()
-        assert "aif_version_live 2.0" in text and "aif_users_known 1.0" in text
+        assert "aif_version_live 2.0" in text and "aif_users_known 1.0" in text and "aif_flips_total 2.0" in text
 
 
 def _shard(served: Served, place: int) -> int:

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
-from schemas.errors import AifError, Incompatible
+from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.layout import WATERMARK_VERSION, RowLayout, decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
 from serving.engine.loop import Engine, Portion
 
 POLL_S = 0.1
+RETRY_S = 0.5
 RECORDS_MAX = 64
 
 
@@ -72,13 +73,27 @@ class DeltaFollower:
 
     def _run(self) -> None:
         try:
-            bootstrap, prefix = self._kafka.bootstrap_servers, self._kafka.topic_prefix
-            with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix) as follower:
-                while not self._stopped.is_set():
-                    for record in follower.poll(RECORDS_MAX, POLL_S):
-                        if self._stopped.is_set() or not self._engine.offer_changes(decode_portion(record, self.version, self.layout)):
-                            return
+            while not self._stopped.is_set():
+                try:
+                    self._follow()
+                except Unavailable:  # the broker is away: what was handed over stays, and the rest follows from there
+                    self._stopped.wait(RETRY_S)
         except AifError as error:
             self.error = error
         except Exception as error:  # the thread's end must have a reason that somebody can read
             self.error = Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
+
+    def _follow(self) -> None:
+        """Until stopped, or the engine no longer has the version."""
+        bootstrap, prefix = self._kafka.bootstrap_servers, self._kafka.topic_prefix
+        with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix) as follower:
+            while not self._stopped.is_set():
+                for record in follower.poll(RECORDS_MAX, POLL_S):
+                    self._hand_over(record)
+
+    def _hand_over(self, record: SourceRecord) -> None:
+        portion = decode_portion(record, self.version, self.layout)
+        if self._stopped.is_set() or not self._engine.offer_changes(portion):
+            self._stopped.set()
+            return
+        self._positions[record.partition] = record.offset + 1

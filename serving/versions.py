@@ -160,6 +160,7 @@ class VersionFollower:
             status = state.versions.get(version)
             revived = status is not None and status.cause == Cause.REVIVE and status.revision > held.revision
             if (status is None or status.state not in SERVABLE or revived) and (current is None or current.version != version):
+                held.resident.error = f"version {version} was frozen after it was loaded"
                 self._release(version, held)
 
     def _release(self, version: int, held: _Held) -> bool:

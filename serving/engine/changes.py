@@ -84,22 +84,6 @@ def decode_changes(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> C
     return Changes(pack_keys([k for k, _ in pairs], layout.id_kind), pack_orders(orders), orders["dead"].copy(), rows)
 
 
-def cut_changes(changes: Changes, rows_max: int) -> list[Changes]:
-    """The same changes in portions of at most `rows_max`, in order."""
-    if len(changes) <= rows_max:
-        return [changes]
-    return [_slice(changes, at, min(len(changes), at + rows_max)) for at in range(0, len(changes), rows_max)]
-
-
-def _slice(changes: Changes, start: int, end: int) -> Changes:
-    ids = changes.ids
-    if isinstance(ids, TextIds):
-        cut: IdArray = TextIds(ids.bytes_N, ids.starts_C[start : end + 1])
-    else:
-        cut = ids[start:end]
-    return Changes(cut, changes.orders_C3[start:end], changes.dead_C[start:end], changes.rows_C[start:end])
-
-
 def encode_ids(ids: Sequence[Id] | np.ndarray, kind: IdKind) -> IdArray:
     """Ids of a request as arrays. Raises RejectedInput (`bad_id`) if they are not of the catalogue's kind."""
     return _encode_text(ids) if kind is IdKind.TEXT else _encode_int64(ids)

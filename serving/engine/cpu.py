@@ -5,7 +5,7 @@ Call 2 is the exact split of the head's first layer (schemas/model/head_split.py
 linear in a candidate's features is one matrix product per block of candidates, and sums over a signature's bits go through tables.
 
     base_GH     user constant + SIM-hard by category: one row per category of the user, one for none
-    inputs_CX   [ I | w | (w V P_b) o I | (DIN P_d) o I | (SIM P_s) o I | tiers | realtime ]   times   weights_XH
+    inputs_CX   [ I | w | (w V P_b) o I | DIN | (DIN P_d) o I | (SIM P_s) o I | tiers | realtime ]   times   weights_XH
 
 Arrays: C candidates, B a block of them, D width, N bridges, H first hidden width, X width of inputs, G categories of the user, K bits, T tasks.
 """
@@ -18,19 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from schemas.model.din import din_affine
 from schemas.model.hamming import equal_bits_min
 from schemas.model.head_split import FirstLayerSplit, product_weights, slice_weights, split_first_layer
 from schemas.model.inputs import UserStates, encode_context
 from schemas.model.network import AifNetwork
-from serving.engine.similarity import (
-    add_signs,
-    build_sign_table,
-    count_distances,
-    count_distances_2,
-    pack_words,
-    pool_distances,
-    tier_of_distances,
-)
+from serving.engine.similarity import add_signs, build_sign_table, distances_max, pack_words, write_tiers
 from serving.engine.tables import Applied, Tables
 from serving.engine.user_state import EngineUserState, build_user_state
 from serving.engine.work import UserState, UserWork
@@ -49,9 +42,16 @@ class _User:
     categories_G: np.ndarray
     sign_table: np.ndarray | None
     sign_offset: np.ndarray | None
-    sequence_SQ: np.ndarray | None
-    weights_S: np.ndarray | None
-    behaviours: int
+    sequence: "_Sequence | None"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """SimTier's behaviours: different signatures as words [Q, S], how often each occurs, log1p of every count that can come."""
+
+    words_QS: np.ndarray
+    weights_S: np.ndarray
+    log1p_L: np.ndarray
 
 
 class CpuScorer:
@@ -67,8 +67,8 @@ class CpuScorer:
             n: c.unsqueeze(1) if c.ndim == 1 and n in ("vector", "bridge", "signature", "realtime") else c for n, c in columns.items()
         }
         if spec.schema.multimodal:
-            self._tier_H = tier_of_distances(equal_bits_min(spec.tier_edges, spec.hash_bits), spec.hash_bits)
-            self._histogram = np.zeros((BLOCK, spec.hash_bits + 1), np.int32)
+            self._distance_max_E = distances_max(equal_bits_min(spec.tier_edges, spec.hash_bits), spec.hash_bits)
+            self._project_din_DD = network.head.project_din.weight.detach().T.contiguous()
 
     def user_state(self, work: UserWork) -> EngineUserState:
         """Call 1."""
@@ -96,11 +96,11 @@ class CpuScorer:
         constant_H, products = split.constant_BH[0], self._products
         sim_GD, base_GH, categories_G = None, constant_H[None], np.zeros(0, np.int64)
         parts = [split.item_BHD[0].T, split.bea.through_w[0], products["bea_x"]]
-        sign_table = offset = sequence = weights = None
-        if split.din is not None and split.din_offset is not None:
-            sign_table, offset = self._sign_tables(split)
-            sequence, weights = _sequence_of(states)
-            parts.append(products["din_x"])
+        sign_table = offset = sequence = None
+        if "din" in self._weights:
+            sign_table, offset = self._sign_table(states)
+            sequence = _sequence_of(states)
+            parts += [self._weights["din"].T, products["din_x"]]
         if split.sim is not None and split.sim_log_weight_H is not None:
             through_w = split.sim.through_w[0] + states.sim.log_counts_BG[0, :, None] * split.sim_log_weight_H
             base_GH = torch.cat([constant_H + through_w, base_GH])
@@ -108,19 +108,15 @@ class CpuScorer:
             categories_G = states.sim.categories_BG[0].numpy()
             parts.append(products["sim_x"])
         parts += [self._weights[name].T for name in ("tiers", "realtime") if name in self._weights]
-        behaviours = int(states.simtier_mask_BS.sum())
-        return _User(
-            base_GH, torch.cat(parts), split.bea.through_p[0], sim_GD, categories_G, sign_table, offset, sequence, weights, behaviours
-        )
+        return _User(base_GH, torch.cat(parts), split.bea.through_p[0], sim_GD, categories_G, sign_table, offset, sequence)
 
-    def _sign_tables(self, split: FirstLayerSplit) -> tuple[np.ndarray, np.ndarray]:
-        """DIN through W and through P_d side by side, [H + D] wide."""
-        assert split.din is not None and split.din_offset is not None
-        rows_KX = torch.cat([split.din.through_w[0], split.din.through_p[0]], dim=1).numpy()
-        offset_X = torch.cat([split.din_offset.through_w[0, 0], split.din_offset.through_p[0, 0]]).numpy()
-        table_GVX = np.empty((rows_KX.shape[0] // 4, 16, rows_KX.shape[1]), np.float32)
-        build_sign_table(np.ascontiguousarray(rows_KX), table_GVX)
-        return table_GVX, offset_X
+    def _sign_table(self, states: UserStates) -> tuple[np.ndarray, np.ndarray]:
+        """DIN with its gain as sums of signs: nibble tables [2 W, 16, D] and offset [D]."""
+        rows_BKD, offset_BD = (self.network.head.din_gain * t for t in din_affine(states.din, self.network.spec.din))
+        rows_KD = np.ascontiguousarray(rows_BKD[0].numpy())
+        table_GVD = np.empty((len(rows_KD) // 4, 16, rows_KD.shape[1]), np.float32)
+        build_sign_table(rows_KD, table_GVD)
+        return table_GVD, offset_BD[0].numpy()
 
     def _first_layer(self, user: _User, slots_B: Tensor) -> Tensor:
         """[B, H] before the rest of the head."""
@@ -131,40 +127,35 @@ class CpuScorer:
         base_BH = user.base_GH.index_select(0, entries_B) if user.sim_GD is not None else user.base_GH
         tiers = []
         if user.sign_table is not None:
-            signed_BX = self._signed(user, columns)
-            hidden = user.base_GH.shape[1]
-            base_BH = base_BH + signed_BX[:, :hidden]
-            inputs.append(signed_BX[:, hidden:] * items_BD)
-            tiers = self._tiers(user, columns)
+            din_BD = self._din(user, columns)
+            inputs += [din_BD, (din_BD @ self._project_din_DD) * items_BD]
+            tiers = [self._tiers(user.sequence, columns)]
         if user.sim_GD is not None:
             inputs.append(user.sim_GD.index_select(0, entries_B) * items_BD)
         realtime = [self.network.head.realtime(columns["realtime"])] if "realtime" in columns else []
         return torch.addmm(base_BH, torch.cat([*inputs, *tiers, *realtime], dim=1), user.weights_XH)
 
-    def _signed(self, user: _User, columns: Mapping[str, Tensor]) -> Tensor:
-        assert user.sign_table is not None
-        signatures, has = columns["signature"].numpy(), columns["has_signature"].numpy()
-        out_BX = np.empty((len(signatures), user.sign_table.shape[2]), np.float32)
-        add_signs(signatures, has, user.sign_table, user.sign_offset, out_BX)
-        return torch.from_numpy(out_BX)
+    def _din(self, user: _User, columns: Mapping[str, Tensor]) -> Tensor:
+        """Eq. 8, [B, D]; zeros without a signature."""
+        signatures_BW, has_B = columns["signature"].numpy(), columns["has_signature"].numpy()
+        out_BD = np.empty((len(signatures_BW), self.network.spec.width), np.float32)
+        add_signs(signatures_BW, has_B, user.sign_table, user.sign_offset, out_BD)
+        return torch.from_numpy(out_BD)
 
-    def _tiers(self, user: _User, columns: Mapping[str, Tensor]) -> list[Tensor]:
-        """log1p(count), count / l of SimTier; zeros without a signature."""
-        items_BQ, has_B1 = pack_words(columns["signature"].numpy()), columns["has_signature"].numpy()[:, None] != 0
-        histogram = self._histogram[: len(items_BQ)]
-        count = count_distances_2 if items_BQ.shape[1] == 2 else count_distances
-        count(items_BQ, user.sequence_SQ, user.weights_S, histogram)
-        counts_BN = np.empty((len(items_BQ), self.network.spec.tiers), np.float32)
-        pool_distances(histogram, self._tier_H, counts_BN)
-        counts_BN *= has_B1
-        return [torch.from_numpy(counts_BN).log1p(), torch.from_numpy(counts_BN / np.float32(max(user.behaviours, 1)))]
+    def _tiers(self, sequence: _Sequence | None, columns: Mapping[str, Tensor]) -> Tensor:
+        """Eq. 9 as the head reads it, [B, 2 N]; zeros without a signature."""
+        assert sequence is not None
+        items_BQ, has_B = pack_words(columns["signature"].numpy()), columns["has_signature"].numpy()
+        out_BF = np.empty((len(items_BQ), 2 * self.network.spec.tiers), np.float32)
+        write_tiers(items_BQ, has_B, sequence.words_QS, sequence.weights_S, self._distance_max_E, sequence.log1p_L, out_BF)
+        return torch.from_numpy(out_BF)
 
 
-def _sequence_of(states: UserStates) -> tuple[np.ndarray, np.ndarray]:
-    """Different signatures of SimTier's behaviours as words, and how often each occurs (int32)."""
+def _sequence_of(states: UserStates) -> _Sequence:
     words_SQ = pack_words(states.simtier_BSW[0][states.simtier_mask_BS[0]].numpy())
-    different, counts = np.unique(words_SQ, axis=0, return_counts=True)
-    return np.ascontiguousarray(different.reshape(-1, words_SQ.shape[1])), counts.astype(np.int32)
+    different_SQ, counts_S = np.unique(words_SQ, axis=0, return_counts=True)
+    words_QS = np.ascontiguousarray(different_SQ.reshape(-1, words_SQ.shape[1]).T)
+    return _Sequence(words_QS, counts_S.astype(np.int32), torch.arange(len(words_SQ) + 1, dtype=torch.float32).log1p().numpy())
 
 
 def _entries_of(categories_G: np.ndarray, category_B: np.ndarray) -> Tensor:

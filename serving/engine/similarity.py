@@ -32,42 +32,50 @@ def pack_words(signatures_RW: np.ndarray) -> np.ndarray:
     return padded.view(np.uint64)
 
 
-def tier_of_distances(equal_bits_min: tuple[int, ...], bits: int) -> np.ndarray:
-    """uint8 [K + 1]: the tier of each Hamming distance, from the edges as whole numbers of equal bits."""
-    equal = bits - np.arange(bits + 1)
-    return np.searchsorted(np.asarray(equal_bits_min), equal, side="right").astype(np.uint8)
+def distances_max(equal_bits_min: tuple[int, ...], bits: int) -> np.ndarray:
+    """int32 [N - 1]: for each edge the largest Hamming distance that still reaches it; -1 = none does."""
+    return (bits - np.asarray(equal_bits_min)).clip(min=-1).astype(np.int32)
 
 
 @numba.njit(nogil=True, cache=True)
-def count_distances_2(items_CQ: np.ndarray, sequence_SQ: np.ndarray, weights_S: np.ndarray, histogram_CH: np.ndarray) -> None:
-    """Adds to histogram_CH int32 [C, K + 1] the number of behaviours at each Hamming distance, for signatures of two words."""
+def write_tiers(
+    items_CQ: np.ndarray,
+    has_C: np.ndarray,
+    sequence_QS: np.ndarray,
+    weights_S: np.ndarray,
+    distance_max_E: np.ndarray,
+    log1p_L: np.ndarray,
+    out_CF: np.ndarray,
+) -> None:
+    """SimTier's features: log1p(count), then count / l, for N tiers; zeros without a signature.
+
+    weights_S int32 = how often each signature occurs, l = their sum, log1p_L[count] its logarithm. Distances of one candidate to all behaviours
+    first, then one count per edge: both loops are plain, so the compiler uses the vector instructions that the CPU has (population count too).
+    """
+    behaviours, tiers = sequence_QS.shape[1], distance_max_E.shape[0] + 1
+    distance_S = np.empty(behaviours, np.int32)
+    length = np.float32(max(1, weights_S.sum()))
     for i in range(items_CQ.shape[0]):
-        a, b = items_CQ[i, 0], items_CQ[i, 1]
-        row = histogram_CH[i]
-        for j in range(sequence_SQ.shape[0]):
-            row[_popcount(a ^ sequence_SQ[j, 0]) + _popcount(b ^ sequence_SQ[j, 1])] += weights_S[j]
-
-
-@numba.njit(nogil=True, cache=True)
-def count_distances(items_CQ: np.ndarray, sequence_SQ: np.ndarray, weights_S: np.ndarray, histogram_CH: np.ndarray) -> None:
-    """The same for any number of words."""
-    for i in range(items_CQ.shape[0]):
-        row = histogram_CH[i]
-        for j in range(sequence_SQ.shape[0]):
-            distance = U(0)
-            for q in range(items_CQ.shape[1]):
-                distance += _popcount(items_CQ[i, q] ^ sequence_SQ[j, q])
-            row[distance] += weights_S[j]
-
-
-@numba.njit(nogil=True, cache=True)
-def pool_distances(histogram_CH: np.ndarray, tier_H: np.ndarray, counts_CN: np.ndarray) -> None:
-    """counts_CN float32 = the histogram pooled into tiers; clears the histogram for the next block."""
-    for i in range(histogram_CH.shape[0]):
-        counts_CN[i, :] = 0
-        for d in range(tier_H.shape[0]):
-            counts_CN[i, tier_H[d]] += histogram_CH[i, d]
-            histogram_CH[i, d] = 0
+        if has_C[i] == 0:
+            out_CF[i] = 0
+            continue
+        word = items_CQ[i, 0]
+        for j in range(behaviours):
+            distance_S[j] = np.int32(_popcount(word ^ sequence_QS[0, j]))
+        for q in range(1, items_CQ.shape[1]):
+            word = items_CQ[i, q]
+            for j in range(behaviours):
+                distance_S[j] = np.int32(distance_S[j] + np.int32(_popcount(word ^ sequence_QS[q, j])))
+        above = np.int32(log1p_L.shape[0] - 1)  # behaviours that reach the edge below: all of them reach the lowest tier
+        for t in range(tiers):
+            reached = np.int32(0)
+            if t + 1 < tiers:
+                limit = distance_max_E[t]
+                for j in range(behaviours):
+                    reached = np.int32(reached + (weights_S[j] if distance_S[j] <= limit else np.int32(0)))
+            count = above - reached
+            out_CF[i, t], out_CF[i, tiers + t] = log1p_L[count], np.float32(count) / length
+            above = reached
 
 
 @numba.njit(nogil=True, cache=True)

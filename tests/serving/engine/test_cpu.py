@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.model.hamming import equal_bits_min, hamming_histogram, pool_histogram
 from serving.engine.changes import encode_ids
 from serving.engine.cpu import CpuScorer
-from serving.engine.similarity import count_distances, count_distances_2, pack_words, pool_distances, tier_of_distances
+from serving.engine.similarity import distances_max, pack_words, write_tiers
 from serving.engine.user_state import join_behaviours
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
@@ -57,10 +57,11 @@ def test_compiled_tier_counts_are_the_pooled_hamming_histogram(seed: int, candid
     drawn = rng.integers(0, 256, (7, width), np.uint8)
     signatures = drawn[rng.integers(0, 7, candidates + sequence)]
     items, behaviours = signatures[:candidates], signatures[candidates:]
-    histogram = np.zeros((candidates, 8 * width + 1), np.int32)
-    count = count_distances_2 if pack_words(items).shape[1] == 2 else count_distances
-    count(pack_words(items), pack_words(behaviours), np.ones(sequence, np.int32), histogram)
-    counts = np.empty((candidates, len(edges) + 1), np.float32)
-    pool_distances(histogram, tier_of_distances(equal_bits_min(edges, 8 * width), 8 * width), counts)
-    assert np.array_equal(counts, pool_histogram(hamming_histogram(items, behaviours), edges))
-    assert not histogram.any()
+    has, out = np.arange(candidates) % 5 != 4, np.empty((candidates, 2 * len(edges) + 2), np.float32)
+    different, often = np.unique(pack_words(behaviours), axis=0, return_counts=True)
+    words, logs = np.ascontiguousarray(different.T), np.log1p(np.arange(sequence + 1, dtype=np.float32))
+    limits = distances_max(equal_bits_min(edges, 8 * width), 8 * width)
+    write_tiers(pack_words(items), has.astype(np.uint8), words, often.astype(np.int32), limits, logs, out)
+    counts = pool_histogram(hamming_histogram(items, behaviours), edges) * has[:, None]
+    assert np.array_equal(out[:, : len(edges) + 1], logs[counts])
+    assert np.array_equal(out[:, len(edges) + 1 :], (counts / np.float32(max(sequence, 1))).astype(np.float32))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
-from serving.engine.changes import cut_changes, decode_changes, encode_ids
+from serving.engine.changes import decode_changes, encode_ids
 from serving.engine.slots import plan_slot, plan_slot_bytes
 from tests.serving.engine.samples import empty_tables
 
@@ -52,8 +52,8 @@ def test_changes_in_any_portions_leave_what_a_plain_fold_by_the_row_order_rule_l
         pairs.append(change(layout, item, order, number))
         if item not in wanted or is_newer(order, wanted[item][0]):
             wanted[item] = (order, number)
-    changes = decode_changes(layout, pairs)
-    applied = [tables.apply(portion) for portion in cut_changes(changes, data.draw(st.integers(1, 50)))]
+    size = data.draw(st.integers(1, 50))
+    applied = [tables.apply(decode_changes(layout, pairs[at : at + size])) for at in range(0, len(pairs), size)]
     assert sum(a.applied + a.superseded for a in applied) == len(history)
     assert {item: value_at(tables, item) for item in wanted} == {i: None if o["dead"] else v for i, (o, v) in wanted.items()}
     assert tables.rows == sum(not o["dead"] for o, _ in wanted.values())

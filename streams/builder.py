@@ -22,13 +22,13 @@ from schemas.errors import Incompatible
 from schemas.index.layout import RowBlock
 from schemas.limits import ROWS_PER_FILE_BLOCK
 from streams.build_jobs import SLICE_ROWS, BuildJob, BuildResult
-from streams.encoder import RowEncoder
+from streams.encoders import Encoder
 from streams.shard_reader import StoredItem, open_shard_reader
 
 Progress = Callable[[int], None]  # rows done so far
 
 
-def build_full_part(store: IndexStore, encoder: RowEncoder, job: BuildJob, progress: Progress = lambda _: None) -> BuildResult:
+def build_full_part(store: IndexStore, encoder: Encoder, job: BuildJob, progress: Progress = lambda _: None) -> BuildResult:
     """Writes the full part of a shard into the store. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
     check_encoder(encoder, job.encoder_fingerprint, job.version)
     with open_shard_reader(Path(job.checkpoint_directory)) as reader:
@@ -36,7 +36,7 @@ def build_full_part(store: IndexStore, encoder: RowEncoder, job: BuildJob, progr
         return BuildResult(write_full_part(store, job.version, job.shard, blocks, encoder.layout), reader.next_offsets)
 
 
-def check_encoder(encoder: RowEncoder, wanted_fingerprint: str, version: int) -> None:
+def check_encoder(encoder: Encoder, wanted_fingerprint: str, version: int) -> None:
     """Raises Incompatible (`other_encoder`): rows of two fingerprints never mix in one version (I9)."""
     if encoder.fingerprint != wanted_fingerprint:
         raise Incompatible(
@@ -47,7 +47,7 @@ def check_encoder(encoder: RowEncoder, wanted_fingerprint: str, version: int) ->
 
 
 def encode_blocks(
-    encoder: RowEncoder, items: Iterable[StoredItem], slice_rows: int = SLICE_ROWS, progress: Progress = lambda _: None
+    encoder: Encoder, items: Iterable[StoredItem], slice_rows: int = SLICE_ROWS, progress: Progress = lambda _: None
 ) -> Iterator[RowBlock]:
     """Rows of items in key order, in blocks of at most ROWS_PER_FILE_BLOCK; a slice of items is encoded at once."""
     assert slice_rows % ROWS_PER_FILE_BLOCK == 0, f"slice of {slice_rows} rows is no multiple of {ROWS_PER_FILE_BLOCK}"

@@ -110,6 +110,11 @@ class EncoderCache:
         self._store, self._kept = store, kept
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 
+    @property
+    def fingerprint(self) -> str:
+        """The encoder fingerprint of this process."""
+        return encoder_fingerprint()
+
     def get(self, version: int, checkpoint_sha256: str) -> RowEncoder:
         """The encoder of a version. Raises RejectedInput (the checkpoint fails a check), Unavailable (`missing_file`)."""
         key = version, checkpoint_sha256

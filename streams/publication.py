@@ -17,7 +17,7 @@ from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
 from streams.core.versions import Revision, plan_promotion, plan_revisions
-from streams.encoder import RowEncoder
+from streams.encoders import Encoder
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Publication:
                 return None
             raise
 
-    def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: RowEncoder, seals: Mapping[int, Seal]) -> bytes:
+    def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal]) -> bytes:
         """Creates the manifest of a complete set of seals. The bytes that are in the store afterwards, ours or another worker's."""
         manifest = Manifest(
             wanted.version,

@@ -48,7 +48,7 @@ from streams.core.versions import (
     plan_publications,
     plan_shard,
 )
-from streams.encoder import EncoderCache, RowEncoder
+from streams.encoders import Encoder, Encoders
 from streams.log_ends import LogEnds
 from streams.publication import Publication
 from streams.sealer import prepare_seal
@@ -124,14 +124,14 @@ class Reconciler:
         builders: Builders,
         log_ends: LogEnds,
         scratch: Path,
-        encoder_fingerprint: str,
+        encoders: Encoders,
         by: str = "",
         announce: Callable[[IndexEvent], None] = lambda _: None,
     ) -> None:
         self._control_log, self._clock, self._settings = control_log, clock, settings
         self._owned, self._builders, self._log_ends = owned, builders, log_ends
-        self._scratch, self._fingerprint, self._announce = scratch, encoder_fingerprint, announce
-        self._encoders = EncoderCache(store)
+        self._scratch, self._announce = scratch, announce
+        self._encoders = encoders
         self._publication = Publication(control_log, store, clock, by)
         self._running: dict[tuple[int, int], _Running] = {}  # by (shard, version)
         self._retry_at: dict[Hashable, float] = {}
@@ -171,7 +171,7 @@ class Reconciler:
 
     def _tell(self, kind: str, version: int, revision: int = 0, shard: int | None = None, reason: str = "") -> None:
         self._report.count(kind)
-        self._announce(IndexEvent(kind=kind, version=version, revision=revision, shard=shard, reason=reason))
+        self._announce(IndexEvent(schema=1, kind=kind, version=version, revision=revision, shard=shard, reason=reason))
 
     # --- shards --------------------------------------------------------------------------------------------------------
 
@@ -179,10 +179,14 @@ class Reconciler:
         self._collect(task)
         self._attach_encoders(state, task)
         failed_before = len(self._report.errors)
-        for action in plan_shard(state, self._facts(task), self._fingerprint):
+        for action in plan_shard(state, self._facts(task), self._fingerprint(state)):
             self._guard(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
         if not task.admitted and state.init is not None:
             self._admit(state, task, failed_before)
+
+    def _fingerprint(self, state: ControlState) -> str:
+        """This process's encoder, asked for only when a version needs it: it loads torch."""
+        return self._encoders.fingerprint if state.receiving else ""
 
     def _facts(self, task: OwnedShard) -> ShardFacts:
         return _on(task, lambda shard: ShardFacts(shard.number, shard.next_offsets, shard.versions))
@@ -194,7 +198,7 @@ class Reconciler:
                 self._report.errors.append(
                     f"shard {task.number} has version {version.version}, which the control log does not: another index store?"
                 )
-            elif version.encoder_fingerprint != self._fingerprint:
+            elif version.encoder_fingerprint != self._encoders.fingerprint:
                 self._perform(state, task, MarkBehind(task.number, version.version))
             elif version.version in {s.version for s in state.receiving}:
                 encoder = self._encoders.get(version.version, version.checkpoint_sha256)
@@ -222,7 +226,7 @@ class Reconciler:
                 self._tell("stopped", version, shard=shard)
             case MarkBehind(shard, version):
                 _on(task, lambda s: s.update_version(version, behind=True))
-                self._tell("behind", version, shard=shard, reason=f"this worker's encoder is {self._fingerprint}")
+                self._tell("behind", version, shard=shard, reason=f"this worker's encoder is {self._encoders.fingerprint}")
             case Build(shard, version) | SealShard(shard, version):
                 if (shard, version) not in self._running:
                     self._begin(state.versions[version], task, action)
@@ -324,7 +328,7 @@ class Reconciler:
         if self._publication.publish(wanted, manifest):
             self._tell("published", wanted.version, wanted.revision)
 
-    def _encoder_of(self, status: VersionStatus) -> RowEncoder:
+    def _encoder_of(self, status: VersionStatus) -> Encoder:
         return self._encoders.get(status.version, status.checkpoint_sha256)
 
     def _promote(self) -> None:

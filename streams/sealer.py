@@ -26,7 +26,7 @@ from schemas.index.layout import RowBlock
 from schemas.index.manifest import Seal, encode_seal, seal_path
 from streams.build_jobs import SealJob
 from streams.builder import Progress, check_encoder
-from streams.encoder import RowEncoder
+from streams.encoders import Encoder
 from streams.shard_reader import open_shard_reader
 
 
@@ -37,7 +37,7 @@ def prepare_seal(job: SealJob, fetch_deltas_end: Callable[[], int], create_check
     return dataclasses.replace(job, delta_position=delta_position, checkpoint_directory=str(into))
 
 
-def write_seal(store: IndexStore, encoder: RowEncoder, job: SealJob, progress: Progress = lambda _: None) -> Seal:
+def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Progress = lambda _: None) -> Seal:
     """Step 3: writes the incremental part and the seal file. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
     check_encoder(encoder, job.encoder_fingerprint, job.version)
     with open_shard_reader(Path(job.checkpoint_directory)) as reader:
@@ -60,7 +60,7 @@ def write_seal(store: IndexStore, encoder: RowEncoder, job: SealJob, progress: P
     return seal
 
 
-def digest_blocks(encoder: RowEncoder, blocks: Iterator[RowBlock], progress: Progress = lambda _: None) -> ShardDigest:
+def digest_blocks(encoder: Encoder, blocks: Iterator[RowBlock], progress: Progress = lambda _: None) -> ShardDigest:
     """Both digests of a merged view, block by block."""
     digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
     for block in blocks:

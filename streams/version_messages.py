@@ -50,7 +50,7 @@ class VersionMessages:
                 self._prefix + dead_letter_topic(record.topic),
                 value,
                 key,
-                headers=headers,
+                headers=list(headers),
                 on_delivery=lambda error, _: outcome.append(error),
             )
             self._producer.flush(_ACKNOWLEDGED_S_MAX)

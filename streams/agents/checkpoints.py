@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.clock import Clock
 from infra.control_log import ControlLog
@@ -28,9 +29,11 @@ from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_recor
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
-from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from streams.agents.checkpoint_files import read_allowed_file
 from streams.publication import append_entry
+
+if TYPE_CHECKING:
+    from schemas.model.checkpoint import Checkpoint
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000
@@ -99,8 +102,10 @@ def handle_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision:
     return _want(record.offset, announced, checkpoint, desk)
 
 
-def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> Checkpoint:
+def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> "Checkpoint":
     """Every check of the content against itself, the announcement and the index. Raises RejectedInput whose code names the check."""
+    from schemas.model.checkpoint import read_checkpoint  # loads torch, which a worker without versions does not need
+
     checkpoint = read_checkpoint(data, announced.sha256, announced.feature_schema)
     if checkpoint.info.model_id != announced.model_id:
         message = f"the file is of model {checkpoint.info.model_id!r}, announced as {announced.model_id!r}; announce what was written"
@@ -127,7 +132,7 @@ def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
             return None
 
 
-def _want(version: int, announced: CheckpointRecord, checkpoint: Checkpoint, desk: CheckpointDesk) -> Decision:
+def _want(version: int, announced: CheckpointRecord, checkpoint: "Checkpoint", desk: CheckpointDesk) -> Decision:
     entry = Entry(
         EntryKind.WANT,
         desk.clock.now_ms(),
@@ -156,5 +161,5 @@ def _decide(entry: Entry, desk: CheckpointDesk, decision: Decision) -> Decision:
     """Writes the entry unless the newest log has decided the version."""
     if append_entry(desk.control_log, lambda state: entry if entry.version > state.newest_decided else None) is None:
         return Decision.KNOWN
-    desk.announce(IndexEvent(kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
+    desk.announce(IndexEvent(schema=1, kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
     return decision

@@ -33,6 +33,7 @@ from schemas.model.encode_rows import encoder_fingerprint
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, SHARD_TOPICS
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builder_pool import BuilderPool
+from streams.encoders import LazyEncoders
 from streams.log_ends import KafkaLogEnds
 from streams.outbox_sender import OutboxSender
 from streams.reconcile import Reconciler, ReconcileSettings
@@ -113,7 +114,7 @@ def nearline(bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory) -
             builders,
             ends,
             folder / "scratch",
-            encoder_fingerprint(),
+            LazyEncoders(store),
             "w",
             messages.announce,
         )

@@ -257,7 +257,7 @@ class Worker:
             builders or InlineBuilders(world.store),
             world,
             world.folder / f"scratch-{name}",
-            encoder_fingerprint(),
+            EncoderCache(world.store),
             name,
             self.events.append,
         )

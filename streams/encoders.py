@@ -1,0 +1,85 @@
+"""Encoders of versions as a worker asks for them, without loading torch before there is a version.
+
+Here: the interfaces, and the form that loads on first use. Not here: rows (encoder.py).
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from infra.index_store import IndexStore
+from schemas.index.layout import RowLayout
+from schemas.model.spec import ModelSpec
+
+
+class Encoder(Protocol):
+    """What streams/encoder.py `RowEncoder` is to those who use one."""
+
+    version: int
+    spec: ModelSpec
+    layout: RowLayout
+    model_id: str
+    lsh_version: str
+    checkpoint_sha256: str
+    fingerprint: str
+
+    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
+        """Rows [R] of the layout's dtype."""
+        ...
+
+    def rewrite(
+        self,
+        old_rows: np.ndarray,
+        raw_features: Sequence[Mapping[str, Any]],
+        embeddings: Sequence[np.ndarray | None],
+        signature_stale: np.ndarray,
+    ) -> np.ndarray:
+        """Rows [R], vector and bridge kept."""
+        ...
+
+
+class Encoders(Protocol):
+    """Encoders by version, and the fingerprint of this process."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def get(self, version: int, checkpoint_sha256: str) -> Encoder: ...
+
+
+class LazyEncoders:
+    """Loads torch at the first question, or in a thread of its own from `preload` on. Thread-safe."""
+
+    def __init__(self, store: IndexStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._loaded: Encoders | None = None
+
+    def preload(self) -> threading.Thread:
+        """Starts loading, so that the first version does not wait for it."""
+        thread = threading.Thread(target=self._load, name="load-torch", daemon=True)
+        thread.start()
+        return thread
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder fingerprint of this process."""
+        return self._load().fingerprint
+
+    def get(self, version: int, checkpoint_sha256: str) -> Encoder:
+        """See streams/encoder.py `EncoderCache.get`."""
+        loaded = self._load()
+        with self._lock:
+            return loaded.get(version, checkpoint_sha256)
+
+    def _load(self) -> Encoders:
+        with self._lock:
+            if self._loaded is None:
+                import torch
+
+                from streams.encoder import EncoderCache
+
+                torch.set_num_threads(1)  # shards encode on threads of their own; a row's bits do not depend on it
+                self._loaded = EncoderCache(self._store)
+            return self._loaded

@@ -1,0 +1,94 @@
+"""The version side of a worker, wired: builder processes, reconciler, the desk of the checkpoint agent, messages to Kafka.
+
+Here: only wiring and log lines, for streams/worker.py. Builders start in the constructor, so that they load torch while the worker joins its
+group; this process loads it in a thread of its own.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.clock import Clock
+from infra.control_log import ControlLog
+from infra.index_store import IndexStore
+from infra.kafka.reader import SourceRecord
+from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
+from streams.builder_pool import BuilderPool
+from streams.encoders import LazyEncoders
+from streams.log_ends import KafkaLogEnds
+from streams.reconcile import OwnedShard, Reconciler, ReconcileSettings, StepReport
+from streams.settings import BuildSection
+from streams.version_messages import VersionMessages
+
+_log = logging.getLogger("aif.streams.versions")
+
+
+class VersionSide:
+    """One per worker. `handle_checkpoints` is for the agent of model-checkpoints, `step` for the reconciling thread; `close` after both ended.
+
+    owned: the shards this worker has now; folder: its data directory; stopping: set when the worker is asked to stop.
+    """
+
+    def __init__(
+        self,
+        settings: BuildSection,
+        bootstrap: str,
+        prefix: str,
+        control_log: ControlLog,
+        store: IndexStore,
+        clock: Clock,
+        owned: Callable[[], Sequence[OwnedShard]],
+        folder: Path,
+        stopping: threading.Event,
+        by: str,
+    ) -> None:
+        self.builders = BuilderPool(store.url, folder / "logs", settings.processes)
+        self.messages = VersionMessages(bootstrap, prefix)
+        self.encoders = LazyEncoders(store)
+        self.encoders.preload()
+        self.desk = CheckpointDesk(
+            control_log,
+            store,
+            clock,
+            lambda: self.encoders.fingerprint,
+            settings.checkpoint_roots,
+            settings.checkpoint_fetch_s_max,
+            self.messages.send_dead_letter,
+            self.messages.announce,
+            by,
+            stopping,
+        )
+        self.reconciler = Reconciler(
+            control_log,
+            store,
+            clock,
+            ReconcileSettings(settings.revise_every_s, settings.stall_s_max),
+            owned,
+            self.builders,
+            KafkaLogEnds(bootstrap, prefix),
+            folder / "scratch",
+            self.encoders,
+            by,
+            self.messages.announce,
+        )
+        self._said: frozenset[str] = frozenset()
+
+    async def handle_checkpoints(self, records: Sequence[SourceRecord]) -> None:
+        """Decides checkpoint records, off the event loop."""
+        await handle_checkpoints(self.desk, records)
+
+    def step(self) -> StepReport:
+        """One round of reconciling; what is wrong is logged when it is new, not every round."""
+        report = self.reconciler.step()
+        wrong = frozenset((*report.errors, *report.alarms))
+        for message in sorted(wrong - self._said):
+            _log.error("%s", message)
+        self._said = wrong
+        return report
+
+    def close(self) -> None:
+        """Gives up what is running and ends the builders."""
+        self.reconciler.close()
+        self.builders.close()
+        self.messages.close()

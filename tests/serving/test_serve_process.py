@@ -1,0 +1,99 @@
+"""`aif serve` and `aif query` as processes: start, answer, end on SIGTERM; and what a server says when it cannot start."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from infra.control_log import ControlLog
+from infra.index_store import open_index_store
+from infra.processes import start_child, wait_ready, wait_until
+from infra.settings import load_settings
+from schemas.errors import Misconfigured
+from serving.client import AifClient
+from serving.server import RankingServer
+from serving.settings import ServerSettings
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import make_version
+from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
+
+AIF = [sys.executable, "-c", "from infra.cli import main; main()"]
+
+
+def environment(folder: Path, bootstrap: str, prefix: str) -> dict[str, str]:
+    return {
+        "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+        "AIF_KAFKA__TOPIC_PREFIX": prefix,
+        "AIF_INDEX__STORE": str(folder / "store"),
+        "AIF_SERVE__DEADLINE_MS": "20000",
+    }
+
+
+def run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*AIF, *arguments], env={**os.environ, **variables}, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    version, store = make_version(SPECS["full"], 60), open_index_store(str(tmp_path / "store"))
+    log = ControlLog(store)
+    write_identity(log, version)
+    publish_version(store, log, version, 5)
+    DeltaWriter(bootstrap_servers, topic_prefix)
+    variables = environment(tmp_path, bootstrap_servers, topic_prefix)
+    address = tmp_path / "address.json"
+    child = start_child(
+        "server",
+        [*AIF, "serve", "--port", "0", "--device", "cpu", "--address-file", str(address)],
+        tmp_path / "server.log",
+        environment=variables,
+    )
+    try:
+        wait_ready(child, address.exists, 60)
+        url = json.loads(address.read_text())["url"]
+        with AifClient(url) as client:
+            wait_ready(child, client.ready, 60)
+        answer = json.loads(run(["query", "1", "--random", "20", "--top-k", "3", "--url", url, "--json"], variables).stdout)
+        assert (len(answer["items"]), answer["candidates"], answer["unknown_count"]) == (3, 20, 0)
+        chosen = tmp_path / "items"
+        chosen.write_text(f"{version.ids[0]}\n\n{version.ids[1]}\n77\n")
+        shown = run(["query", "1", "--items", str(chosen), "--url", url], variables).stdout
+        assert str(version.ids[0]) in shown and "version 5.0-" in shown and "unknown_items" in shown
+        os.kill(child.pid, signal.SIGTERM)
+        wait_until(lambda: not child.alive(), 20, "the server to end")
+        assert child.process.wait() == 0, child.log_tail()
+        assert f"listening on {url}" in (tmp_path / "server.log").read_text()
+        failed = run(["query", "1", "--items", str(chosen), "--url", url], variables)
+        assert failed.returncode == 1 and "server_unreachable" in failed.stderr and "aif serve" in failed.stderr
+    finally:
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "named"),
+    [
+        ({"serve": {"port": 99_999}}, {}, "99999"),
+        ({"engine": {"device": "tpu"}}, {}, "tpu"),
+        ({"index": {"store": "s3://bucket"}}, {}, "s3://bucket"),
+        ({}, {"AIF_SERVE__PROT": "1"}, "AIF_SERVE__PORT"),
+        ({}, {"AIF_KAFKA__BOOTSTRAP_SERVERS": ""}, "aif broker start"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_the_next_step(
+    tmp_path: Path, flags: dict[str, dict[str, object]], variables: dict[str, str], named: str
+) -> None:
+    async def start() -> None:
+        RankingServer(load_settings(ServerSettings, flags, base | variables))
+
+    base = {
+        "AIF_INDEX__STORE": str(tmp_path / "store"),
+        "AIF_BROKER__DATA_DIR": str(tmp_path / "none"),
+        "AIF_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9",
+    }
+    with pytest.raises(Misconfigured, match=named):
+        asyncio.run(start())

@@ -87,9 +87,13 @@ class ReconcileSettings:
 
 @dataclass
 class StepReport:
-    """What a step did, by kind, and what it could not. `blocked`: shards that a wanted revision waits for."""
+    """What a step did, by kind, and what it could not.
+
+    build_seconds: of each full part taken in, from checkpoint to part; blocked: shards that a wanted revision waits for.
+    """
 
     done: dict[str, int] = field(default_factory=dict)
+    build_seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     blocked: dict[Revision, list[int]] = field(default_factory=dict)
@@ -106,6 +110,7 @@ class _Running:
     ticket: Ticket
     task: OwnedShard
     directory: Path
+    began: float
 
 
 class Reconciler:
@@ -258,7 +263,7 @@ class Reconciler:
                 assert full is not None, action
                 unprepared = SealJob(version, action.revision, shard, *common, full)
                 job = prepare_seal(unprepared, lambda: self._log_ends.deltas_end(shard), create_checkpoint, directory)
-            self._running[shard, version] = _Running(self._builders.submit(job), task, directory)
+            self._running[shard, version] = _Running(self._builders.submit(job), task, directory, self._clock.monotonic())
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -286,6 +291,7 @@ class Reconciler:
         if isinstance(job, BuildJob):
             assert isinstance(result, BuildResult)
             if _on(task, lambda shard: _accept_full(shard, job.version, result)):
+                self._report.build_seconds.append(self._clock.monotonic() - running.began)
                 self._tell("built", job.version, shard=job.shard)
         else:
             _on(task, lambda shard: _accept_seal(shard, job))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from infra.control_log import ControlLog, ensure_init
 from infra.index_parts import read_full_part, read_incremental_part, read_manifest
@@ -42,6 +43,8 @@ from tests.streams.shard_world import ManualClock, features_record, new_items_re
 
 T = TypeVar("T")
 
+torch.set_num_threads(1)  # as in a worker; test processes share two cores
+
 MM = 6
 SCHEMA = FeatureSchema(
     (
@@ -61,8 +64,6 @@ SPEC = ModelSpec(
 
 @cache
 def checkpoint_bytes(seed: int = 0) -> bytes:
-    import torch
-
     torch.manual_seed(seed)
     return encode_checkpoint(AifNetwork(SPEC, make_w_hash(7, SPEC.hash_bits, MM)), f"model-{seed}", {})
 

@@ -65,3 +65,13 @@ def test_compiled_tier_counts_are_the_pooled_hamming_histogram(seed: int, candid
     counts = pool_histogram(hamming_histogram(items, behaviours), edges) * has[:, None]
     assert np.array_equal(out[:, : len(edges) + 1], logs[counts])
     assert np.array_equal(out[:, len(edges) + 1 :], (counts / np.float32(max(sequence, 1))).astype(np.float32))
+
+
+def test_the_cut_into_blocks_does_not_change_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = make_version(SPECS["full"])
+    scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)[::-1].copy()
+    state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
+    whole, _ = scorer.score(state, slots, CONTEXT)
+    monkeypatch.setattr("serving.engine.cpu.BLOCK", 64)
+    cut, probabilities = scorer.score(state, slots, CONTEXT)
+    assert np.allclose(whole, cut, rtol=1e-6) and probabilities.shape == (300, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
-from serving.engine.changes import decode_changes, encode_ids
+from serving.engine.changes import decode_changes, encode_ids, pack_text_ids
 from serving.engine.slots import plan_slot, plan_slot_bytes
 from tests.serving.engine.samples import empty_tables
 
@@ -137,3 +137,27 @@ def test_the_default_slot_holds_the_version_and_at_least_half_as_many_new_ids(ro
     starts = sorted(offset for offset, _, _ in plan.arrays.values())
     assert plan.capacity >= 1.5 * rows - 1 and plan.id_bytes * max(rows, 1) >= id_bytes * plan.capacity * 0.99
     assert max(ends) <= plan.size_bytes and all(any(a <= e <= b for e in ends) for a, b in itertools.pairwise(starts))
+
+
+def _hash_text(raw: bytes) -> int:
+    """The hash of the kernels for ids of 9 to 15 bytes, before its last bijective step."""
+    mask, mix_1, mix_2 = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
+    h = ((len(raw) * mix_1 & mask) ^ int.from_bytes(raw[:8], "little")) * mix_2 & mask
+    return h ^ (h >> 29) ^ int.from_bytes(raw[8:], "little")
+
+
+def test_two_text_ids_of_one_hash_are_told_apart_by_their_bytes() -> None:
+    first, layout = b"collision-00001", LAYOUTS[IdKind.TEXT]
+    for number in range(1 << 16):
+        start = number.to_bytes(8, "little")
+        rest = _hash_text(first) ^ _hash_text(start + bytes(7))
+        if rest < 1 << 56:
+            break
+    second = start + rest.to_bytes(7, "little")
+    assert second != first and _hash_text(second) == _hash_text(first)
+    tables, slots = empty_tables(layout, 4, 60), []
+    for key in (first, second):
+        order = order_of((1, 0, 0, 0, 0), 0)
+        row = np.zeros((), layout.dtype)
+        slots.append(tables.apply(decode_changes(layout, [(key, encode_increment(order, row))])).slots.tolist())
+    assert slots == [[0], [1]] and tables.find_any(pack_text_ids([second, first, first + b"x"])).tolist() == [1, 0, -1]

@@ -10,14 +10,14 @@ from infra.control_log import ControlLog
 from infra.index_parts import read_full_part, read_incremental_part, read_manifest
 from infra.index_store import open_index_store
 from schemas.errors import RejectedInput, Unavailable
-from schemas.ids import decode_index_key
+from schemas.ids import Id, decode_index_key
 from schemas.index.digest import merge_parts
 
 
-def read_items(path: Path) -> list[str]:
+def read_items(path: Path) -> list[Id]:
     """Ids, one a line; empty lines are skipped. Raises RejectedInput (`bad_items_file`)."""
     try:
-        items = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        items: list[Id] = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise RejectedInput("bad_items_file", f"{path} does not read: {error}; give a text file with one id a line") from error
     if not items:
@@ -25,7 +25,7 @@ def read_items(path: Path) -> list[str]:
     return items
 
 
-def draw_items(store_url: str, count: int, seed: int) -> list[str]:
+def draw_items(store_url: str, count: int, seed: int) -> list[Id]:
     """`count` ids of the live version as it was sealed (all of them if there are fewer). Raises Unavailable (`no_version`)."""
     store = open_index_store(store_url)
     current = ControlLog(store).refresh().current

@@ -41,7 +41,7 @@ def serve(
     from serving.server import serve as run_server
     from serving.settings import ServerSettings
 
-    flags = {
+    flags: dict[str, dict[str, object]] = {
         "serve": {"host": host, "port": port, "address_file": address_file},
         "index": {"store": store},
         "kafka": {"bootstrap_servers": bootstrap},

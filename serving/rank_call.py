@@ -38,10 +38,8 @@ class _Plan:
 
     def work(self, version: int | None, state: UserState | None) -> RankWork:
         """On `version` (None = the current one). A pinned request with a state gives the engine no way to another version."""
-        if state is None:
-            user = self.found.work(version)
-        else:
-            user = None if self.pinned else self.found.work(None)
+        keeps_to_state = state is not None and self.pinned
+        user = None if keeps_to_state else self.found.work(version if state is None else None)
         return RankWork(self.item_ids, self.request.top_k, state, user, self.request.context)
 
 

@@ -61,7 +61,9 @@ class UserFollower:
                 self.last_error = str(error)
                 if error.code == "offset_gone":  # the log was cut while we were away: begin again at its start
                     self._positions = {}
-                self._stopping.wait(_RETRY_S)
+            except Exception as error:  # the view grows old, the server goes on; the reason is in /v1/status
+                self.last_error = f"unexpected: {error!r}"
+            self._stopping.wait(_RETRY_S)
 
     def _follow(self) -> None:
         with contextlib.ExitStack() as stack:

@@ -196,7 +196,10 @@ def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_pat
             publisher.publish_user(7, {"age": 0.5})
             publisher.publish_behaviour(Behaviour(user_id=7, item_id=candidates[0], time_ms=1))
             publisher.flush()
-        wait_until(lambda: served.client.user(7, deadline_ms=5_000).behaviours == 1, 20, "the behaviour to be folded")
+        wait_until(
+            lambda: sum(sum(p.values()) for p in served.client.status()["user_positions"].values()) == 2, 20, "both records to be folded"
+        )
+        assert served.client.user(7).behaviours == 1
         known = served.client.rank(7, candidates)
         assert (known.rung, known.degraded) == ("cached", [])
         served.change(1, 3)

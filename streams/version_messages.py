@@ -63,7 +63,8 @@ class VersionMessages:
 
     def announce(self, event: IndexEvent) -> None:
         """Logs the event and sends it without waiting."""
-        _log.info("%s", event.kind, extra=event.model_dump(exclude={"schema_number", "kind"}))
+        where = "" if event.shard is None else f" shard={event.shard}"
+        _log.info("%s version=%d.%d%s %s", event.kind, event.version, event.revision, where, event.reason)
         try:
             self._producer.produce(self._prefix + INDEX_EVENTS, encode_record(event), str(event.version), partition=0)
             self._producer.poll(0)

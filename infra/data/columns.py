@@ -1,0 +1,226 @@
+"""What cells mean: Arrow arrays of any sensible type to ids, times, numbers, flags, categories, bags, vectors and texts.
+
+Here: pure decoding, forgiving in form and strict in content: a cell that cannot be read is missing (None, NaN, -1), and whoever asked
+decides whether that rejects the row. CSV cells arrive as text, Parquet cells typed; both give the same values.
+"""
+
+import datetime as dt
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.errors import RejectedInput
+from schemas.ids import Id, IdKind, decode_id
+from schemas.limits import BAG_VALUES_MAX, FEATURE_TEXT_BYTES_MAX
+
+Array = pa.Array | pa.ChunkedArray
+MISSING_TIME = -1
+_UNIT_MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+_FLAGS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), False)
+_SEPARATORS = re.compile(r"[\s,;|]+")
+
+
+def plain(array: Array) -> pa.Array:
+    """One array without dictionaries or chunks."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks of no chunk stays chunked
+        array = pa.array([], array.type)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def is_text(array: Array) -> bool:
+    """Whether cells are text."""
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def is_list(array: Array) -> bool:
+    """Whether cells are lists."""
+    return pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
+
+
+def decode_texts(array: Array) -> list[str | None]:
+    """Trimmed text of each cell; None where it is missing or empty."""
+    array = plain(array)
+    if is_text(array):
+        return [text.strip() or None if text is not None else None for text in array.to_pylist()]
+    return [_text(value) for value in array.to_pylist()]
+
+
+def _text(value: Any) -> str | None:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def decode_numbers(array: Array) -> np.ndarray:
+    """float64, NaN where the cell is missing or no finite number; a time counts in milliseconds, a flag as 0 or 1."""
+    array = plain(array)
+    if pa.types.is_temporal(array.type):
+        times = decode_times(array)
+        return np.where(times < 0, np.nan, times.astype(np.float64))
+    if pa.types.is_boolean(array.type):
+        array = pc.cast(array, pa.int8())
+    try:
+        if is_text(array):
+            array = pc.utf8_trim_whitespace(array)
+        numbers = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        numbers = np.array([_number(value) for value in array.to_pylist()], np.float64)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def decode_flags(array: Array, at_least: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(flags, known), both bool. Text like true, yes, 1; a number is true above 0, or from `at_least`."""
+    array = plain(array)
+    if at_least is None and is_text(array):
+        flags = [_FLAGS.get((text or "").strip().lower()) for text in array.to_pylist()]
+        if any(flag is not None for flag in flags):
+            return np.array([bool(flag) for flag in flags], bool), np.array([flag is not None for flag in flags], bool)
+    numbers = decode_numbers(array)
+    known = ~np.isnan(numbers)
+    return np.where(known, numbers > 0 if at_least is None else numbers >= at_least, False), known
+
+
+def decode_times(array: Array, unit: str | None = None, form: str | None = None) -> np.ndarray:
+    """Milliseconds since 1970, int64; -1 where a cell is missing, no time, or before 1970. Times without a zone are UTC.
+
+    Numbers are seconds, milliseconds, microseconds or nanoseconds by their size (a second count reaches 10^11 in the year 5138).
+    """
+    array = plain(array)
+    if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
+        stamps = pc.cast(array, pa.timestamp("ms", getattr(array.type, "tz", None)), safe=False)
+        return _not_before_1970(pc.fill_null(pc.cast(stamps, pa.int64()), MISSING_TIME).to_numpy(zero_copy_only=False))
+    if not is_text(array):
+        return _times_of_numbers(decode_numbers(array), unit)
+    numbers = np.full(len(array), np.nan) if form else decode_numbers(array)
+    times = _times_of_numbers(numbers, unit)
+    left = np.flatnonzero(np.isnan(numbers))
+    if len(left):
+        times[left] = [_time_of_text(text, form) for text in array.take(pa.array(left)).to_pylist()]
+    return times
+
+
+def _not_before_1970(times: np.ndarray) -> np.ndarray:
+    return np.where(times < 0, MISSING_TIME, times)
+
+
+def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:
+    size = np.abs(np.nan_to_num(numbers))
+    by_size = np.select([size < 1e11, size < 1e14, size < 1e17], [1e3, 1.0, 1e-3], 1e-6)
+    scaled = numbers * (_UNIT_MS[unit] if unit else by_size)
+    usable = ~np.isnan(scaled) & (scaled >= 0) & (scaled < 2**62)
+    return np.where(usable, np.where(usable, scaled, 0).astype(np.int64), MISSING_TIME)
+
+
+def _time_of_text(text: str | None, form: str | None) -> int:
+    """ISO 8601 in its common spellings, or the given strptime format."""
+    if not text or not text.strip():
+        return MISSING_TIME
+    try:
+        moment = dt.datetime.strptime(text.strip(), form) if form else dt.datetime.fromisoformat(text.strip())  # noqa: DTZ007 (UTC below)
+    except ValueError:
+        return MISSING_TIME
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    return max(MISSING_TIME, round(moment.timestamp() * 1_000))
+
+
+def decode_ids(array: Array, kind: IdKind) -> list[Id | None]:
+    """Ids of the catalogue's kind; None where a cell is missing or no id of that kind."""
+    return [_id(text, kind) for text in decode_texts(array)]
+
+
+def _id(text: str | None, kind: IdKind) -> Id | None:
+    if text is None:
+        return None
+    try:
+        return decode_id(text.removesuffix(".0") if kind is IdKind.INT64 else text, kind)
+    except RejectedInput:
+        return None
+
+
+def fits_int64(array: Array) -> bool:
+    """Whether every cell that is there is a whole number in its one spelling ("7", not "007"): an int64 id."""
+    array = plain(pc.drop_null(array))
+    if pa.types.is_integer(array.type):
+        return not pa.types.is_uint64(array.type) or not len(array) or pc.max(array).as_py() < 2**63
+    texts = (text.removesuffix(".0") for text in decode_texts(array.unique()) if text is not None)
+    return all(re.fullmatch(r"0|-?[1-9]\d{0,18}", text) and -(2**63) <= int(text) < 2**63 for text in texts)
+
+
+def decode_categories(array: Array) -> list[int | str | None]:
+    """Values of a categorical feature: whole numbers stay numbers, all else is text of at most 1 KiB."""
+    array = plain(array)
+    if pa.types.is_integer(array.type):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    return [text if text is None or len(text) * 4 <= FEATURE_TEXT_BYTES_MAX else _short(text) for text in decode_texts(array)]
+
+
+def _short(text: str) -> str:
+    return text.encode()[:FEATURE_TEXT_BYTES_MAX].decode(errors="ignore")
+
+
+def decode_bags(array: Array, separator: str | None = None) -> list[list[Any] | None]:
+    """Values of a bag feature, at most 64 each: a list, JSON text, or text with a separator (found out per cell: | or ; or ,)."""
+    bags = []
+    for cell in plain(array).to_pylist():
+        values = _bag_of_text(cell, separator) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
+        usable = [_bag_value(v) for v in values or () if _text(v) is not None]
+        bags.append([v for v in usable if v != ""][:BAG_VALUES_MAX] or None)
+    return bags
+
+
+def _bag_value(value: Any) -> int | str:
+    return value if isinstance(value, int) and not isinstance(value, bool) else _short((_text(value) or "").strip())
+
+
+def _bag_of_text(text: str, separator: str | None) -> Sequence[Any]:
+    if separator is None and (listed := _json_list(text)) is not None:
+        return listed
+    return text.split(separator or next((s for s in "|;," if s in text), "|"))
+
+
+def _json_list(text: str) -> list[Any] | None:
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) else None
+
+
+def decode_vectors(array: Array, separator: str | None = None) -> list[list[float] | None]:
+    """Vectors from lists, JSON text, or text whose numbers are set apart by spaces, commas, semicolons or bars. None: not all finite numbers."""
+    return [_vector(cell, separator) for cell in plain(array).to_pylist()]
+
+
+def _vector(cell: Any, separator: str | None) -> list[float] | None:
+    if isinstance(cell, str):
+        text = cell.strip().removeprefix("[").removesuffix("]").strip()
+        cell = text.split(separator) if separator else _SEPARATORS.split(text)
+    if not isinstance(cell, list) or not cell:
+        return None
+    numbers = [_number(value) for value in cell]
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def join_vectors(arrays: Sequence[Array]) -> list[list[float] | None]:
+    """Vectors from one numeric column per place; None where a place is missing."""
+    numbers_RE = np.stack([decode_numbers(array) for array in arrays], axis=1)
+    known = ~np.isnan(numbers_RE).any(axis=1)
+    return [row if ok else None for row, ok in zip(numbers_RE.tolist(), known.tolist(), strict=True)]

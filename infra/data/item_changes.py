@@ -1,0 +1,100 @@
+"""What comes after the evaluation time: changed prices of items, and items that nobody knew.
+
+Here: events that show freshness. Not here: the catalogue's own versions (mapped_catalogue.py). Deterministic by seed; a larger seed gives
+later versions. Arrivals are the items that the files date after the evaluation time, then copies of known items with other ids.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from infra.data.item_states import DAY_MS
+from infra.data.mapped_sources import MappedSources
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.ids import INT64_MAX, Id
+
+_CHANGES, _ARRIVALS = 20, 21
+_DECIMALS = 6
+
+
+def drift_items(sources: MappedSources, schema: FeatureSchema, places: np.ndarray, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
+    """n later versions of random items: bid, prices and other realtime numbers move by some percent; without any, all numbers do;
+    without numbers a category is that of another item."""
+    if not len(places):
+        return
+    rng = np.random.default_rng([_CHANGES, seed])
+    chosen, others = rng.choice(places, (2, n))
+    factors = np.exp(0.1 + np.abs(rng.normal(0, 0.2, n)) * rng.choice([-1, 1], n)).tolist()
+    drifting = _drifting(schema)
+    state = sources.states.state_at(sources.now_ms)
+    features, other = sources.states.features_of(chosen, state), sources.states.features_of(others, state)
+    for k, (place, factor) in enumerate(zip(chosen.tolist(), factors, strict=True)):
+        raw = dict(features[k])
+        for feature in drifting:
+            old = raw.get(feature.name, feature.default)
+            raw[feature.name] = _moved(old if isinstance(old, float | int) else feature.default, factor)
+        if not drifting:
+            raw |= {f.name: other[k][f.name] for f in schema.of(Scope.ITEM) if f.name in other[k]}
+        version = sources.now_ms + seed * DAY_MS + k + 1
+        yield ItemFeaturesUpdate(item_id=sources.item_rows.ids[place], version=version, features=raw)
+
+
+def _moved(old: float, factor: float) -> float:
+    new = round(float(old) * factor, _DECIMALS)
+    return new if new != old else float(old) + factor
+
+
+def _drifting(schema: FeatureSchema) -> list[Feature]:
+    numbers = [f for f in schema.of(Scope.ITEM) if f.kind is Kind.NUMERIC]
+    chosen = [f for f in numbers if f.name == schema.bid or "price" in f.name.lower()]
+    return chosen or [f for f in numbers if f.realtime] or numbers
+
+
+def copy_items(sources: MappedSources, places: np.ndarray, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
+    """n items that the catalogue does not tell, each with its embedding if it has one."""
+    created_I = sources.item_rows.created_I
+    dated = np.flatnonzero(created_I > sources.now_ms)
+    dated = dated[np.argsort(created_I[dated], kind="stable")][seed * n : (seed + 1) * n]
+    for place in dated.tolist():
+        version = int(created_I[place])
+        known_by = version + round(sources.mapping.known_after_days * DAY_MS) + DAY_MS
+        item = sources.item_rows.ids[place]
+        raw = sources.states.features_of(np.array([place]), sources.states.state_at(known_by))[0]
+        yield ItemFeaturesUpdate(item_id=item, version=version, features=raw), _embedding(sources, item, item, None)
+    rng = np.random.default_rng([_ARRIVALS, seed])
+    ids = _free_ids(sources, seed, n - len(dated))
+    if not len(places) or not ids:
+        return
+    chosen = rng.choice(places, len(ids))
+    features = sources.states.features_of(chosen, sources.states.state_at(sources.now_ms))
+    for k, (new, place, raw) in enumerate(zip(ids, chosen.tolist(), features, strict=True)):
+        update = ItemFeaturesUpdate(item_id=new, version=sources.now_ms + k + 1, features=raw)
+        yield update, _embedding(sources, new, sources.item_rows.ids[place], rng)
+
+
+def _embedding(sources: MappedSources, new: Id, like: Id, rng: np.random.Generator | None) -> NewItem | None:
+    """The embedding of an item, or one near to it."""
+    if sources.embeddings is None or like not in sources.embeddings.place:
+        return None
+    vector: Any = sources.embeddings.vectors(np.array([sources.embeddings.place[like]]))[0]
+    if vector is None:
+        return None
+    if rng is not None:
+        size = float(np.sqrt(np.mean(np.square(vector))))
+        vector = np.round(np.asarray(vector) + 0.05 * size * rng.standard_normal(len(vector)), _DECIMALS).tolist()
+    return NewItem(item_id=new, embedding=vector)
+
+
+def _free_ids(sources: MappedSources, seed: int, n: int) -> list[Id]:
+    """Ids that no item has, apart for each seed."""
+    ids = sources.item_rows.ids
+    if isinstance(ids[0], str):
+        taken = set(ids)
+        names = (f"arrival-{seed}-{k}" for k in range(n + len(taken)))
+        return [name for name in names if name not in taken][:n]
+    numbers = [i for i in ids if isinstance(i, int)]
+    room = (seed + 1) * 1_000_000
+    first = max(numbers) + 1 + seed * 1_000_000 if max(numbers) + room < INT64_MAX else min(numbers) - room
+    return [first + k for k in range(n)]

@@ -1,0 +1,301 @@
+"""A catalogue from CSV or Parquet files, as one mapping file says: the same events that any other publisher would send.
+
+Here: events of schemas/events.py in publish order, and the held-out users. Not here: what the files say (mapped_sources.py), which items
+a sampled request shows (sampled_impressions.py), requests that a file tells (shown_impressions.py).
+Invariants: nothing from the evaluation time on is in items, behaviours or impressions; the same files and mapping give the same events.
+Held-out users are users with a history and something right to find after that time; their earlier impressions may teach.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from infra.data.catalogue import Evaluation, HeldOutUser
+from infra.data.feature_values import decode_features
+from infra.data.interactions import Interactions, encode_ids
+from infra.data.item_changes import copy_items, drift_items
+from infra.data.item_states import DAY_MS, count_positives
+from infra.data.mapped_sources import MappedSources
+from infra.data.mapping import DataMapping
+from infra.data.sampled_impressions import SampledRequest, draw_candidates, plan_cuts, recent_items, sample_requests, taken_items
+from infra.data.shown_impressions import read_shown_requests
+from infra.data.tables import LoadedTable, Rejections
+from schemas.errors import Misconfigured
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord, describe_errors
+from schemas.features import FeatureSchema, Scope
+from schemas.ids import Id
+
+_CHUNK = 4_096
+_EVALUATION_SEED = 1
+E = TypeVar("E", bound=BaseModel)
+
+
+class MappedCatalogue:
+    """A `Catalogue` of files under `directory`; at most `limit` rows of each. `rejections` fills while events are read."""
+
+    def __init__(self, mapping: DataMapping, directory: Path, limit: int | None = None) -> None:
+        self.name, self.mapping = mapping.name, mapping
+        self.sources = MappedSources(mapping, directory, limit)
+
+    @property
+    def rejections(self) -> Rejections:
+        """Rows that became no event."""
+        return self.sources.rejections
+
+    @cached_property
+    def schema(self) -> FeatureSchema:
+        return self.sources.schema
+
+    @cached_property
+    def model(self) -> Mapping[str, Any]:
+        default = {"rank_by": "ecpm" if self.sources.roles["bid"] else "click"}
+        return {**default, **self.mapping.model}
+
+    @property
+    def item_count(self) -> int:
+        return len(self._alive)
+
+    @cached_property
+    def _alive(self) -> np.ndarray:
+        """Places of the items that exist when the held-out users are measured, ascending."""
+        return np.flatnonzero(self.sources.item_rows.created_I <= self.sources.now_ms)
+
+    # --- items ---
+
+    def items(self) -> Iterator[ItemFeaturesUpdate]:
+        if self.sources.states.changes_with_time:
+            yield from self._items_over_time()
+        elif self.sources.item_rows.table.has("time"):
+            yield from self._items_of_rows()
+        else:
+            for places in _chunks(self._alive):
+                created = np.maximum(self.sources.item_rows.created_I[places], 0)
+                yield from self._updates(places, created.tolist(), self.sources.states.features_of(places, {}))
+
+    def _updates(self, places: np.ndarray, versions: Sequence[int], features: Sequence[Mapping[str, Any]]) -> Iterator[ItemFeaturesUpdate]:
+        rows, ids = self.sources.item_rows, self.sources.item_rows.ids
+        latest = rows.latest_rows(self.sources.now_ms)
+        for place, version, raw in zip(places.tolist(), versions, features, strict=True):
+            update = _event(ItemFeaturesUpdate, rows.table, int(latest[place]), item_id=ids[place], version=version, features=raw)
+            if update is not None:
+                yield update
+
+    def _items_over_time(self) -> Iterator[ItemFeaturesUpdate]:
+        """Every item when it first shows on the grid of times, and again when a feature that depends on time has changed."""
+        states, created_I = self.sources.states, self.sources.item_rows.created_I
+        before: dict[str, np.ndarray] | None = None
+        told_I = np.zeros(len(created_I), bool)
+        for time_ms in self.sample_times():
+            state = states.state_at(time_ms)
+            changed_I = ~told_I
+            for name, codes_I in state.items():
+                changed_I |= (codes_I != before[name]) if before is not None else True
+            changed_I &= created_I <= time_ms
+            for places in _chunks(np.flatnonzero(changed_I)):
+                yield from self._updates(places, [time_ms] * len(places), states.features_of(places, state))
+            told_I |= changed_I
+            before = state
+
+    def sample_times(self) -> list[int]:
+        """The times at which item features are told, oldest first: every `every_days` back from the evaluation time."""
+        now_ms, positives = self.sources.now_ms, self.sources.positives
+        first = int(positives.time_X[0]) if len(positives) else now_ms
+        every = max(round(self.mapping.every_days * DAY_MS), (now_ms - first) // 400 + 1)
+        return list(range(now_ms, first - 1, -every))[::-1] or [now_ms]
+
+    def _items_of_rows(self) -> Iterator[ItemFeaturesUpdate]:
+        """A file with several versions of an item: each row up to the evaluation time is one."""
+        items = self.sources.item_rows
+        rows = items.in_time_order
+        for chunk in _chunks(rows[items.time_R[rows] <= self.sources.now_ms]):
+            places, times = items.item_R[chunk].tolist(), items.time_R[chunk].tolist()
+            for row, place, time_ms, raw in zip(chunk.tolist(), places, times, self.sources.states.features_of_rows(chunk), strict=True):
+                update = _event(ItemFeaturesUpdate, items.table, row, item_id=items.ids[place], version=time_ms, features=raw)
+                if update is not None:
+                    yield update
+
+    def new_items(self) -> Iterator[NewItem]:
+        embeddings = self.sources.embeddings
+        if embeddings is None:
+            return
+        alive = self._alive_ids
+        known = frozenset(self.sources.item_rows.ids)
+        places = np.array([p for item, p in embeddings.place.items() if item in alive or item not in known], np.int64)
+        for chunk in _chunks(places):
+            for place, vector in zip(chunk.tolist(), embeddings.vectors(chunk), strict=True):
+                if vector is not None:
+                    yield NewItem(item_id=embeddings.ids[place], embedding=vector)
+
+    @cached_property
+    def _alive_ids(self) -> frozenset[Id]:
+        ids = self.sources.item_rows.ids
+        return frozenset(ids[place] for place in self._alive.tolist())
+
+    # --- users ---
+
+    @cached_property
+    def _profiles(self) -> Mapping[Id, dict[str, Any]]:
+        if self.mapping.users is None:
+            return {}
+        table = self.sources.table(self.mapping.users)
+        place_R, ids = encode_ids(table.array("id"), self.sources.id_kind, ())
+        for row in np.flatnonzero(place_R < 0).tolist():
+            table.reject(row, "no usable id")
+        raw = decode_features(table, table.source.feature_columns(), self.schema.of(Scope.USER))
+        return {ids[place]: features for place, features in zip(place_R.tolist(), raw, strict=True) if place >= 0}
+
+    def users(self) -> Iterator[UserFeaturesRecord]:
+        for user, features in self._profiles.items():
+            yield UserFeaturesRecord(user_id=user, features=features)
+
+    def behaviours(self) -> Iterator[Behaviour]:
+        history = self.sources.history
+        yield from self._behaviours_of(np.arange(history.before(self.sources.now_ms)))
+
+    @cached_property
+    def _history_table(self) -> LoadedTable | None:
+        return self.sources.table(self.mapping.behaviours) if self.mapping.behaviours is not None else None
+
+    def _behaviours_of(self, chosen: np.ndarray) -> Iterator[Behaviour]:
+        """Some interactions of the history as events, in the given order."""
+        history, table = self.sources.history, self._history_table
+        for places in _chunks(chosen):
+            part = history.take(places)
+            features: list[dict[str, Any]] = [{}] * len(places)
+            if table is not None and table.source.features:
+                features = decode_features(table.take(part.row_X), table.source.feature_columns(), self.schema.of(Scope.BEHAVIOUR))
+            columns = (part.user_X, part.item_X, part.kind_X, part.time_X)
+            for user, item, kind, time_ms, raw in zip(*(c.tolist() for c in columns), features, strict=True):
+                yield Behaviour(
+                    user_id=history.user_ids[user], item_id=history.item_ids[item], kind=history.kinds[kind], time_ms=time_ms, features=raw
+                )
+
+    # --- impressions ---
+
+    def impressions(self) -> Iterator[ImpressionRecord]:
+        self._require_positives("learn from")
+        if self.sources.shown is not None:
+            bids = self._bids_at(self.sources.now_ms)
+            bid_of = {item: bids[place] for place, item in enumerate(self.sources.item_rows.ids)}
+            yield from read_shown_requests(
+                *self.sources.shown, self.sources.id_kind, self.sources.now_ms, bid_of, self.schema.of(Scope.CONTEXT)
+            )
+            return
+        bids_at: dict[int, list[float]] = {}
+        for number, request in enumerate(self._sampled_requests()):
+            if request.time_ms not in bids_at:
+                bids_at = {request.time_ms: self._bids_at(request.time_ms)}
+            yield self._impression(number, request, bids_at[request.time_ms])
+
+    def _sampled_requests(self) -> Iterator[SampledRequest]:
+        sources, sampling = self.sources, self.mapping.sampling
+        window = sources.window_ms()
+        every = window if sampling.every_days is None else round(sampling.every_days * DAY_MS)
+        cuts = plan_cuts(int(sources.positives.time_X[0]), sources.now_ms, window, every)
+        if not cuts:
+            raise sources.reject(
+                "[impressions] window_days",
+                f"= {window / DAY_MS:g} days leaves no time to learn from before the evaluation; give a smaller one",
+            )
+        return sample_requests(sources.positives, sources.history, len(sources.item_rows.ids), cuts, window, sampling)
+
+    def _impression(self, number: int, request: SampledRequest, bids: Sequence[float]) -> ImpressionRecord:
+        ids = self.sources.item_rows.ids
+        shown = [
+            ShownItem(item_id=ids[item], position=position, bid=bids[item], clicked=clicked)
+            for position, (item, clicked) in enumerate(zip(request.items.tolist(), request.clicked.tolist(), strict=True))
+        ]
+        user = self.sources.positives.user_ids[request.user]
+        return ImpressionRecord(request_id=f"sampled-{number}", user_id=user, time_ms=request.time_ms, items=shown)
+
+    def _bids_at(self, time_ms: int) -> list[float]:
+        """The bid of every item as of a time; the default where it is missing or not positive, 1 without a bid."""
+        bid = self.schema.bid
+        if bid is None:
+            return [1.0] * len(self.sources.item_rows.ids)
+        numbers = self.sources.states.numbers_at(bid, time_ms)
+        usable = np.isfinite(numbers) & (numbers > 0)
+        return np.where(usable, numbers, self.schema.item(bid).default).tolist()  # type: ignore[no-any-return]
+
+    def _require_positives(self, purpose: str) -> Interactions:
+        if not len(self.sources.positives):
+            raise Misconfigured(
+                "nothing_to_learn_from",
+                f"{self.mapping.path.name}: there is nothing to {purpose}: give a section [impressions] with a file of what was shown and "
+                "clicked, or a section [behaviours] (user, item, time) to sample impressions from; docs/IMPORT.md shows both",
+            )
+        return self.sources.positives
+
+    # --- what comes later ---
+
+    def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
+        yield from drift_items(self.sources, self.schema, self._alive, n, seed)
+
+    def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
+        yield from copy_items(self.sources, self._alive, n, seed)
+
+    # --- measure ---
+
+    def evaluation(self) -> Evaluation:
+        sources, holdout = self.sources, self.mapping.holdout
+        positives = self._require_positives("measure on")
+        if not holdout.hold_out:
+            raise sources.reject("[evaluation] hold_out", "= false keeps nothing to measure on")
+        recent = recent_items(positives, len(sources.item_rows.ids), sources.now_ms, holdout.pool_days)
+        pool = self._alive if holdout.candidates == "all" else np.intersect1d(recent, self._alive)
+        taken = taken_items(positives, sources.history, sources.now_ms, None)
+        relevant = {user: found for user, items in taken.items() if len(found := np.intersect1d(items, pool))}
+        if not relevant:
+            raise sources.reject(
+                "[evaluation] from", "leaves no user to measure on: none has a history before it and a positive on a known item after it"
+            )
+        rng = np.random.default_rng(_EVALUATION_SEED)
+        users = sorted(relevant)
+        if len(users) > holdout.users_max:
+            users = sorted(rng.choice(users, holdout.users_max, replace=False).tolist())
+        histories = self._histories_of([positives.user_ids[user] for user in users])
+        held_out = tuple(self._held_out(rng, positives.user_ids[user], relevant[user], pool, histories) for user in users)
+        return Evaluation(held_out, self._popularity(), "recall", sources.now_ms, holdout.k)
+
+    def _held_out(
+        self, rng: np.random.Generator, user: Id, relevant: np.ndarray, pool: np.ndarray, histories: Mapping[Id, Sequence[Behaviour]]
+    ) -> HeldOutUser:
+        ids = self.sources.item_rows.ids
+        drawn = draw_candidates(rng, pool, relevant, self.mapping.holdout.candidates_max).tolist()
+        candidates = sorted(ids[place] for place in drawn)  # type: ignore[type-var]
+        found = frozenset(ids[place] for place in relevant.tolist()) & frozenset(candidates)
+        as_array = np.array(candidates, object if isinstance(candidates[0], str) else np.int64)
+        return HeldOutUser(user, self._profiles.get(user, {}), histories[user], as_array, found)
+
+    def _histories_of(self, users: Sequence[Id]) -> Mapping[Id, Sequence[Behaviour]]:
+        history = self.sources.history
+        place = {user: number for number, user in enumerate(history.user_ids)}
+        before = np.arange(history.before(self.sources.now_ms))
+        chosen = before[np.isin(history.user_X[before], [place[user] for user in users])]
+        found: dict[Id, list[Behaviour]] = {user: [] for user in users}
+        for behaviour in self._behaviours_of(chosen):
+            found[behaviour.user_id].append(behaviour)
+        return found
+
+    def _popularity(self) -> dict[Id, float]:
+        """Positives of each item in the last days before the evaluation."""
+        ids = self.sources.item_rows.ids
+        counts = count_positives(self.sources.positives, len(ids), self.sources.now_ms, self.mapping.holdout.pool_days)
+        return {ids[place]: float(counts[place]) for place in np.flatnonzero(counts).tolist()}
+
+
+def _chunks(places: np.ndarray) -> Iterator[np.ndarray]:
+    return (places[first : first + _CHUNK] for first in range(0, len(places), _CHUNK))
+
+
+def _event(make: Callable[..., E], table: LoadedTable, row: int, **fields: Any) -> E | None:
+    """An event, or a noted rejection of its row."""
+    try:
+        return make(**fields)
+    except ValidationError as error:
+        table.reject(row, describe_errors(error))
+        return None

@@ -1,0 +1,250 @@
+"""The files of a mapping, loaded and joined: ids of one kind, interactions in order of time, item states, and the schema.
+
+Here: everything that is read once and asked many times. Not here: events (mapped_catalogue.py). Each part is loaded when it is first asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.data.columns import decode_flags, decode_numbers, fits_int64
+from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
+from infra.data.interactions import DEFAULT_KIND, Interactions, clicked_only, kind_name, read_interactions, read_times, times_of_constant
+from infra.data.item_embeddings import ItemEmbeddings
+from infra.data.item_states import DAY_MS, ItemRows, ItemStates, count_positives, read_item_rows
+from infra.data.mapping import DataMapping, FeatureSource, Source
+from infra.data.mapping_section import reject, suggest
+from infra.data.tables import LoadedTable, Rejections, load_table
+from infra.data.text import cluster_embeddings
+from schemas.errors import Misconfigured
+from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
+from schemas.ids import IdKind
+
+_HELD_OUT_SHARE = 0.15
+_KINDS_MAX = 64
+_ID_ROLES = ("id", "user", "item")
+
+
+class MappedSources:
+    """Loaded tables of `mapping` under `directory`; at most `limit` rows of each."""
+
+    def __init__(self, mapping: DataMapping, directory: Path, limit: int | None) -> None:
+        self.mapping, self._directory, self._limit = mapping, directory, limit
+        self.rejections = Rejections()
+        self._tables: dict[str, LoadedTable] = {}
+
+    def table(self, source: Source) -> LoadedTable:
+        """The rows of a section."""
+        if source.section not in self._tables:
+            self._tables[source.section] = load_table(self._directory, source, self._limit, self.rejections)
+        return self._tables[source.section]
+
+    def reject(self, key: str, expectation: str) -> Misconfigured:
+        """An error of the mapping file."""
+        return reject(self.mapping.path, key, expectation)
+
+    @cached_property
+    def id_kind(self) -> IdKind:
+        """int64 if every id of every file is a whole number, else text; or what the mapping says."""
+        if "id_kind" in self.mapping.schema:
+            return IdKind(self.mapping.schema["id_kind"])
+        for source in self.mapping.sources:
+            table = self.table(source)
+            if not all(fits_int64(table.array(role)) for role in _ID_ROLES if table.has(role)):
+                return IdKind.TEXT
+        return IdKind.INT64
+
+    # --- interactions ---
+
+    @cached_property
+    def item_rows(self) -> ItemRows:
+        """The items' file by item."""
+        rows = read_item_rows(self.table(self.mapping.items), self.id_kind)
+        if not rows.ids:
+            raise self.reject("[items]", f"gives no item: no row of {self.mapping.items.file} counts and has an id")
+        return rows
+
+    @cached_property
+    def shown(self) -> tuple[LoadedTable, np.ndarray] | None:
+        """The rows of the impressions' file, and which were clicked. None without such a file."""
+        if self.mapping.impressions is None:
+            return None
+        table = self.table(self.mapping.impressions)
+        clicked, known = decode_flags(table.array("clicked"), table.source.roles["clicked"].at_least)
+        for row in np.flatnonzero(~known).tolist():
+            table.reject(row, "clicked is neither true nor false; taken as false")
+        return table, clicked
+
+    @cached_property
+    def history(self) -> Interactions:
+        """What users did: [behaviours], or else what they clicked in [impressions]."""
+        if self.mapping.behaviours is not None:
+            return read_interactions(self.table(self.mapping.behaviours), self.id_kind, self.item_rows.ids)
+        return self._clicks if self.shown is not None else _no_interactions()
+
+    @cached_property
+    def _clicks(self) -> Interactions:
+        assert self.shown is not None
+        return read_interactions(clicked_only(*self.shown), self.id_kind, self.item_rows.ids)
+
+    @cached_property
+    def positives(self) -> Interactions:
+        """What counts as a right answer: clicks of [impressions], or behaviours of the positive kinds."""
+        if self.shown is not None:
+            return self._clicks
+        wanted = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
+        for kind in wanted:
+            if kind not in self.history.kinds:
+                raise self.reject(
+                    "[impressions] positive_kinds", f"names {kind!r}, which no behaviour is; {suggest(kind, self.history.kinds)}"
+                )
+        if not wanted:
+            return self.history
+        codes = [self.history.kinds.index(kind) for kind in wanted]
+        return self.history.take(np.isin(self.history.kind_X, codes))
+
+    @cached_property
+    def now_ms(self) -> int:
+        """When the held-out users are measured: nothing from then on is told, except by price_changes and arrivals."""
+        holdout = self.mapping.holdout
+        times = self.positives.time_X
+        if not len(times):
+            rows = self.item_rows
+            return int(rows.time_R[rows.in_time_order].max(initial=0))
+        if not holdout.hold_out:
+            return int(max(times[-1], self.history.time_X[-1])) + 1
+        if holdout.start is None:
+            return int(times[min(len(times) - 1, int(len(times) * (1 - _HELD_OUT_SHARE)))])
+        start = times_of_constant(holdout.start)
+        if start <= 0:
+            raise self.reject("[evaluation] from", f"is {holdout.start!r}, expected a date or time like 2011-10-01")
+        return start
+
+    # --- items ---
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """All features of the schema, the embedding last."""
+        mapping, roles = self.mapping, self.roles
+        kinds = {roles["sim_category"]: Kind.CATEGORICAL, roles["bid"]: Kind.NUMERIC}
+        item = {}
+        for source, table_source in [(f, mapping.items) for f in mapping.items.features] + self._history_features():
+            item[source.name] = self._item_feature(source, table_source, kinds.get(source.name))
+        found = list(item.values())
+        if self.embeddings is not None:
+            found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
+        for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
+            if other is not None:
+                table = self.table(other)
+                found += [infer_feature(f, scope, table.arrays(f.column) if f.column.value is None else ()) for f in other.features]
+        return tuple(found)
+
+    def _history_features(self) -> list[tuple[FeatureSource, Source]]:
+        """Features of the history table; details that [items.features] gives to the same name hold."""
+        history = self.mapping.item_history
+        if history is None:
+            return []
+        details = {f.name: f.details for f in self.mapping.items.features}
+        return [(FeatureSource(f.name, f.column, details={**details.get(f.name, {}), **f.details}), history) for f in history.features]
+
+    def _item_feature(self, source: FeatureSource, table_source: Source, role: Kind | None) -> Feature:
+        if source.count_days is not None:
+            counts = count_positives(self.positives, len(self.item_rows.ids), self.now_ms, source.count_days)
+            details = {**infer_numbers(counts.astype(np.float64), {"transform": Transform.LOG1P}), "default": 0.0}
+            return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, {**details, **source.details})
+        if source.clusters is not None:
+            return make_feature(source.name, Scope.ITEM, Kind.CATEGORICAL, {"buckets": buckets_for(source.clusters), **source.details})
+        table = self.table(table_source)
+        if table.has("time"):
+            table = table.take(np.flatnonzero(read_times(table, "time") <= self.now_ms))
+        if source.name == self.roles["bid"]:
+            numbers = ItemStates(self.item_rows, (), self.now_ms).numbers_at(source.name, self.now_ms)
+            if table_source is self.mapping.item_history:
+                numbers = decode_numbers(table.arrays(source.column)[0])
+            return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, infer_bid(numbers, source.details))
+        return infer_feature(source, Scope.ITEM, table.arrays(source.column) if source.column.value is None else (), role)
+
+    @cached_property
+    def roles(self) -> Mapping[str, str | None]:
+        """Names of the features that play a role, as the mapping says, else by their usual names."""
+        given = self.mapping.schema
+        names = {f.name for s in (self.mapping.items, self.mapping.item_history) if s is not None for f in s.features}
+        clusters = [f.name for f in self.mapping.items.features if f.clusters is not None]
+        usual = {
+            "sim_category": "category" if "category" in names else next(iter(clusters), None),
+            "bid": "bid" if "bid" in names else None,
+        }
+        roles = {role: given.get(role, default) for role, default in usual.items()}
+        for role, name in roles.items():
+            if name is not None and name not in names:
+                raise self.reject(f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
+        embedding = self.mapping.embedding_name if self.mapping.embeddings is not None else None
+        if given.get("multimodal", embedding) != embedding:
+            known = f"its name is {embedding!r}" if embedding else "there is no such section"
+            raise self.reject(
+                "[schema] multimodal", f"names {given['multimodal']!r}, but the embedding is what [embeddings] gives; {known}"
+            )
+        return {**roles, "multimodal": embedding}
+
+    @cached_property
+    def schema(self) -> FeatureSchema:
+        """The schema of the catalogue."""
+        given = self.mapping.schema
+        kinds = tuple(kind_name(k) for k in given.get("behaviour_kinds", self.history.kinds[:_KINDS_MAX])) or (DEFAULT_KIND,)
+        return FeatureSchema(
+            self.features,
+            id_kind=self.id_kind,
+            sim_category=self.roles["sim_category"],
+            bid=self.roles["bid"],
+            multimodal=self.roles["multimodal"],
+            multimodal_is_input=given.get("multimodal_is_input", True),
+            behaviour_kinds=kinds,
+        )
+
+    @cached_property
+    def embeddings(self) -> ItemEmbeddings | None:
+        """Embeddings of the items, if the mapping gives any."""
+        if self.mapping.embeddings is None:
+            return None
+        rows = self.item_rows
+        later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
+        return ItemEmbeddings(self.table(self.mapping.embeddings), self.mapping, self.id_kind, later)
+
+    @cached_property
+    def states(self) -> ItemStates:
+        """Item features as of any time."""
+        mapping, rows = self.mapping, self.item_rows
+        states = ItemStates(rows, [f for f in self.features if f.scope is Scope.ITEM], self.now_ms)
+        states.add_counts(mapping.items.features, self.positives)
+        if mapping.item_history is not None:
+            states.add_history(self.table(mapping.item_history), self.id_kind, mapping.known_after_days)
+        for source in mapping.items.features:
+            if source.clusters is not None:
+                states.add_clusters(source.name, self._clusters(source))
+        if states.changes_with_time and rows.table.has("time"):
+            raise self.reject(
+                "[items] time", "is for a file with several versions of an item; it does not go with [item_history] or count_days"
+            )
+        return states
+
+    def _clusters(self, source: FeatureSource) -> np.ndarray:
+        if self.embeddings is None or source.clusters is None:
+            raise self.reject(f"[items] features.{source.name}", "groups items by their embeddings; it needs a section [embeddings]")
+        rows = self.item_rows
+        matrix = self.embeddings.matrix(rows.ids)
+        return cluster_embeddings(matrix, (rows.created_I <= self.now_ms) & matrix.any(axis=1), source.clusters)
+
+    def window_ms(self) -> int:
+        """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation."""
+        if self.mapping.sampling.window_days is not None:
+            return round(self.mapping.sampling.window_days * DAY_MS)
+        return max(1, int(self.positives.time_X[-1]) - self.now_ms + 1)
+
+
+def _no_interactions() -> Interactions:
+    nothing = np.zeros(0, np.int64)
+    users: Sequence[Any] = ()
+    return Interactions(users, (), (DEFAULT_KIND,), nothing, nothing, nothing, nothing, nothing)

@@ -1,0 +1,339 @@
+"""A mapping file: which columns of which CSV or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
+
+Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: the data files (tables.py), what cells mean
+(columns.py), the schema that follows (inferred_schema.py). Invariant: whatever is wrong is a Misconfigured that names the file, the key
+and the expectation, with a suggestion for a misspelt name; nothing is passed over in silence.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.data.mapping_section import Section, reject
+from infra.data.where import Condition, read_conditions
+from schemas.features import Feature, Kind
+from schemas.model.spec import ModelSpec
+
+FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
+TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
+_SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where values come from: one column, several (`columns`, or all that start with `prefix`), or the constant `value`.
+
+    separator    between the values of a text cell (bags, vectors); None: found out per cell
+    at_least     a number from which on a flag is true
+    time_unit / time_format   how a time reads, where it cannot be seen ("s", "ms", "us", "ns"; a strptime format)
+    """
+
+    columns: tuple[str, ...] = ()
+    prefix: str | None = None
+    value: Any = None
+    separator: str | None = None
+    at_least: float | None = None
+    time_unit: str | None = None
+    time_format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSource:
+    """One feature: from `column`, or derived: `count_days` = behaviours of the item in that many days, `clusters` = group of its embedding.
+
+    `details` are fields of schemas.features.Feature that the mapping fixes; what it leaves open is taken from the data.
+    """
+
+    name: str
+    column: Column = Column()
+    count_days: float | None = None
+    clusters: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One section that reads a file: its columns by role, its features, and which rows count."""
+
+    section: str
+    file: str
+    roles: Mapping[str, Column]
+    features: tuple[FeatureSource, ...] = ()
+    where: tuple[Condition, ...] = ()
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+
+    def feature_columns(self) -> Mapping[str, Column]:
+        """The columns of the features that are read from this file, by feature name."""
+        return {f.name: f.column for f in self.features if f.count_days is None and f.clusters is None}
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmbedding:
+    """Embeddings made from text columns: TF-IDF over words and pairs of words, then SVD to `width`."""
+
+    columns: tuple[str, ...]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How impressions are made where a source has positives only.
+
+    At every cut t (each `every_days`, the last one `window_days` before the evaluation) each user with a history gets one request: up
+    to `positives_max` items of the next `window_days`, and `negatives` for each, uniform over items of the last `pool_days` before t.
+    """
+
+    negatives: int = 20
+    positives_max: int = 4
+    pool_days: float = 28.0
+    window_days: float | None = None  # None: as long as the evaluation
+    every_days: float | None = None  # None: window_days
+    positive_kinds: tuple[str, ...] = ()  # none: every kind
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """What is kept for measuring: everything from `start` on (None: the last 15% of the positives). `hold_out = false` keeps nothing.
+
+    candidates "all" items of the catalogue, or "recent": those with a positive in the last `pool_days` before the evaluation.
+    """
+
+    start: str | int | float | None = None
+    hold_out: bool = True
+    candidates: str = "all"
+    candidates_max: int = 10_000
+    pool_days: float = 28.0
+    users_max: int = 500
+    k: int = 100
+
+
+@dataclass(frozen=True)
+class DataMapping:
+    """One mapping file, read."""
+
+    path: Path
+    name: str
+    schema: Mapping[str, Any]
+    items: Source
+    every_days: float
+    item_history: Source | None
+    known_after_days: float
+    embeddings: Source | None
+    embedding_name: str
+    embedding_width: int | None
+    text: TextEmbedding | None
+    users: Source | None
+    behaviours: Source | None
+    impressions: Source | None
+    sampling: Sampling
+    holdout: Holdout
+    model: Mapping[str, Any]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sections that read a file."""
+        found = (self.items, self.item_history, self.embeddings, self.users, self.behaviours, self.impressions)
+        return tuple(source for source in found if source is not None)
+
+
+def read_mapping(path: Path) -> DataMapping:
+    """The mapping file at `path`. Raises Misconfigured (`bad_mapping`)."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise reject(path, "", f"cannot be read as TOML: {error}") from error
+    top = Section(path, "", raw)
+    name = top.text("name", path.stem)
+    parts = {part: top.section(part) for part in ("schema", "items", "item_history", "embeddings", "users", "behaviours", "impressions")}
+    holdout, model = _read_holdout(top.section("evaluation")), _read_model(top.section("model"))
+    top.end()
+    if not parts["items"].given:
+        raise reject(path, "[items]", "is missing: every mapping says where the items are, with at least `file` and `id`")
+    every_days = parts["items"].number("every_days", 7.0)
+    known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
+    items = _read_source(parts["items"], ("id",), ("time", "created"))
+    embeddings, text, embedding_name, width = _read_embeddings(parts["embeddings"], items)
+    impressions, sampling = _read_impressions(parts["impressions"])
+    return DataMapping(
+        path=path,
+        name=name,
+        schema=_read_schema(parts["schema"]),
+        items=items,
+        every_days=every_days,
+        item_history=_optional_source(parts["item_history"], ("id", "time")),
+        known_after_days=known_after_days,
+        embeddings=embeddings,
+        embedding_name=embedding_name,
+        embedding_width=width,
+        text=text,
+        users=_optional_source(parts["users"], ("id",)),
+        behaviours=_optional_source(parts["behaviours"], ("user", "item"), ("time", "kind")),
+        impressions=impressions,
+        sampling=sampling,
+        holdout=holdout,
+        model=model,
+    )
+
+
+def _read_schema(section: Section) -> dict[str, Any]:
+    values = {key: section.any(key) for key in _SCHEMA_KEYS if key in section.raw}
+    section.end()
+    if "id_kind" in values and values["id_kind"] not in ("int64", "text"):
+        raise section.reject("id_kind", f"is {values['id_kind']!r}, expected int64 or text (left out: found out from the ids)")
+    return values
+
+
+def _read_model(section: Section) -> dict[str, Any]:
+    fields = [f.name for f in dataclasses.fields(ModelSpec) if f.name != "schema"]
+    values = {key: tuple(v) if isinstance(v := section.any(key), list) else v for key in fields if key in section.raw}
+    section.end(fields)
+    return values
+
+
+def _read_holdout(section: Section) -> Holdout:
+    default = Holdout()
+    start = section.any("from")
+    if hasattr(start, "isoformat"):
+        start = start.isoformat()  # a TOML date
+    holdout = Holdout(
+        start=start,
+        hold_out=section.flag("hold_out", default.hold_out),
+        candidates=section.choice("candidates", ("all", "recent"), default.candidates),
+        candidates_max=section.count("candidates_max", default.candidates_max),
+        pool_days=section.number("pool_days", default.pool_days),
+        users_max=section.count("users_max", default.users_max),
+        k=section.count("k", default.k),
+    )
+    section.end()
+    return holdout
+
+
+def _read_impressions(section: Section) -> tuple[Source | None, Sampling]:
+    """A file with what was shown, or how to sample from positives."""
+    if "file" in section.raw:
+        optional = ("request", "time", "position", "bid", "teacher_ecpm")
+        return _read_source(section, ("user", "item", "clicked"), optional, features_key="context"), Sampling()
+    default = Sampling()
+    sampling = Sampling(
+        negatives=section.count("negatives", default.negatives),
+        positives_max=section.count("positives_max", default.positives_max),
+        pool_days=section.number("pool_days", default.pool_days),
+        window_days=section.optional_number("window_days"),
+        every_days=section.optional_number("every_days"),
+        positive_kinds=tuple(section.texts("positive_kinds", ())),
+        seed=section.count("seed", default.seed, least=0),
+    )
+    section.end(hint="; with a `file` it describes what was shown, without one how to sample it from [behaviours]")
+    if (sampling.negatives + 1) * sampling.positives_max > 1_000:
+        raise section.reject(
+            "positives_max", f"gives {(sampling.negatives + 1) * sampling.positives_max} items a request, expected at most 1000"
+        )
+    return None, sampling
+
+
+def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, TextEmbedding | None, str, int | None]:
+    """The section [embeddings]: its file and id default to those of [items]."""
+    if not section.given:
+        return None, None, "embedding", None
+    name, width, text = section.text("name", "embedding"), section.optional_count("width"), section.texts("text", ())
+    separator = section.any("separator")
+    forms = {key: section.any(key) for key in ("column", "columns", "prefix") if key in section.raw}
+    if len(forms) + bool(text) != 1:
+        raise section.reject("column", "exactly one of column, columns, prefix and text says what the embedding is made of")
+    vector = Column(columns=tuple(text)) if text else read_column(section, "column", {**forms, "separator": separator})
+    same_file = section.raw.get("file", items.file) == items.file
+    defaults = {"file": items.file} | ({"id": items.roles["id"]} if same_file else {})
+    source = _read_source(section, ("id",), (), defaults=defaults)
+    where = source.where or (items.where if same_file else ())
+    source = dataclasses.replace(
+        source,
+        roles={**source.roles, "vector": vector},
+        where=where,
+        delimiter=source.delimiter or (items.delimiter if same_file else None),
+    )
+    return source, TextEmbedding(tuple(text), width or TEXT_WIDTH) if text else None, name, width
+
+
+def _optional_source(section: Section, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Source | None:
+    return _read_source(section, required, optional) if section.given else None
+
+
+def _read_source(
+    section: Section,
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    *,
+    features_key: str = "features",
+    defaults: Mapping[str, Any] | None = None,
+) -> Source:
+    defaults = defaults or {}
+    file = section.text("file", defaults.get("file"))
+    roles: dict[str, Column] = {}
+    for role in (*required, *optional):
+        value = section.any(role)
+        if value is not None:
+            roles[role] = read_column(section, role, value)
+        elif role in defaults:
+            roles[role] = defaults[role]
+        elif role in required:
+            raise section.reject(role, f"is missing: name the column that holds the {role}; a constant is written {{ value = ... }}")
+    features = section.section(features_key)
+    source = Source(
+        section=section.name,
+        file=file,
+        roles=roles,
+        features=tuple(_read_feature(section, name, features.any(name)) for name in features.raw),
+        where=read_conditions(section, section.any("where")),
+        delimiter=section.any("delimiter"),
+        encoding=section.text("encoding", "utf-8"),
+    )
+    section.end()
+    return source
+
+
+def read_column(section: Section, key: str, value: Any) -> Column:
+    """A column as written: its name, or a table with column, columns, prefix or value, and how to read it."""
+    if isinstance(value, str):
+        return Column(columns=(value,))
+    if not isinstance(value, Mapping):
+        raise section.reject(key, f'is {value!r}, expected a column name, or a table like {{ column = "name" }} or {{ value = 1 }}')
+    part = Section(section.path, f"{section.name}.{key}" if section.name else key, value)
+    one, many = part.any("column"), part.texts("columns", ())
+    column = Column(
+        columns=(one,) if one is not None else tuple(many),
+        prefix=part.any("prefix"),
+        value=part.any("value"),
+        separator=part.any("separator"),
+        at_least=part.any("at_least"),
+        time_unit=part.choice("time_unit", ("s", "ms", "us", "ns"), None),
+        time_format=part.any("time_format"),
+    )
+    part.end()
+    if sum((bool(column.columns), column.prefix is not None, column.value is not None)) != 1:
+        raise section.reject(key, "needs exactly one of column, columns, prefix and value")
+    return column
+
+
+def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
+    """A feature as written: a column name, or a table with where it comes from and any detail of the feature."""
+    key = f"features.{name}"
+    if not isinstance(value, Mapping):
+        return FeatureSource(name, read_column(section, key, value))
+    details = {k: v for k, v in value.items() if k in FEATURE_DETAILS}
+    rest = {k: v for k, v in value.items() if k not in FEATURE_DETAILS}
+    if "kind" in details and details["kind"] not in tuple(Kind):
+        raise section.reject(key, f"kind = {details['kind']!r}, expected one of {', '.join(Kind)}")
+    derived = {k: rest.pop(k) for k in ("count_days", "clusters") if k in rest}
+    if not derived:
+        return FeatureSource(name, read_column(section, key, rest), details=details)
+    part = Section(section.path, f"{section.name}.{key}", {**rest, **derived})
+    count_days, clusters = part.optional_number("count_days"), part.optional_count("clusters", least=2)
+    part.end()
+    if section.name != "items" or len(derived) != 1:
+        raise section.reject(key, "count_days and clusters derive features of [items], one of them a feature")
+    return FeatureSource(name, count_days=count_days, clusters=clusters, details=details)

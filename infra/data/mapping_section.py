@@ -1,0 +1,119 @@
+"""One table of a mapping file, read key by key: types checked, and whatever nobody read is an error with a suggestion.
+
+Here: `Section` and the one form of the errors. Not here: which keys there are (mapping.py).
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import Misconfigured
+
+
+def reject(path: Path, key: str, expectation: str) -> Misconfigured:
+    """The error of a mapping file: which file, which key, what was expected."""
+    place = f"{path.name}: {key}" if key else path.name
+    return Misconfigured("bad_mapping", f"{place} {expectation}; docs/IMPORT.md describes the file")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean ...?", or what there is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(names) or 'nothing'}"
+
+
+class Section:
+    """A table of the file. `given` says whether it was written; every getter marks its key as read."""
+
+    def __init__(self, path: Path, name: str, raw: Mapping[str, Any], given: bool = True) -> None:
+        self.path, self.name, self.raw, self.given = path, name, raw, given
+        self._read: set[str] = set()
+
+    def reject(self, key: str, expectation: str) -> Misconfigured:
+        """The error of one key of this table."""
+        return reject(self.path, f"[{self.name}] {key}" if self.name else key, expectation)
+
+    def any(self, key: str) -> Any:
+        """The value as it is; None when it was not given."""
+        self._read.add(key)
+        return self.raw.get(key)
+
+    def section(self, key: str) -> "Section":
+        """A table inside this one; an empty one when it was not given."""
+        value = self.any(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.reject(key, f"is {value!r}, expected a table")
+        return Section(self.path, f"{self.name}.{key}" if self.name else key, value or {}, given=value is not None)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text. Without a default it is required."""
+        value = self.any(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str) or not value:
+            raise self.reject(key, f"is {'missing' if value is None else repr(value)}, expected text")
+        return value
+
+    def texts(self, key: str, default: Sequence[str]) -> Sequence[str]:
+        """A list of texts, or one text."""
+        value = self.any(key)
+        if value is None:
+            return default
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self.reject(key, f"is {value!r}, expected a list of texts")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.any(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.reject(key, f"is {value!r}, expected true or false")
+        return default if value is None else value
+
+    def optional_number(self, key: str, least: float = 0.0) -> float | None:
+        """A number above `least`; None when it was not given."""
+        value = self.any(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < 1e12:
+            raise self.reject(key, f"is {value!r}, expected a number above {least:g}")
+        return float(value)
+
+    def number(self, key: str, default: float, least: float = 0.0) -> float:
+        """A number not below `least` (above it when the default is)."""
+        if self.raw.get(key) == least == default:
+            self._read.add(key)
+            return default
+        value = self.optional_number(key, least)
+        return default if value is None else value
+
+    def optional_count(self, key: str, least: int = 1) -> int | None:
+        """A whole number from `least`; None when it was not given."""
+        value = self.any(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.reject(key, f"is {value!r}, expected a whole number from {least}")
+        return value
+
+    def count(self, key: str, default: int, least: int = 1) -> int:
+        """A whole number from `least`."""
+        value = self.optional_count(key, least)
+        return default if value is None else value
+
+    def choice(self, key: str, choices: Sequence[str], default: Any) -> Any:
+        """One of `choices`."""
+        value = self.any(key)
+        if value is not None and value not in choices:
+            raise self.reject(key, f"is {value!r}, expected one of {', '.join(choices)}")
+        return default if value is None else value
+
+    def end(self, known: Iterable[str] = (), hint: str = "") -> None:
+        """Raises for the first key that nobody read."""
+        for key in self.raw:
+            if key not in self._read:
+                raise self.reject(key, f"is not known here{hint}; {suggest(key, {*known, *self._read})}")

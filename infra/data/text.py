@@ -1,0 +1,52 @@
+"""Embeddings where a file has none: text columns by TF-IDF and SVD, and groups of items by k-means over embeddings.
+
+Here: deterministic functions of texts and vectors (fixed seeds; values rounded, so that the last bits of a parallel sum do not show).
+Source: scikit-learn. Arrays: T texts, E width, I items.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
+
+from schemas.errors import Misconfigured
+
+FITTED_TEXTS_MAX = 50_000
+_TERMS_MAX = 50_000
+_DECIMALS = 4
+
+
+class TextEmbedder:
+    """Words and pairs of words by TF-IDF, projected by SVD to at most `width` numbers of length 1. `width` is what was reached."""
+
+    def __init__(self, texts: Sequence[str], width: int) -> None:
+        fitted = list(texts[:FITTED_TEXTS_MAX])
+        common = 2 if len(fitted) >= 200 else 1  # a term of one text tells nothing of another
+        self._terms = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=common, max_features=_TERMS_MAX)
+        try:
+            weights = self._terms.fit_transform(fitted)
+        except ValueError as error:  # no text has a word
+            raise Misconfigured("bad_mapping", f"[embeddings] text: the text columns hold no words to learn from ({error})") from error
+        self.width = max(1, min(width, weights.shape[1] - 1, weights.shape[0] - 1))
+        self._svd = TruncatedSVD(self.width, random_state=0) if weights.shape[1] > 1 else None
+        if self._svd is not None:
+            self._svd.fit(weights)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """[T, width] float64, rounded; zeros for a text without a known word."""
+        weights = self._terms.transform(texts)
+        projected = weights.toarray() if self._svd is None else self._svd.transform(weights)
+        return np.round(normalize(projected), _DECIMALS) + 0.0  # + 0.0: no minus zero
+
+
+def cluster_embeddings(embeddings_IE: np.ndarray, fitted_I: np.ndarray, clusters: int) -> np.ndarray:
+    """The group of each item, [I] int64, by k-means fitted on the items `fitted_I` (bool)."""
+    count = min(clusters, int(fitted_I.sum()))
+    if count < 2:
+        return np.zeros(len(embeddings_IE), np.int64)
+    means = MiniBatchKMeans(count, random_state=0, n_init=3, batch_size=4_096)
+    means.fit(embeddings_IE[fitted_I])
+    return means.predict(embeddings_IE).astype(np.int64)

@@ -81,7 +81,10 @@ def query(
 
 
 def verify_answers(
-    file: Annotated[Path, typer.Argument(help="JSON lines {request: body of /v1/prerank with its history, answer: its answer}.")],
+    file: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="JSON lines {request: body of /v1/prerank with its history, answer: its answer}."),
+    ],
     sample: Annotated[int | None, typer.Option(help="Recompute only this many, drawn evenly.")] = None,
     store: Store = None,
     bootstrap: Bootstrap = None,

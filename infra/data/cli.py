@@ -1,0 +1,168 @@
+"""`aif import DIR --mapping FILE`: publish what CSV or Parquet files hold. Only typer and the standard library at module level."""
+
+import datetime as dt
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.command import AsJson, print_data, say
+
+if TYPE_CHECKING:
+    from infra.data.mapped_catalogue import MappedCatalogue
+    from infra.kafka.publisher import Publisher
+
+_SAMPLES = 3
+_REJECTIONS_SHOWN = 20
+_TOPICS = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
+Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `aif import`."""
+    app.command("import")(import_files)
+
+
+def import_files(
+    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV or Parquet files.")],
+    mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Read at most this many rows of each file section.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Publish nothing: show counts, the schema and samples of each kind.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish items, embeddings, users, behaviours and impressions from files. Rejected rows are named on standard error; exit code 0."""
+    from infra.data.mapped_catalogue import MappedCatalogue
+    from infra.data.mapping import read_mapping
+
+    say(f"reading {directory}")
+    catalogue = MappedCatalogue(read_mapping(mapping), directory, limit)
+    kinds = _kinds_of(catalogue)
+    report = _try_out(kinds) if dry_run else {"counts": _publish(catalogue, kinds)}
+    report |= _describe(catalogue)
+    _say_rejections(catalogue)
+    if as_json:
+        print_data(report, as_json)
+    else:
+        _print_report(report)
+
+
+def _kinds_of(catalogue: "MappedCatalogue") -> Kinds:
+    """Each topic and its events; impressions only where there is something to learn from."""
+    kinds: Kinds = [
+        ("item-features", catalogue.items),
+        ("new-items", catalogue.new_items),
+        ("user-features", catalogue.users),
+        ("user-behaviours", catalogue.behaviours),
+    ]
+    if len(catalogue.sources.positives):
+        return [*kinds, ("impressions", catalogue.impressions)]
+    say(
+        "no impressions: the mapping has no [impressions] file and no [behaviours] to sample them from, so this catalogue cannot train a model"
+    )
+    return kinds
+
+
+def _try_out(kinds: Kinds) -> dict[str, Any]:
+    """Counts and the first events of each kind; everything is made and nothing sent."""
+    counts, samples = dict.fromkeys(_TOPICS, 0), {}
+    for topic, events in kinds:
+        made = events()
+        samples[topic] = [event.model_dump(mode="json", by_alias=True) for event in itertools.islice(made, _SAMPLES)]
+        counts[topic] = len(samples[topic]) + sum(1 for _ in made)
+    return {"counts": counts, "samples": samples}
+
+
+def _publish(catalogue: "MappedCatalogue", kinds: Kinds) -> dict[str, int]:
+    """Publishes everything, one progress bar a topic; how many events went to each."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    counts = dict.fromkeys(_TOPICS, 0)
+    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _open_publisher(catalogue) as publisher, Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        send = {
+            "item-features": publisher.publish_items,
+            "new-items": publisher.publish_new_items,
+            "user-features": publisher.publish_users,
+            "user-behaviours": publisher.publish_behaviours,
+            "impressions": publisher.publish_impressions,
+        }
+        for topic, events in kinds:
+            task = progress.add_task(topic, total=None)
+            counts[topic] = send[topic](_counted(events(), lambda n, task=task: progress.update(task, completed=n)))  # type: ignore[misc]
+            publisher.flush()
+            progress.update(task, total=counts[topic], completed=counts[topic])
+    return counts
+
+
+def _counted(events: Iterable[Any], tell: Callable[[int], None]) -> Iterator[Any]:
+    for number, event in enumerate(events, 1):
+        yield event
+        if number % 1_000 == 0:
+            tell(number)
+
+
+def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
+    from infra.kafka.publisher import Publisher
+    from infra.settings import InfraSettings, load_settings
+    from schemas.errors import Misconfigured
+
+    settings = load_settings(InfraSettings)
+    index, kind = settings.index, catalogue.schema.id_kind
+    if index.id_kind != kind:
+        raise Misconfigured(
+            "id_kind_differs",
+            f"the files have {kind} ids, the index has {index.id_kind} ids; set AIF_INDEX__ID_KIND={kind} for every process of a new index"
+            + (', or id_kind = "text" in the mapping\'s [schema]' if index.id_kind == "text" else ""),
+        )
+    return Publisher(
+        settings.bootstrap_servers(), settings.kafka.topic_prefix, "aif-import", index.shards, index.user_partitions, index.id_kind
+    )
+
+
+def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
+    sources, schema = catalogue.sources, catalogue.schema
+    now = dt.datetime.fromtimestamp(sources.now_ms / 1_000, dt.UTC).isoformat(timespec="seconds")
+    held_back = len(sources.history) - sources.history.before(sources.now_ms)
+    return {
+        "items": catalogue.item_count,
+        "rejected": len(catalogue.rejections),
+        "rejections": [f"{r.file} row {r.row} [{r.section}]: {r.reason}" for r in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
+        "told_until": now,
+        "behaviours_kept_back": held_back,
+        "schema": schema.to_dict() | {"fingerprint": schema.fingerprint},
+        "model": dict(catalogue.model),
+    }
+
+
+def _say_rejections(catalogue: "MappedCatalogue") -> None:
+    named = catalogue.rejections.named
+    for r in named[:_REJECTIONS_SHOWN]:
+        say(f"rejected {r.file} row {r.row} [{r.section}]: {r.reason}")
+    if (more := len(catalogue.rejections) - min(len(named), _REJECTIONS_SHOWN)) > 0:
+        say(f"and {more} more rows")
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    plain = {k: v for k, v in report.items() if k in ("items", "rejected", "told_until", "behaviours_kept_back")}
+    print_data({**report["counts"], **plain, "fingerprint": report["schema"]["fingerprint"]}, as_json=False)
+    if "samples" not in report:
+        return
+    print("\nfeatures")
+    for feature in report["schema"]["features"]:
+        print("  " + ", ".join(f"{name} {value}" for name, value in feature.items()))
+    for topic, events in report["samples"].items():
+        print(f"\n{topic}")
+        for event in events:
+            print("  " + _shortened(event))
+
+
+def _shortened(event: dict[str, Any], chars: int = 300) -> str:
+    """One event on one line, long ones cut."""
+    import json
+
+    text = json.dumps(event, ensure_ascii=False)
+    return text if len(text) <= chars else f"{text[:chars]}... ({len(text)} characters)"

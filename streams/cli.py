@@ -1,7 +1,48 @@
 """The `aif` commands of `streams`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from infra.command import AsJson, print_data, register_settings
+from streams import replay_cli
+from streams.training import cli as training_cli
 
 
 def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
+    register_settings("streams.settings:WorkerSettings")
+    app.command("worker")(worker)
+    replay_cli.register(app)
+    training_cli.register(app)
+
+
+def worker(
+    data_dir: Annotated[Path | None, typer.Option(help="Where the shards are.")] = None,
+    store: Annotated[str | None, typer.Option(help="The index store, a folder.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus page on loopback; 0: none.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Own shards: read item-features, new-items and model-checkpoints, and write index versions. Runs until SIGTERM or Ctrl-C.
+
+    Prints where its data is, then one JSON line {"ready": true, ...} once it consumes.
+    """
+    from infra.logs import open_logs
+    from infra.settings import load_settings
+    from streams.settings import WorkerSettings
+
+    flags = {"worker": {"data_dir": data_dir, "metrics_port": metrics_port}, "index": {"store": store}}
+    settings = load_settings(WorkerSettings, flags)
+    open_logs("worker", settings.log.level, settings.log.format)
+    where = {
+        "data_dir": str(settings.worker.data_dir.resolve()),
+        "index_store": settings.index.store,
+        "kafka": settings.bootstrap_servers(),
+        "topic_prefix": settings.kafka.topic_prefix,
+    }
+    print_data(where, as_json)
+
+    from streams.worker import run_worker
+
+    run_worker(settings)

@@ -37,7 +37,7 @@ from streams.core.item_state import (
     encode_embedding_component,
     encode_features_component,
 )
-from streams.core.outbox import Headers, OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
+from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
 from streams.core.shard_state import (
     Counters,
     ShardState,

@@ -1,0 +1,149 @@
+"""The demo from top to bottom. Read `run_demo` and you know what happens; acts.py says how each act measures."""
+
+import itertools
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.bench.report import Figures
+from infra.data.catalogue import Catalogue, open_mapping, open_world
+from infra.demo import acts
+from infra.demo.progress import Steps
+from infra.demo.server import RankingServer
+from infra.demo.stage import Stage, json_figures
+
+SWITCHES = 3
+TRAIN_S = 12.0
+WARM_START_S = 0.7
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What a person may choose."""
+
+    items: int = 20_000
+    seed: int = 0
+    data: Path | None = None
+    mapping: Path | None = None
+    keep: bool = False
+    quiet: bool = False
+
+
+def run_demo(options: DemoOptions) -> Figures:
+    """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of docs/BENCHMARKS.md."""
+    started = time.monotonic()
+    figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
+    with Steps(options.quiet) as steps:
+        with steps.step("broker and topics"):
+            catalogue = _open_catalogue(options)
+            stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, options.keep)
+        try:
+            _play(stage, catalogue, figures, steps)
+            figures.add("seconds_total", time.monotonic() - started, "s")
+        except BaseException:
+            stage.keep = False
+            raise
+        finally:
+            if stage.keep:
+                _say_what_to_try(stage, catalogue, steps)
+            else:
+                stage.stop()
+    return figures
+
+
+def _open_catalogue(options: DemoOptions) -> Catalogue:
+    if options.data is not None and options.mapping is not None:
+        return open_mapping(options.data, options.mapping)
+    return open_world(options.items, options.seed)
+
+
+def _play(stage: Stage, catalogue: Catalogue, figures: Figures, steps: Steps) -> None:
+    with steps.step("broker and topics"):
+        stage.start_broker()
+        worker = stage.start("worker", "worker")
+        serving = stage.start("server", "serve", "--port", str(stage.port))
+    with stage.publisher() as publisher:
+        with steps.step("publish the catalogue", total=None) as step:
+            acts.publish_catalogue(publisher, catalogue, step)
+        checkpoints = _train(stage, catalogue, steps)
+        with steps.step("build the first version, load it"):
+            publisher.publish_checkpoint_file(checkpoints[0])
+            stage.wait_for(worker, lambda: stage.control_state().current is not None)
+            server = RankingServer(stage.url)
+            stage.wait_for(serving, server.is_ready)
+        evaluation = catalogue.evaluation()
+        with steps.step("rank for users kept out of training", total=len(evaluation.users)) as step:
+            quality = acts.show_ranking(server, evaluation, step)
+        _add_quality(figures, quality)
+        user = evaluation.users[0].user_id
+        changes = catalogue.price_changes(acts.UPDATES_SHOWN + 200, seed=1)
+        with steps.step("change prices, wait for the scores", total=acts.UPDATES_SHOWN) as step:
+            waited = acts.show_updates(server, publisher, user, itertools.islice(changes, acts.UPDATES_SHOWN), step)
+        figures.add("update_visible_ms", acts.median(waited), "ms")
+        with steps.step("bring new items, wait for their scores", total=acts.NEW_ITEMS_SHOWN) as step:
+            waited = acts.show_new_items(server, publisher, user, catalogue.arrivals(acts.NEW_ITEMS_SHOWN, seed=1), step)
+        figures.add("new_item_visible_ms", acts.median(waited), "ms")
+        with steps.step("switch versions under load", total=SWITCHES) as step:
+            load = acts.Load(stage.url, evaluation)
+            flips = acts.show_switches(stage, load, publisher, checkpoints[1:], changes, step)
+        _add_switches(figures, flips, load)
+    with steps.step("recompute the answers; replay the topics"):
+        _audit(stage, load, figures)
+
+
+def _train(stage: Stage, catalogue: Catalogue, steps: Steps) -> list[Path]:
+    """One training and its short warm starts, from the topics alone."""
+    folder = stage.directory / "checkpoints"
+    with steps.step("train on the impressions topic"):
+        stage.run(
+            "train",
+            "train",
+            "--out",
+            str(folder),
+            "--seconds",
+            str(TRAIN_S),
+            "--more",
+            str(SWITCHES),
+            "--more-seconds",
+            str(WARM_START_S),
+            "--json",
+        )
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _add_quality(figures: Figures, quality: acts.Quality) -> None:
+    figures.add("hr_at_100", sum(quality.model) / len(quality.model), "ratio")
+    figures.add("popularity_hr_at_100", sum(quality.popularity) / len(quality.popularity), "ratio")
+    figures.add("random_hr_at_100", sum(quality.chance) / len(quality.chance), "ratio")
+    figures.add("rank_p50_ms", acts.median(quality.took_ms), "ms")
+
+
+def _add_switches(figures: Figures, flips: int, load: acts.Load) -> None:
+    figures.add("flips", flips, "count")
+    figures.add("answers_during_switch", len(load.answers), "count")
+    figures.add("slowest_during_switch_ms", max(ranked.took_ms for _, ranked in load.answers), "ms")
+
+
+def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
+    """The audit of the answers and the replay side by side: two fresh processes that read files and topics only."""
+    answers = stage.directory / "answers.jsonl"
+    acts.write_answers(answers, load)
+    audit = stage.start("verify-answers", "verify-answers", str(answers), "--json")
+    replay = stage.start("replay", "replay", "--directory", str(stage.directory / "replay"), "--batch-size", "97", "--json")
+    figures.add("mixed_versions", json_figures(stage.finish(audit))["mixed_versions"], "count")
+    replayed = json_figures(stage.finish(replay))
+    figures.add("digest_equal", replayed["digest_equal"], "1 or 0")
+    figures.add("items", replayed["items"], "count")
+
+
+def _say_what_to_try(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
+    exports = " ".join(f"{name}={value}" for name, value in stage.environment().items())
+    user = next(iter(catalogue.users())).user_id
+    steps.say(
+        f"""Everything keeps running in {stage.directory} until this process ends (Ctrl-C). In another terminal:
+  export {exports}
+  uv run aif index list
+  uv run aif query {user} --random 20 --url {stage.url}
+  curl -s {stage.url}/v1/status"""
+    )

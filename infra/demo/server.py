@@ -1,0 +1,72 @@
+"""The pre-ranking server as any HTTP client sees it: plain JSON, nothing of ours imported."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from schemas.errors import Unavailable
+from schemas.ids import Id, encode_wire_id
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """An answer and how long it took, from before the request to after the body."""
+
+    answer: dict[str, Any]
+    took_ms: float
+
+    @property
+    def ids(self) -> list[Id]:
+        """The ranked ids as they came."""
+        return [item["item_id"] for item in self.answer["items"]]
+
+    @property
+    def version(self) -> str:
+        """The version of its token, without the revision."""
+        return str(self.answer["version_token"]).split(".", 1)[0]
+
+
+class RankingServer:
+    """One keep-alive connection to a server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
+
+    def prerank(self, body: Mapping[str, Any]) -> Ranked:
+        """Both calls in one. Raises Unavailable with the server's own words when it refuses."""
+        return self._post("/v1/prerank", body)
+
+    def rank(self, body: Mapping[str, Any]) -> Ranked:
+        """Call 2 alone."""
+        return self._post("/v1/rank", body)
+
+    def is_ready(self) -> bool:
+        """Whether it says that it can rank."""
+        try:
+            return self._http.get("/v2/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._http.close()
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Ranked:
+        started = time.perf_counter()
+        reply = self._http.post(path, json=body)
+        took_ms = (time.perf_counter() - started) * 1e3
+        if reply.status_code != 200:
+            raise Unavailable("server_refused", f"{path} answered {reply.status_code}: {reply.text[:500]}")
+        return Ranked(reply.json(), took_ms)
+
+
+def wire_ids(ids: np.ndarray | Sequence[Id]) -> list[Id]:
+    """Ids as JSON takes them."""
+    return [encode_wire_id(i) for i in (ids.tolist() if isinstance(ids, np.ndarray) else ids)]

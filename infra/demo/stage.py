@@ -1,0 +1,126 @@
+"""The processes of the demo and their directory: broker, worker, trainer, server, each a real `aif` command.
+
+Here: starting, waiting, stopping. Not here: what is shown (acts.py). Every child dies with this process, however it ends; nothing
+outside `directory` is written.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.broker.server import Broker, start_broker
+from infra.control_log import ControlLog
+from infra.index_store import open_index_store
+from infra.kafka.admin import apply_topics
+from infra.kafka.publisher import Publisher
+from infra.processes import Child, free_ports, start_child, stop_all, wait_ready, wait_until
+from schemas.errors import Unavailable
+from schemas.ids import IdKind
+from schemas.index.control import ControlState
+
+SHARDS = 2  # one a core of the machine the demo is meant for
+USER_PARTITIONS = 2
+_START_S_MAX = 120.0
+
+
+@dataclass
+class Stage:
+    """A directory and the processes that live in it."""
+
+    directory: Path
+    id_kind: IdKind
+    keep: bool
+    children: list[Child] = field(default_factory=list)
+    broker: Broker | None = None
+    external_bootstrap: str = field(default_factory=lambda: os.environ.get("AIF_KAFKA__BOOTSTRAP_SERVERS", ""))
+
+    def __post_init__(self) -> None:
+        (self.port,) = free_ports(1)
+        self.control = ControlLog(open_index_store(str(self.directory / "index")))
+
+    @property
+    def url(self) -> str:
+        """Where the server listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The broker's address."""
+        assert self.external_bootstrap or self.broker is not None, "the broker was not started"
+        return self.external_bootstrap or self.broker.bootstrap_servers  # type: ignore[union-attr]
+
+    @property
+    def topic_prefix(self) -> str:
+        """A prefix of its own, so that a demo on a shared broker touches nobody's topics."""
+        return f"demo-{self.directory.name}." if self.external_bootstrap else "aif."
+
+    def environment(self) -> dict[str, str]:
+        """What makes any `aif` command work on this stage."""
+        return {
+            "AIF_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "AIF_KAFKA__TOPIC_PREFIX": self.topic_prefix,
+            "AIF_INDEX__STORE": str(self.directory / "index"),
+            "AIF_INDEX__SHARDS": str(SHARDS),
+            "AIF_INDEX__USER_PARTITIONS": str(USER_PARTITIONS),
+            "AIF_INDEX__ID_KIND": str(self.id_kind),
+            "AIF_WORKER__DATA_DIR": str(self.directory / "worker"),
+            "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.directory / "checkpoints")]),
+            "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
+        }
+
+    def start_broker(self) -> None:
+        """The broker (or the one named by AIF_KAFKA__BOOTSTRAP_SERVERS) and its topics."""
+        if not self.external_bootstrap:
+            self.broker = start_broker(self.directory / "broker")
+        apply_topics(self.bootstrap_servers, self.topic_prefix, SHARDS, USER_PARTITIONS)
+
+    def start(self, name: str, *arguments: str) -> Child:
+        """One `aif` command as a child; its output goes to logs/<name>.log."""
+        command = [sys.executable, "-c", "from infra.cli import main; main()", *arguments]
+        child = start_child(name, command, self.directory / "logs" / f"{name}.log", environment=self.environment())
+        self.children.append(child)
+        return child
+
+    def run(self, name: str, *arguments: str, timeout_s: float = 600.0) -> str:
+        """One `aif` command to its end; returns its log. Raises Unavailable with the end of the log if it fails."""
+        return self.finish(self.start(name, *arguments), timeout_s)
+
+    def finish(self, child: Child, timeout_s: float = 600.0) -> str:
+        """Waits for a child to end and returns its log."""
+        wait_until(lambda: not child.alive(), timeout_s, f"{child.name} to end (log {child.log_path})")
+        if child.process.wait() != 0:
+            raise Unavailable(
+                "child_failed", f"{child.name} ended with exit code {child.process.returncode}; log {child.log_path}:\n{child.log_tail()}"
+            )
+        return child.log_path.read_text()
+
+    def wait_for(self, child: Child, ready: Callable[[], bool], timeout_s: float = _START_S_MAX) -> None:
+        """Waits for a condition that a child brings about; its death ends the waiting with its log."""
+        wait_ready(child, ready, timeout_s)
+
+    def control_state(self) -> ControlState:
+        """The fold of the control log as it is now."""
+        return self.control.refresh()
+
+    def publisher(self) -> Publisher:
+        """A publisher to this stage's topics."""
+        return Publisher(self.bootstrap_servers, self.topic_prefix, "aif-demo", SHARDS, USER_PARTITIONS, self.id_kind)
+
+    def stop(self) -> None:
+        """Stops every child, newest first, then the broker; removes the directory unless it is kept."""
+        stop_all(self.children[::-1])
+        self.children.clear()
+        if self.broker is not None:
+            self.broker.stop()
+        if not self.keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def json_figures(log: str) -> Mapping[str, float | None]:
+    """The figures of a command's last JSON line."""
+    line = next(text for text in reversed(log.splitlines()) if text.startswith('{"command"'))
+    return {name: figure["value"] for name, figure in json.loads(line)["figures"].items()}

@@ -1,0 +1,156 @@
+"""The hard shell around Faust: group membership, assignment, dispatch and back-pressure come from it, and nothing else is trusted to it.
+
+Here: the app with every setting that keeps data safe, the assignment that starts at the shards' own offsets, the agent body that no
+exception leaves. The private parts of Faust (`_on_partitions_assigned`, `_on_partitions_revoked`, the consumer's thread) are touched in this
+file only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
+Invariants: the offsets stored in the shards, also 0, are committed to the group BEFORE Faust's own handler runs, because Faust then seeks to
+the committed offset; an exception in an agent never reaches Faust, which would ack the batch: what is transient was retried below, anything
+else ends the process. Acks mean nothing here: a batch that is turned away is acked too, and its next owner starts at the shard's offset.
+Source: Faust issues 606, 177, 323, 440, 517, 136, and faults measured against a real broker.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import faust
+from faust.types import TP
+
+from infra.kafka.reader import SourceRecord
+from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
+from schemas.limits import MICRO_BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+
+EXIT_FAULT = 70  # something unknown: a supervisor starts the process again
+EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
+
+_BUFFERED_RECORDS = MICRO_BATCH_RECORDS_MAX  # per topic, on top of one batch
+_log = logging.getLogger("aif.streams.shell")
+
+Partition = tuple[str, int]  # topic without prefix, partition
+HandleBatch = Callable[[Sequence[SourceRecord]], Awaitable[None]]
+
+
+class Ownership(Protocol):
+    """Who opens and closes what a partition stands for."""
+
+    async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+        """Opens what the partitions belong to; the next offset of each, to be read from."""
+        ...
+
+    def begin_close(self) -> None:
+        """Batches are turned away from now on, so that nobody waits for one that cannot be applied."""
+        ...
+
+    async def close_partitions(self) -> None:
+        """Closes everything; the next assignment opens it again."""
+        ...
+
+
+def stop_process(error: BaseException, doing: str) -> NoReturn:
+    """Ends this process at once, without a chance for Faust to ack or commit anything. Everything is in the shards."""
+    decided = isinstance(error, Incompatible | Misconfigured)
+    _log.critical("process stops: %s: %s", doing, error, exc_info=None if isinstance(error, AifError) else error)
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    sys.stdout.flush()
+    os._exit(EXIT_OPERATOR if decided else EXIT_FAULT)
+
+
+class ShellApp(faust.App):
+    """The app. Made by `make_app`."""
+
+    prefix: str
+    ownership: Ownership
+
+    async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Opens the shards and moves the group to their offsets, then hands the assignment on. A slow start only delays the records."""
+        if not self.should_stop:
+            try:
+                offsets = await self.ownership.open_partitions(
+                    frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned)
+                )
+                stored = {TP(self.prefix + topic, partition): offset for (topic, partition), offset in offsets.items()}
+                if stored and not await self.consumer._thread.commit(stored):
+                    _log.warning("the group moved on during an assignment; the next one starts again at the shards' offsets")
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                stop_process(error, f"opening {sorted(assigned)}")
+        await super()._on_partitions_assigned(assigned, generation_id)
+
+    async def _on_partitions_revoked(self, revoked: set[TP]) -> None:
+        """Turns waiting batches away first, because Faust waits until they end; then frees the shards for their next owner."""
+        self.ownership.begin_close()
+        await super()._on_partitions_revoked(revoked)
+        await self.ownership.close_partitions()
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Reads `topic` (without prefix) again from `offset`."""
+        await self.consumer.seek(TP(self.prefix + topic, partition), offset)
+
+
+def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: Ownership, session_timeout_s: float) -> ShellApp:
+    """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders)."""
+    app = ShellApp(
+        group,
+        broker=[f"kafka://{address}" for address in bootstrap.split(",")],
+        datadir=str(folder),
+        autodiscover=False,
+        web_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        topic_create=False,
+        stream_wait_empty=True,
+        stream_buffer_maxsize=_BUFFERED_RECORDS,
+        stream_ack_exceptions=False,
+        producer_threaded=False,
+        processing_guarantee="at_least_once",
+        # Faust's own assignor gives topics of equal partition counts together; without standby replicas it would not be used.
+        table_standby_replicas=1,
+        broker_session_timeout=session_timeout_s,
+        broker_heartbeat_interval=2.0,
+        broker_commit_interval=1.0,
+        broker_max_poll_interval=3600.0,
+        consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=RECORD_BYTES_MAX + 64 * 1024,
+        key_serializer="raw",
+        value_serializer="raw",
+        consumer_connections_max_idle_ms=540_000,
+    )
+    app.prefix, app.ownership = prefix, ownership
+    return app
+
+
+def add_agent(app: ShellApp, topic: str, handle: HandleBatch, *, records_max: int, within_s: float) -> None:
+    """Gives batches of a topic (without prefix) to `handle`, one batch at a time."""
+    source = app.topic(app.prefix + topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
+
+    async def body(stream: Any) -> None:
+        async for events in stream.noack().noack_take(records_max, within=within_s):
+            await _handle_safely(handle, [_source_record(topic, event.message) for event in events])
+            for event in events:
+                event.ack()
+
+    app.agent(source, name=f"aif.{topic}", concurrency=1)(body)
+
+
+async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -> None:
+    """No exception leaves: Faust would ack the batch and go on without it."""
+    try:
+        await handle(records)
+    except asyncio.CancelledError:
+        raise
+    except Unavailable as error:
+        if error.code != "shard_closed":
+            stop_process(error, f"a batch of {records[0].topic}")
+    except BaseException as error:
+        stop_process(error, f"a batch of {records[0].topic} from {records[0].partition}:{records[0].offset}")
+
+
+def _source_record(topic: str, message: Any) -> SourceRecord:
+    timestamp_ms = -1 if message.timestamp is None else round(message.timestamp * 1000)
+    return SourceRecord(topic, message.partition, message.offset, message.key, message.value, tuple(message.headers or ()), timestamp_ms)

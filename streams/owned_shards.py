@@ -1,0 +1,118 @@
+"""The shards this worker owns now: opened at an assignment, closed at a revocation, admitted when their versions are in place.
+
+Here: `OwnedShards`, the ownership that the Faust shell asks for, and the way of a batch to its shards. Not here: assignment itself (faust_shell.py).
+Invariant: both partitions of a shard have the same owner (Faust's assignor gives topics of equal partition counts together); anything else
+is refused, because a shard has one serial task.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from infra.clock import Clock
+from infra.kafka.reader import SourceRecord
+from schemas.errors import Incompatible
+from schemas.index.control import Init
+from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
+from streams.core.gaps import GapWatch, Partition
+from streams.shard_start import fetch_log_ranges, start_shard
+from streams.shard_task import ShardTask
+
+_log = logging.getLogger("aif.streams.owned")
+
+
+class OwnedShards:
+    """Lives in the worker's event loop; `tasks` may be read by any thread."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        prefix: str,
+        folder: Path,
+        init: Init,
+        clock: Clock,
+        make_task: Callable[..., ShardTask],
+        next_checkpoint_offset: Callable[[], int],
+        on_opened: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._bootstrap, self._prefix, self._folder = bootstrap, prefix, folder
+        self._init, self._clock = init, clock
+        self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
+        self._tasks: dict[int, ShardTask] = {}
+        self._gaps = GapWatch()
+        self.assigned = False  # whether an assignment, maybe an empty one, has been handled
+        self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
+
+    @property
+    def tasks(self) -> Sequence[ShardTask]:
+        """The shards owned now, by number."""
+        return [task for _, task in sorted(dict(self._tasks).items())]
+
+    async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+        """Opens the shards of an assignment; the next offset of every partition in it. Raises Incompatible (`split_shard`)."""
+        numbers = _shard_numbers(partitions)
+        await self.close_partitions()
+        offsets: dict[Partition, int] = {}
+        if numbers:
+            ranges = await asyncio.to_thread(fetch_log_ranges, self._bootstrap, self._prefix)
+            await asyncio.gather(*(asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in sorted(numbers)))
+            for task in self.tasks:
+                held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
+                offsets |= {(topic, task.number): offset for topic, offset in held.items()}
+        if (MODEL_CHECKPOINTS, 0) in partitions:
+            offsets[MODEL_CHECKPOINTS, 0] = self._next_checkpoint_offset()
+        self.assigned = True
+        _log.info("shards owned: %s, next offsets %s", sorted(numbers), {f"{t}/{p}": o for (t, p), o in sorted(offsets.items())})
+        self._on_opened()
+        return offsets
+
+    def _open(self, number: int, log: Mapping[str, object]) -> None:
+        shard = start_shard(self._folder / f"{number:05d}", number, self._init, self._clock, log)  # type: ignore[arg-type]
+        self._tasks[number] = self._make_task(shard)
+
+    def begin_close(self) -> None:
+        """Turns batches away."""
+        for task in self.tasks:
+            task.begin_close()
+
+    async def close_partitions(self) -> None:
+        """Closes every shard."""
+        tasks, self._tasks = self.tasks, {}
+        await asyncio.gather(*(asyncio.to_thread(task.close) for task in tasks))
+
+    async def apply(self, records: Sequence[SourceRecord]) -> None:
+        """Applies a batch of one topic: each partition's records by its shard, all at the same time."""
+        by_partition = sorted(records, key=lambda r: r.partition)  # stable: offsets keep their order
+        await asyncio.gather(*(self._apply_one(number, list(run)) for number, run in groupby(by_partition, lambda r: r.partition)))
+
+    async def _apply_one(self, number: int, records: Sequence[SourceRecord]) -> None:
+        task = self._tasks.get(number)
+        if task is None:
+            return  # given away meanwhile; the next owner starts at the shard's offset
+        partition = (records[0].topic, number)
+        try:
+            await task.apply(records)
+            self._gaps.passed(partition)
+        except Incompatible as error:
+            if error.code != "offset_gap" or self.seek is None:
+                raise
+            due = self._gaps.seek_is_due(partition, [r.offset for r in records])
+            if due is False:
+                raise
+            if due:
+                held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
+                _log.warning("records are missing (%s); reading %s/%d again from %d", error, *partition, held[partition[0]])
+                await self.seek(*partition, held[partition[0]])
+
+
+def _shard_numbers(partitions: frozenset[Partition]) -> set[int]:
+    by_topic = [{p for topic, p in partitions if topic == wanted} for wanted in SHARD_TOPICS]
+    if any(numbers != by_topic[0] for numbers in by_topic):
+        raise Incompatible(
+            "split_shard",
+            f"assigned {dict(zip(SHARD_TOPICS, map(sorted, by_topic), strict=True))}: both topics of a shard must have one owner; all workers of the "
+            "group must run this code, and both topics need the same number of partitions",
+        )
+    return by_topic[0]

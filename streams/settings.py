@@ -1,0 +1,42 @@
+"""Settings of the nearline processes: `aif worker` and what it starts.
+
+Here: sections `worker` and `build`. Not here: sections that several processes share (infra/settings.py). Nothing here changes bytes of an index.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from infra.folders import user_data_dir
+from infra.settings import ProcessSettings, Section
+from schemas.limits import MICRO_BATCH_RECORDS_MAX
+
+
+class WorkerSection(Section):
+    """How a worker reads, and where its shards are."""
+
+    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "worker")  # one RocksDB directory a shard; belongs to one broker
+    metrics_port: int = Field(0, ge=0, le=65_535)  # on loopback; 0 = no metrics page
+    apply_topics: bool = True  # create missing topics at start; off where somebody else owns the broker's topics
+    within_ms: int = Field(10, ge=1, le=1_000)  # how long a micro-batch waits for more records
+    batch_records_max: int = Field(500, ge=1, le=MICRO_BATCH_RECORDS_MAX)
+    session_timeout_s: float = Field(10.0, ge=6.0, le=60.0)  # after a kill the partitions stand still about 1.7 times this
+    reconcile_every_ms: int = Field(200, ge=10, le=60_000)  # how often shards are compared with the control log
+
+
+class BuildSection(Section):
+    """Full builds and revisions."""
+
+    processes: int = Field(1, ge=1, le=256)  # builder processes of one worker; they stay alive between versions
+    revise_every_s: float = Field(24 * 3600.0, ge=1.0)  # age of a published version at which its next revision is wanted
+    stall_s_max: float = Field(600.0, ge=1.0)  # a build without progress for so long raises an alarm
+    # Folders from which announced checkpoints may be read; nothing else on this machine is, and no link is followed.
+    checkpoint_roots: tuple[Path, ...] = Field(default_factory=lambda: (user_data_dir() / "checkpoints",))
+    checkpoint_fetch_s_max: float = Field(60.0, ge=0.1)  # a checkpoint that cannot be read for so long is rejected
+
+
+class WorkerSettings(ProcessSettings):
+    """All settings of `aif worker`."""
+
+    worker: WorkerSection = Field(default_factory=WorkerSection)
+    build: BuildSection = Field(default_factory=BuildSection)

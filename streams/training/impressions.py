@@ -1,0 +1,158 @@
+"""Impressions joined with histories and items as of their time, as request-grouped batches: the user half runs once per request.
+
+Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
+No leak: a history ends strictly before the impression, an item's row is the latest version not after it.
+
+Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
+from schemas.features import Scope, encode_features
+from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
+from schemas.model.spec import ModelSpec
+from schemas.users import UserHistory
+from streams.training.histories import Histories, build_histories, fold_users
+from streams.training.item_table import NOT_AN_ITEM, ItemTable, build_item_table
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B requests. `rows_BC`, `rows_BL` index the item table (-1 = none); `users` lacks the behaviours' vectors: `with_vectors` adds them."""
+
+    users: UserInputs
+    rows_BL: Tensor
+    rows_BC: Tensor
+    context: FeatureTensors
+    bid_BC: Tensor
+    teacher_BC: Tensor
+    clicked_BC: Tensor
+    mask_BC: Tensor
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Every impression of the log with what it needs; `batch` picks some."""
+
+    spec: ModelSpec
+    items: ItemTable
+    histories: Histories
+    user_Q: np.ndarray
+    history_end_Q: np.ndarray
+    row_QC: np.ndarray
+    bid_QC: np.ndarray
+    teacher_QC: np.ndarray
+    clicked_QC: np.ndarray
+    context: FeatureTensors
+    skipped_items: int
+
+    def __len__(self) -> int:
+        return len(self.user_Q)
+
+    def batch(self, requests: np.ndarray, behaviours_max: int) -> Batch:
+        """The requests with these numbers, [B], each with its latest `behaviours_max` behaviours."""
+        rows_BC, at = torch.from_numpy(self.row_QC[requests]), torch.from_numpy(requests)
+        users, rows_BL = self._users(requests, behaviours_max)
+        return Batch(
+            users=users,
+            rows_BL=rows_BL,
+            rows_BC=rows_BC,
+            context=map_tensors(self.context, lambda t: t[at]),
+            bid_BC=torch.from_numpy(self.bid_QC[requests]),
+            teacher_BC=torch.from_numpy(self.teacher_QC[requests]),
+            clicked_BC=torch.from_numpy(self.clicked_QC[requests]),
+            mask_BC=rows_BC != NOT_AN_ITEM,
+        )
+
+    def _users(self, requests: np.ndarray, behaviours_max: int) -> tuple[UserInputs, Tensor]:
+        user_B, end_B = self.user_Q[requests], self.history_end_Q[requests]
+        begin_B = np.maximum(self.histories.begin_U[user_B], end_B - behaviours_max)
+        length = max(1, int((end_B - begin_B).max()))
+        place_BL = end_B[:, None] - length + np.arange(length)
+        mask_BL = torch.from_numpy(place_BL >= begin_B[:, None])
+        history = torch.from_numpy(np.maximum(place_BL, 0))
+        # A behaviour's row is the one of its own time: what its item was when the user met it.
+        item_BL, time_BL = self.histories.item_H[history.numpy()], self.histories.time_H[history.numpy()]
+        rows_BL = torch.from_numpy(self.items.rows_as_of(item_BL, time_BL)).where(mask_BL, NOT_AN_ITEM)
+        known_BL, safe_BL = rows_BL != NOT_AN_ITEM, rows_BL.clamp(min=0)
+        behaviours = Behaviours(
+            item_bucket_BL=self.histories.bucket_H[history],
+            kind_BL=self.histories.kind_H[history],
+            features=map_tensors(self.histories.features, lambda t: t[history]),
+            category_BL=self.items.category_R[safe_BL] * known_BL,
+            vectors_BLD=torch.zeros(0),
+            signatures_BLW=self.items.signatures_RW[safe_BL],
+            has_signature_BL=self.items.has_signature_R[safe_BL] & known_BL,
+            mask_BL=mask_BL,
+        )
+        at = torch.from_numpy(user_B)
+        return UserInputs(map_tensors(self.histories.profiles, lambda t: t[at]), behaviours), rows_BL
+
+    def candidate_rows(self, batch: Batch, vectors_BCD: Tensor, bridge_BCN: Tensor) -> CandidateRows:
+        """Call 2's input from vectors and bridge weights of `batch.rows_BC`."""
+        safe_BC = batch.rows_BC.clamp(min=0)
+        return CandidateRows(
+            vectors_BCD=vectors_BCD,
+            bridge_BCN=bridge_BCN,
+            signatures_BCW=self.items.signatures_RW[safe_BC],
+            has_signature_BC=self.items.has_signature_R[safe_BC] & batch.mask_BC,
+            category_BC=self.items.category_R[safe_BC],
+            realtime_BCQ=self.items.realtime_RQ[safe_BC],
+            bid_BC=batch.bid_BC,
+            context=batch.context,
+        )
+
+
+@dataclass(frozen=True)
+class Events:
+    """The log that training reads, by kind, each in log order."""
+
+    items: Sequence[ItemFeaturesUpdate]
+    new_items: Sequence[NewItem]
+    users: Sequence[UserFeaturesRecord]
+    behaviours: Sequence[Behaviour]
+    impressions: Sequence[ImpressionRecord]
+
+
+def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events) -> TrainingSet:
+    """Columns of all impressions. Shown items that the log does not describe are masked and counted; requests without any are left out."""
+    folded = fold_users(events.users, events.behaviours)
+    for impression in events.impressions:
+        folded.setdefault(impression.user_id, UserHistory())
+    wanted = {s.item_id for i in events.impressions for s in i.items} | {b.item_id for b in events.behaviours}
+    items = build_item_table(spec, w_hash_KM, events.items, events.new_items, wanted)
+    histories = build_histories(spec, items, folded)
+    shown = [impression for impression in events.impressions if any(s.item_id in items.index for s in impression.items)]
+    time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
+    user_Q = np.fromiter((histories.index[i.user_id] for i in shown), np.int64, len(shown))
+    item_QC = _padded(shown, lambda impression: items.items_of([s.item_id for s in impression.items]), NOT_AN_ITEM, np.int64)
+    row_QC = items.rows_as_of(item_QC, np.broadcast_to(time_Q[:, None], item_QC.shape))
+    total = sum(len(i.items) for i in events.impressions)
+    return TrainingSet(
+        spec=spec,
+        items=items,
+        histories=histories,
+        user_Q=user_Q,
+        history_end_Q=histories.ends_as_of(user_Q, time_Q),
+        row_QC=row_QC,
+        bid_QC=_padded(shown, lambda i: [s.bid for s in i.items], 1.0, np.float32),
+        teacher_QC=_padded(shown, lambda i: [np.nan if s.teacher_ecpm is None else s.teacher_ecpm for s in i.items], 0.0, np.float32),
+        clicked_QC=_padded(shown, lambda i: [float(s.clicked) for s in i.items], 0.0, np.float32),
+        context=FeatureTensors.from_block(encode_features(spec.schema.of(Scope.CONTEXT), [i.context for i in shown])),
+        skipped_items=total - int((row_QC != NOT_AN_ITEM).sum()),
+    )
+
+
+def _padded(shown: Sequence[ImpressionRecord], values: Callable[[ImpressionRecord], Any], fill: float, dtype: Any) -> np.ndarray:
+    """[Q, C] of one value per shown item, C = most items of a request."""
+    out = np.full((len(shown), max((len(i.items) for i in shown), default=1)), fill, dtype)
+    for q, impression in enumerate(shown):
+        out[q, : len(impression.items)] = values(impression)
+    return out

@@ -1,0 +1,109 @@
+"""Items as columns for training: one row per version of an item's features, found by id and time.
+
+Here: events to columns, and "the row as of". Not here: which rows a batch needs (batches.py).
+A row's time is its event version: publishers that use milliseconds as version get features as of the impression (the latest version not
+after it, the oldest if all are after it); with any smaller counter as version the latest row is always taken.
+
+Arrays: R rows, I items, Q realtime features, M multimodal width, W signature bytes.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.features import encode_features, encode_realtime
+from schemas.ids import Id
+from schemas.model.inputs import FeatureTensors
+from schemas.model.lsh import encode_signatures
+from schemas.model.spec import ModelSpec
+
+NOT_AN_ITEM = -1
+
+
+@dataclass(frozen=True)
+class ItemTable:
+    """Rows sorted by (item, version). `index` maps an id to its item number; `begin_I`, `end_I` bound its rows."""
+
+    index: Mapping[Id, int]
+    begin_I: np.ndarray
+    end_I: np.ndarray
+    version_R: np.ndarray
+    inputs: FeatureTensors
+    realtime_RQ: torch.Tensor
+    category_R: torch.Tensor
+    bid_R: torch.Tensor
+    signatures_RW: torch.Tensor
+    has_signature_R: torch.Tensor
+
+    def items_of(self, ids: Sequence[Id]) -> np.ndarray:
+        """Item numbers, NOT_AN_ITEM for an unknown id: int64 [len(ids)]."""
+        return np.fromiter((self.index.get(item, NOT_AN_ITEM) for item in ids), np.int64, len(ids))
+
+    def rows_as_of(self, items: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
+        """The row of each item as of each time (same shape); NOT_AN_ITEM where the item is."""
+        if len(self.version_R) == len(self.begin_I):  # one version an item: row and item are the same number
+            return items
+        known = np.maximum(items, 0)
+        low, high = self.begin_I[known], self.end_I[known]
+        while (high - low > 1).any():  # bisection of all at once: version[low] <= time, or low is the first
+            middle = (low + high) // 2
+            not_after = (self.version_R[middle] <= time_ms) & (high - low > 1)
+            low, high = np.where(not_after, middle, low), np.where(not_after | (high - low <= 1), high, middle)
+        return np.where(items >= 0, low, NOT_AN_ITEM)
+
+
+def build_item_table(
+    spec: ModelSpec,
+    w_hash_KM: np.ndarray | None,
+    updates: Iterable[ItemFeaturesUpdate],
+    new_items: Iterable[NewItem],
+    wanted: Collection[Id] | None,
+) -> ItemTable:
+    """Columns of the items in `wanted` (None: all). Deletes are passed over: an impression of an item that is gone still teaches."""
+    embeddings = {
+        n.item_id: n.embedding for n in new_items if (wanted is None or n.item_id in wanted) and len(n.embedding) == spec.schema.mm_width
+    }
+    kept = [u for u in updates if u.op == "upsert" and (wanted is None or u.item_id in wanted)]
+    index = {item: number for number, item in enumerate(dict.fromkeys(u.item_id for u in kept))}
+    item_R = np.fromiter((index[u.item_id] for u in kept), np.int64, len(kept))
+    version_R = np.fromiter((u.version for u in kept), np.int64, len(kept))
+    order = np.lexsort((np.arange(len(kept)), version_R, item_R))
+    rows = [kept[r] for r in order.tolist()]
+    raw = [_with_embedding(spec, u, embeddings) for u in rows]
+    count_I = np.bincount(item_R, minlength=len(index))
+    signatures_RW, has_R = _signatures(spec, w_hash_KM, rows, embeddings)
+    return ItemTable(
+        index=index,
+        begin_I=np.cumsum(count_I) - count_I,
+        end_I=np.cumsum(count_I),
+        version_R=version_R[order],
+        inputs=FeatureTensors.from_block(encode_features(spec.schema.item_half_inputs, raw)),
+        realtime_RQ=torch.tensor([encode_realtime(spec.schema, r) for r in raw], dtype=torch.float32).reshape(len(raw), -1),
+        category_R=torch.tensor([spec.schema.category_of(r) for r in raw], dtype=torch.int64),
+        bid_R=torch.tensor([spec.schema.bid_of(r) for r in raw], dtype=torch.float32),
+        signatures_RW=torch.from_numpy(signatures_RW),
+        has_signature_R=torch.from_numpy(has_R),
+    )
+
+
+def _with_embedding(spec: ModelSpec, update: ItemFeaturesUpdate, embeddings: Mapping[Id, list[float]]) -> Mapping[str, Any]:
+    embedding = embeddings.get(update.item_id)
+    return (
+        update.features if embedding is None or spec.schema.multimodal is None else {**update.features, spec.schema.multimodal: embedding}
+    )
+
+
+def _signatures(
+    spec: ModelSpec, w_hash_KM: np.ndarray | None, rows: Sequence[ItemFeaturesUpdate], embeddings: Mapping[Id, list[float]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Packed signatures [R, W] and whether a row has one [R]."""
+    has_R = np.array([u.item_id in embeddings for u in rows], bool)
+    signatures_RW = np.zeros((len(rows), spec.signature_bytes), np.uint8)
+    if w_hash_KM is not None and has_R.any():
+        mm_RM = np.array([embeddings[u.item_id] for u in rows if u.item_id in embeddings], np.float64)
+        signatures_RW[has_R] = encode_signatures(mm_RM, w_hash_KM)
+    return signatures_RW, has_R & bool(spec.signature_bytes)

@@ -1,0 +1,118 @@
+"""One run of `aif train`, from the topics to checkpoint files: read, join, fit, write, and shorter fits from there."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from infra.bench.report import Figures
+from infra.kafka.publisher import Publisher
+from infra.settings import InfraSettings
+from schemas.errors import Misconfigured
+from schemas.ids import IdKind
+from schemas.model.checkpoint import read_checkpoint, write_checkpoint
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from streams.training.impressions import TrainingSet, join_events
+from streams.training.model_file import read_model_file
+from streams.training.topic_events import TopicEvents
+from streams.training.trainer import TrainOptions, TrainReport, fit
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The options of `aif train`; see its help."""
+
+    out: Path
+    model: Path | None
+    warm_start: Path | None
+    name: str
+    seconds: float
+    steps: int
+    more: int
+    more_seconds: float
+    seed: int
+    threads: int
+    publish: bool
+
+
+def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
+    """Reads the topics, fits, writes `1 + more` checkpoints into `plan.out`. Figures: steps, losses, seconds, requests."""
+    torch.set_num_threads(plan.threads)
+    torch.manual_seed(plan.seed)
+    network = _open_network(plan)
+    figures = Figures("train", {"seconds": plan.seconds, "steps": plan.steps, "seed": plan.seed, "threads": plan.threads})
+    with _progress() as progress:
+        reading = progress.add_task("read the topics", total=None)
+        data = _read(settings, network)
+        progress.update(reading, total=1, completed=1)
+        figures.add("requests", len(data), "count")
+        figures.add("skipped_items", data.skipped_items, "count")
+        for number in range(1 + plan.more):
+            report = _fit(network, data, plan, number, progress)
+            path = _write(network, plan, number, data, report)
+            progress.console.print(
+                f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
+            )
+            if plan.publish:
+                _publish(settings, network, path)
+            if number == 0:
+                figures.add("steps", report.steps, "count")
+                figures.add("fit_s", report.seconds, "s")
+                figures.add("copr", report.copr, "nats")
+                figures.add("click", report.click, "nats")
+    return figures
+
+
+def _progress() -> Progress:
+    return Progress(TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn(), console=Console(file=sys.stderr))
+
+
+def _open_network(plan: TrainPlan) -> AifNetwork:
+    if plan.warm_start is not None:
+        return read_checkpoint(plan.warm_start).network
+    if plan.model is None:
+        raise Misconfigured("no_model", "name a --model file with the feature schema, or a checkpoint with --warm-start")
+    spec = read_model_file(plan.model)
+    return AifNetwork(spec, make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+
+
+def _read(settings: InfraSettings, network: AifNetwork) -> TrainingSet:
+    index = settings.index
+    topics = TopicEvents(
+        settings.bootstrap_servers(), settings.kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind)
+    )
+    return join_events(network.spec, network.w_hash_KM, topics.read())
+
+
+def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, progress: Progress) -> TrainReport:
+    """The first fit, or the `number`-th short warm start: a lower learning rate and other batches."""
+    first = number == 0
+    task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
+    options = TrainOptions(
+        seconds_max=plan.seconds if first else plan.more_seconds,
+        steps_max=plan.steps if first else plan.steps // 10,
+        learning_rate=TrainOptions.learning_rate if first and plan.warm_start is None else TrainOptions.learning_rate / 4,
+        seed=plan.seed + number,
+    )
+    report = fit(network, data, options, lambda share: progress.update(task, completed=share))
+    progress.update(task, completed=1.0)
+    return report
+
+
+def _write(network: AifNetwork, plan: TrainPlan, number: int, data: TrainingSet, report: TrainReport) -> Path:
+    plan.out.mkdir(parents=True, exist_ok=True)
+    path = plan.out / f"{plan.name}-{number:04d}.safetensors"
+    card = {"requests": len(data), "steps": report.steps, "seed": plan.seed, "copr": report.copr, "click": report.click}
+    write_checkpoint(path, network, f"{plan.name}-{number:04d}", card)
+    return path
+
+
+def _publish(settings: InfraSettings, network: AifNetwork, path: Path) -> None:
+    index, kafka = settings.index, settings.kafka
+    kind = network.spec.schema.id_kind
+    with Publisher(settings.bootstrap_servers(), kafka.topic_prefix, "aif-train", index.shards, index.user_partitions, kind) as publisher:
+        publisher.publish_checkpoint_file(path)

@@ -1,0 +1,140 @@
+"""Fits a network to a training set with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
+
+Here: loss, optimiser, schedule, the vectors of behaviours. Not here: where data comes from (topic_events.py), files (schemas/model/checkpoint.py).
+
+The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
+rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
+Deterministic: the same data, seed and steps give the same weights on one machine; a limit in seconds alone gives up that.
+Arrays: B requests, C shown items, L behaviours, R item rows, D width, T tasks.  Source: AIF, section 5.1.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from schemas.errors import Misconfigured
+from schemas.features import FeatureSchema
+from schemas.model.inputs import UserInputs, map_tensors
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+from streams.training.copr import click_loss, copr_loss, label_gains
+from streams.training.impressions import Batch, TrainingSet
+
+VECTORS_EVERY = 20
+GRADIENT_NORM_MAX = 10.0
+COPR_WEIGHT = 1.0
+CLICK_WEIGHT = 1.0
+_WARM_UP = 0.03  # share of the run in which the learning rate rises
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How long and how. At least one of `seconds_max`, `steps_max`; a run ends at the first it reaches."""
+
+    seconds_max: float = math.inf
+    steps_max: int = 0
+    batch_requests: int = 32
+    behaviours_max: int = 256
+    learning_rate: float = 4e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a run did; losses are means over its last tenth."""
+
+    steps: int
+    seconds: float
+    copr: float
+    click: float
+
+
+def default_spec(schema: FeatureSchema, rank_by: str | None = None) -> ModelSpec:
+    """Sizes that learn in seconds on a catalogue of 10^4 items and still mean something at 10^6."""
+    ranked = rank_by or ("ecpm" if schema.bid else "click")
+    return ModelSpec(schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by=ranked)
+
+
+class _VectorTable:
+    """Async vectors of every item row, renewed now and then without gradient."""
+
+    def __init__(self, network: AifNetwork, data: TrainingSet) -> None:
+        self._network, self._data = network, data
+        self.vectors_RD = torch.zeros(0)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        self.vectors_RD = self._network.item_rows(self._data.items.inputs)[0]
+
+    def of(self, rows_BL: Tensor) -> Tensor:
+        """[B, L, D]; zeros for a row that is not there."""
+        return self.vectors_RD[rows_BL.clamp(min=0)] * (rows_BL >= 0).unsqueeze(-1)
+
+
+def fit(network: AifNetwork, data: TrainingSet, options: TrainOptions, progress: Callable[[float], None] = lambda _: None) -> TrainReport:
+    """Trains in place. `progress` gets the share of the run done, 0 to 1. Raises Misconfigured (`nothing_to_learn`, `no_limit`)."""
+    if len(data) == 0:
+        raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
+    if not options.steps_max and math.isinf(options.seconds_max):
+        raise Misconfigured("no_limit", "training needs a limit: seconds_max or steps_max")
+    chance = np.random.default_rng(options.seed)
+    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
+    vectors, losses = _VectorTable(network, data), []
+    started, step, share = time.monotonic(), 0, 0.0
+    network.train()
+    while (share := _share(options, step, time.monotonic() - started)) < 1.0:
+        if step % VECTORS_EVERY == 0:
+            vectors.renew()
+        requests = chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
+        optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
+        losses.append(train_step(network, data, data.batch(requests, options.behaviours_max), vectors.of, optimiser))
+        step += 1
+        progress(share)
+    network.eval()
+    copr, click = np.mean(losses[-max(1, len(losses) // 10) :], axis=0)
+    return TrainReport(step, time.monotonic() - started, float(copr), float(click))
+
+
+def _share(options: TrainOptions, step: int, seconds: float) -> float:
+    """How much of the run is done: by steps or by seconds, whichever is further."""
+    return max(step / options.steps_max if options.steps_max else 0.0, seconds / options.seconds_max)
+
+
+def _schedule(share: float) -> float:
+    """Warm-up, then half a cosine down to a hundredth."""
+    return min(1.0, 0.05 + share / _WARM_UP) * (0.505 + 0.495 * math.cos(math.pi * share))
+
+
+def train_step(
+    network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor], optimiser: torch.optim.Optimizer
+) -> tuple[float, float]:
+    """One step; returns (COPR, click cross-entropy). The user half runs once per request, the item half once per distinct row."""
+    logits_BC = request_logits(network, data, batch, vectors_of)
+    gains_BC = label_gains(batch.teacher_BC, batch.clicked_BC, batch.bid_BC)
+    copr = copr_loss(logits_BC, batch.bid_BC, gains_BC, batch.mask_BC)
+    click = click_loss(logits_BC, batch.clicked_BC, batch.mask_BC)
+    optimiser.zero_grad(set_to_none=True)
+    (COPR_WEIGHT * copr + CLICK_WEIGHT * click).backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
+    optimiser.step()
+    return float(copr.detach()), float(click.detach())
+
+
+def request_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Click logits [B, C] of a batch, both halves and the joint part."""
+    distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)
+    vectors_RD, bridge_RN = network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))
+    behaviours = _with_vectors(batch.users, vectors_of(batch.rows_BL))
+    rows = data.candidate_rows(batch, F.embedding(place_BC, vectors_RD), F.embedding(place_BC, bridge_RN))
+    return network.joint_logits(network.user_states(behaviours), rows)[..., 0]
+
+
+def _with_vectors(users: UserInputs, vectors_BLD: Tensor) -> UserInputs:
+    return UserInputs(users.profile, dataclasses.replace(users.behaviours, vectors_BLD=vectors_BLD))

@@ -1,0 +1,218 @@
+"""`aif worker`: one process that owns shards. Only wiring; every part stands in its own file.
+
+    topics and identity of the index -> owned shards (owned_shards.py) <- Faust shell (faust_shell.py) <- agents
+    control log -> reconciler (reconcile.py) in its own thread -> shard tasks, builder processes
+    metrics page, ready line, clean stop at SIGTERM or Ctrl-C
+
+Not here: any decision about data. Torch is loaded by the first version that needs an encoder, not at start.
+Invariants: a fault of the reconciler or of a version never stops the consumption of events; a failed assertion ends the process.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+from infra.clock import SystemClock
+from infra.control_log import ControlLog, ensure_init
+from infra.index_store import open_index_store
+from infra.kafka.admin import apply_topics, describe_index
+from infra.metrics import Metrics, open_metrics_page
+from schemas.errors import AifError
+from schemas.ids import IdKind
+from schemas.index.control import ControlState, Init
+from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
+from streams.agents.item_features import handle_item_features
+from streams.agents.new_items import handle_new_items
+from streams.faust_shell import ShellApp, add_agent, make_app, stop_process
+from streams.outbox_sender import OutboxSender
+from streams.owned_shards import OwnedShards
+from streams.settings import WorkerSettings
+from streams.shard import Shard
+from streams.shard_task import ShardTask
+from streams.version_side import VersionSide
+from streams.worker_metrics import WorkerMetrics, fetch_ends
+
+_LAG_EVERY_S = 2.0
+_STOP_S_MAX = 20.0
+_log = logging.getLogger("aif.streams.worker")
+
+
+class Worker:
+    """The parts of one worker process. `run` returns when it was asked to stop."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.clock = SystemClock()
+        self.metrics = WorkerMetrics(registry := Metrics())
+        self._registry = registry
+        self.bootstrap, self.prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+        self.folder: Path = settings.worker.data_dir.resolve()
+        self.store = open_index_store(settings.index.store)
+        self.control_log = ControlLog(self.store)
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._ready = False
+
+    def prepare(self) -> Init:
+        """Topics and the identity of the index, before anything is read. Raises Incompatible where they do not fit."""
+        settings = self.settings
+        if settings.worker.apply_topics:
+            apply_topics(self.bootstrap, self.prefix, settings.index.shards, settings.index.user_partitions)
+        index = settings.index
+        init = describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+        self.store.remove_dead_scratch()
+        state = ensure_init(self.control_log, init, self.clock.now_ms(), f"worker-{os.getpid()}")
+        assert state.init is not None
+        return state.init
+
+    async def run(self) -> None:
+        """Consumes until SIGTERM or SIGINT, then leaves everything closed."""
+        init = await asyncio.to_thread(self.prepare)
+        page = open_metrics_page(self._registry, port) if (port := self.settings.worker.metrics_port) else None
+        self.owned = OwnedShards(
+            self.bootstrap,
+            self.prefix,
+            self.folder / "shards",
+            init,
+            self.clock,
+            self._make_task,
+            self._next_checkpoint_offset,
+            self._wake.set,
+        )
+        app = self._make_app(init)
+        self.owned.seek = app.seek
+        threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag)]
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        for thread in threads:
+            thread.start()
+        try:
+            await self._consume(app, stop)
+        finally:
+            self._stopping.set()
+            self._wake.set()
+            await self.owned.close_partitions()
+            for thread in threads:
+                await asyncio.to_thread(thread.join, _STOP_S_MAX)
+            if page is not None:
+                await asyncio.to_thread(page[1])
+
+    def _make_app(self, init: Init) -> ShellApp:
+        worker = self.settings.worker
+        app = make_app(f"{self.prefix}shards", self.bootstrap, self.prefix, self.folder / "faust", self.owned, worker.session_timeout_s)
+        self.versions = self._make_version_side()
+        add = functools.partial(add_agent, app, records_max=worker.batch_records_max, within_s=worker.within_ms / 1000)
+        add(ITEM_FEATURES, functools.partial(handle_item_features, self.owned))
+        add(NEW_ITEMS, functools.partial(handle_new_items, self.owned))
+        add_agent(app, MODEL_CHECKPOINTS, self.versions.handle_checkpoints, records_max=1, within_s=worker.within_ms / 1000)
+        return app
+
+    def _make_version_side(self) -> VersionSide:
+        return VersionSide(
+            self.settings.build,
+            self.bootstrap,
+            self.prefix,
+            self.control_log,
+            self.store,
+            self.clock,
+            lambda: self.owned.tasks,
+            self.folder,
+            self._stopping,
+            f"worker-{os.getpid()}",
+        )
+
+    async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:
+        """Runs Faust until asked to stop. If Faust ends by itself, so does the process: it would sit there without consuming."""
+        await app.start()
+        ended = asyncio.ensure_future(app.wait_until_stopped())
+        asked = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
+        self.owned.begin_close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(app.stop(), _STOP_S_MAX)
+        ended.cancel()
+
+    def _make_task(self, shard: Shard) -> ShardTask:
+        def make_sender(task: ShardTask) -> OutboxSender:
+            return OutboxSender(
+                self.bootstrap,
+                self.prefix,
+                on_confirmed=task.confirmed,
+                on_failure=lambda error: stop_process(error, f"the outbox of shard {task.number}"),
+                on_tick=task.tick,
+            )
+
+        return ShardTask(shard, self.clock, make_sender, self.metrics.count)
+
+    def _next_checkpoint_offset(self) -> int:
+        return self.control_log.refresh().newest_decided + 1
+
+    # --- versions ------------------------------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        """Every 0.2 s, and at once after an assignment: shards follow the control log. Errors are logged and tried again."""
+        last_error = ""
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                self.versions.step()
+                self._show_progress()
+                last_error = ""
+            except AssertionError as error:
+                stop_process(error, "reconciling")
+            except Exception as error:
+                if str(error) != last_error:  # the same error every 0.2 s is one line
+                    _log.error(
+                        "reconciling failed, will be tried again: %s", error, exc_info=None if isinstance(error, AifError) else error
+                    )
+                last_error = str(error)
+            self._wake.wait(self.settings.worker.reconcile_every_ms / 1000)
+        self.versions.close()
+
+    def _show_progress(self) -> None:
+        """The version that builds, as a metric; the ready line, once every assigned shard takes batches (A7: `step` admits them)."""
+        state = self.control_log.state
+        self.metrics.show_wanted(building.version if (building := state.building) else None)
+        if self.owned.assigned and not self._ready and all(task.admitted for task in self.owned.tasks):
+            self._ready = True
+            self._say_ready(state)
+
+    def _say_ready(self, state: ControlState) -> None:
+        current = state.current
+        line = {
+            "ready": True,
+            "pid": os.getpid(),
+            "shards": [task.number for task in self.owned.tasks],
+            "version": None if current is None else str(current.token),
+            "data_dir": str(self.folder),
+            "index_store": self.settings.index.store,
+        }
+        print(json.dumps(line), flush=True)  # noqa: T201 - the one line that a supervisor waits for
+        _log.info("worker ready: shards %s", line["shards"])
+
+    # --- numbers -------------------------------------------------------------------------------------------------------
+
+    def _show_lag(self) -> None:
+        ends = fetch_ends(self.bootstrap)
+        while not self._stopping.wait(_LAG_EVERY_S):
+            with contextlib.suppress(AifError):
+                held = [
+                    (task.number, *task.submit(lambda shard: (shard.next_offsets, shard.state.source_ms)).result())
+                    for task in self.owned.tasks
+                ]
+                if held:
+                    self.metrics.show_offsets(self.prefix, held, ends)
+
+
+def run_worker(settings: WorkerSettings) -> None:
+    """Runs a worker in this process until it is asked to stop. Raises Incompatible or Misconfigured before it consumes anything."""
+    asyncio.run(Worker(settings).run())

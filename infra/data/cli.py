@@ -2,6 +2,7 @@
 
 import datetime as dt
 import itertools
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ def import_files(
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most this many rows of each file section.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Publish nothing: show counts, the schema and samples of each kind.")] = False,
+    model_out: Annotated[
+        Path | None, typer.Option(help="Write the schema and model choices here, as `aif train --model` reads them.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish items, embeddings, users, behaviours and impressions from files. Rejected rows are named on standard error; exit code 0."""
@@ -42,6 +46,8 @@ def import_files(
     kinds = _kinds_of(catalogue)
     report = _try_out(kinds) if dry_run else {"counts": _publish(catalogue, kinds)}
     report |= _describe(catalogue)
+    if model_out is not None:
+        model_out.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}, indent=1) + "\n")
     _say_rejections(catalogue)
     if as_json:
         print_data(report, as_json)
@@ -162,7 +168,5 @@ def _print_report(report: dict[str, Any]) -> None:
 
 def _shortened(event: dict[str, Any], chars: int = 300) -> str:
     """One event on one line, long ones cut."""
-    import json
-
     text = json.dumps(event, ensure_ascii=False)
     return text if len(text) <= chars else f"{text[:chars]}... ({len(text)} characters)"

@@ -44,7 +44,7 @@ class TextEmbedder:
 
 def cluster_embeddings(embeddings_IE: np.ndarray, fitted_I: np.ndarray, clusters: int) -> np.ndarray:
     """The group of each item, [I] int64, by k-means fitted on the items `fitted_I` (bool)."""
-    count = min(clusters, int(fitted_I.sum()))
+    count = min(clusters, len(np.unique(embeddings_IE[fitted_I], axis=0)))
     if count < 2:
         return np.zeros(len(embeddings_IE), np.int64)
     means = MiniBatchKMeans(count, random_state=0, n_init=3, batch_size=4_096)

@@ -1,0 +1,260 @@
+"""Laws of catalogues from files, on two made-up shops of different shapes."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.data.catalogue import open_mapping
+from infra.data.mapped_catalogue import MappedCatalogue
+from infra.data.mapping import read_mapping
+from schemas.errors import Misconfigured
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
+from schemas.features import Kind, Scope
+from schemas.ids import IdKind
+from tests.infra.data.shops import (
+    DAY_MS,
+    NUMBER_ITEMS,
+    NUMBER_WIDTH,
+    START_MS,
+    TEXT_ITEMS,
+    WIDTH,
+    write_items,
+    write_number_shop,
+    write_text_shop,
+)
+
+KINDS = {
+    "items": ItemFeaturesUpdate,
+    "new_items": NewItem,
+    "users": UserFeaturesRecord,
+    "behaviours": Behaviour,
+    "impressions": ImpressionRecord,
+}
+
+
+def _open(mapping: Path, limit: int | None = None) -> MappedCatalogue:
+    return MappedCatalogue(read_mapping(mapping), mapping.parent, limit)
+
+
+@pytest.fixture(params=[write_text_shop, write_number_shop], ids=["text", "number"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write: Callable[[Path], Path] = request.param
+    return write(tmp_path)
+
+
+@pytest.fixture
+def text_shop(tmp_path: Path) -> MappedCatalogue:
+    return _open(write_text_shop(tmp_path))
+
+
+@pytest.fixture
+def number_shop(tmp_path: Path) -> MappedCatalogue:
+    return _open(write_number_shop(tmp_path))
+
+
+def _all_events(catalogue: MappedCatalogue) -> Iterator[object]:
+    for kind in KINDS:
+        yield from getattr(catalogue, kind)()
+    yield from catalogue.price_changes(20, 1)
+    yield from (event for pair in catalogue.arrivals(20, 1) for event in pair)
+
+
+def test_same_files_and_mapping_give_the_same_events(shop: Path) -> None:
+    one, other = _open(shop), _open(shop)
+    assert one.schema.fingerprint == other.schema.fingerprint
+    assert list(_all_events(one)) == list(_all_events(other))
+    assert list(one.items()) == list(one.items())
+
+
+def test_every_event_reads_back_from_its_own_json(shop: Path) -> None:
+    catalogue = _open(shop)
+    for name, kind in KINDS.items():
+        events = list(getattr(catalogue, name)())
+        assert events or (name == "users" and catalogue.mapping.users is None)
+        for event in events:
+            assert kind.model_validate_json(event.model_dump_json(by_alias=True)) == event
+
+
+def test_every_feature_of_an_event_is_declared_with_its_kind(shop: Path) -> None:
+    catalogue = _open(shop)
+    declared = {f.name: f for f in catalogue.schema.of(Scope.ITEM)}
+    shapes = {Kind.NUMERIC: float, Kind.BAG: list, Kind.CATEGORICAL: (int, str)}
+    for update in catalogue.items():
+        for name, value in update.features.items():
+            assert isinstance(value, shapes[declared[name].kind]), (name, value)
+
+
+def test_nothing_from_the_evaluation_time_on_is_told(shop: Path) -> None:
+    catalogue = _open(shop)
+    now_ms = catalogue.evaluation().now_ms
+    assert all(update.version <= now_ms for update in catalogue.items())
+    assert all(behaviour.time_ms < now_ms for behaviour in catalogue.behaviours())
+    assert all(record.time_ms < now_ms for record in catalogue.impressions())
+    for user in catalogue.evaluation().users:
+        assert all(b.time_ms < now_ms for b in user.behaviours)
+    assert catalogue.sources.history.time_X.max() >= now_ms, "the files do hold later rows"
+
+
+def test_sampled_windows_end_before_the_evaluation(text_shop: MappedCatalogue) -> None:
+    now_ms, positives = text_shop.evaluation().now_ms, text_shop.sources.positives
+    known = {(positives.user_ids[u], positives.item_ids[i], t) for u, i, t in zip(positives.user_X, positives.item_X, positives.time_X, strict=True)}
+    records = list(text_shop.impressions())
+    assert records
+    for record in records:
+        end_ms = record.time_ms + 7 * DAY_MS
+        assert end_ms <= now_ms
+        bought = {item for user, item, t in known if user == record.user_id and record.time_ms <= t < end_ms}
+        for shown in record.items:
+            assert shown.clicked == (shown.item_id in bought)
+        clicked = sum(s.clicked for s in record.items)
+        assert 1 <= clicked <= 2 and len(record.items) <= clicked * 4
+        assert any(user == record.user_id and t < record.time_ms for user, _, t in known), "only users with a history"
+
+
+def test_behaviours_are_in_order_of_time_and_filtered(text_shop: MappedCatalogue) -> None:
+    behaviours = list(text_shop.behaviours())
+    times = [b.time_ms for b in behaviours]
+    assert times == sorted(times)
+    assert {b.kind for b in behaviours} == {"buy", "add_to_cart"}
+    assert all(b.features["amount"] > 0 for b in behaviours)
+    assert set(text_shop.schema.behaviour_kinds) == {"buy", "add_to_cart"}
+
+
+def test_rejected_rows_are_named_with_file_row_and_reason(text_shop: MappedCatalogue) -> None:
+    list(text_shop.behaviours())
+    list(text_shop.behaviours())
+    assert [(r.section, r.file, r.row, r.reason) for r in text_shop.rejections.named] == [
+        ("behaviours", "log.csv", 1501, "no usable user"),
+        ("behaviours", "log.csv", 1502, "no usable time"),
+    ]
+
+
+def test_text_ids_and_columns_of_numbers_are_read(text_shop: MappedCatalogue) -> None:
+    assert text_shop.schema.id_kind is IdKind.TEXT
+    assert text_shop.schema.mm_width == WIDTH and text_shop.schema.multimodal == "picture"
+    first = next(text_shop.items())
+    assert first.item_id == "sku-000/ä"
+    assert first.features["origin"] == "here" and first.features["on_sale"] == "no" and len(first.features["tags"]) == 2
+    assert {f.name for f in text_shop.schema.of(Scope.USER)} == {"age", "city"}
+    missing = next(u for u in text_shop.users() if u.user_id == "user2@example")
+    assert missing.features == {"age": 22.0}
+
+
+def test_a_missing_cell_leaves_the_feature_out(text_shop: MappedCatalogue, number_shop: MappedCatalogue) -> None:
+    without = [u for u in text_shop.items() if u.item_id == "sku-003/ä"]
+    assert without and all("price" not in u.features for u in without)
+
+
+def test_counts_are_as_of_the_version(text_shop: MappedCatalogue) -> None:
+    positives = text_shop.sources.positives
+    updates = list(text_shop.items())
+    assert len(updates) > TEXT_ITEMS
+    for update in updates[::7]:
+        mine = np.array([positives.item_ids[i] == update.item_id for i in positives.item_X])
+        inside = (positives.time_X < update.version) & (positives.time_X >= update.version - 7 * DAY_MS)
+        assert update.features["sold_7"] == (mine & inside).sum()
+
+
+def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MappedCatalogue) -> None:
+    told = {u.item_id for u in text_shop.items()}
+    assert told == {f"sku-{i:03d}/ä" for i in range(36)} and text_shop.item_count == 36
+    arrivals = list(text_shop.arrivals(6, 0))
+    assert [u.item_id for u, _ in arrivals][:4] == [f"sku-{i:03d}/ä" for i in range(36, 40)]
+    ids = {u.item_id for u, _ in arrivals}
+    assert len(ids) == 6 and not ids & told
+    assert all(new is not None and new.item_id == u.item_id and len(new.embedding) == WIDTH for u, new in arrivals)
+    assert not ids & {u.item_id for u, _ in text_shop.arrivals(6, 1)}
+
+
+def test_changes_move_a_price_and_come_later(shop: Path) -> None:
+    catalogue = _open(shop)
+    latest = {u.item_id: u for u in catalogue.items()}
+    name = catalogue.schema.bid or "price"
+    for seed in (1, 2):
+        for change in catalogue.price_changes(30, seed):
+            before = latest[change.item_id]
+            assert change.version > before.version
+            assert change.features[name] != before.features.get(name)
+    assert max(c.version for c in catalogue.price_changes(30, 1)) < min(c.version for c in catalogue.price_changes(30, 2))
+
+
+def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MappedCatalogue) -> None:
+    schema = number_shop.schema
+    assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
+    assert [f.kind for f in schema.of(Scope.ITEM)] == [Kind.CATEGORICAL, Kind.NUMERIC, Kind.BAG, Kind.EMBEDDING]
+    assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "ecpm"
+    assert len(list(number_shop.new_items())) == NUMBER_ITEMS - 1
+    records = list(number_shop.impressions())
+    assert 200 < len(records) < 300
+    assert all(START_MS <= r.time_ms < START_MS + 40 * DAY_MS and len(r.items) == 8 for r in records)
+    assert all("hour" in r.context for r in records)
+    clicked = [(r.user_id, s.item_id, r.time_ms) for r in records for s in r.items if s.clicked]
+    told = [(b.user_id, b.item_id, b.time_ms) for b in number_shop.behaviours()]
+    assert sorted(clicked) == sorted(told), "what was clicked is the history where there is no other"
+
+
+def test_a_shown_item_without_a_bid_of_its_own_has_the_items(number_shop: MappedCatalogue) -> None:
+    bids = {u.item_id: u.features.get("bid", number_shop.schema.item("bid").default) for u in number_shop.items()}
+    for record in number_shop.impressions():
+        assert all(s.bid == pytest.approx(bids[s.item_id]) for s in record.items)
+
+
+def test_held_out_users_have_a_history_and_findable_answers(shop: Path) -> None:
+    evaluation = _open(shop).evaluation()
+    assert evaluation.users and evaluation.measure == "recall"
+    for user in evaluation.users:
+        assert user.behaviours and user.relevant
+        assert user.relevant <= set(user.candidates.tolist())
+        assert user.candidates.tolist() == sorted(set(user.candidates.tolist()))
+    assert len(evaluation.popularity_of(evaluation.users[0].candidates)) == len(evaluation.users[0].candidates)
+
+
+def test_a_limit_reads_that_many_rows_of_each_file(shop: Path) -> None:
+    catalogue = _open(shop, 10)
+    assert len(catalogue.sources.item_rows.ids) == 10
+    assert all(len(catalogue.sources.table(source)) <= 10 for source in catalogue.mapping.sources)
+
+
+def test_items_alone_can_be_imported_and_say_what_training_needs(tmp_path: Path) -> None:
+    mapping = write_items(
+        tmp_path,
+        '[items]\nfile = "items.csv"\nid = "id"\n[items.features]\nname = "name"\n[embeddings]\ntext = "name"\nwidth = 8\n',
+        id=[1, 2, 3, 4],
+        name=["blue tea pot", "red tea cup", "garden gnome", ""],
+    )
+    catalogue = open_mapping(tmp_path, mapping)
+    assert [u.item_id for u in catalogue.items()] == [1, 2, 3, 4]
+    assert [n.item_id for n in catalogue.new_items()] == [1, 2, 3]
+    assert not list(catalogue.behaviours()) and not list(catalogue.users())
+    for ask in (lambda: list(catalogue.impressions()), catalogue.evaluation):
+        with pytest.raises(Misconfigured, match=r"\[impressions\].*\[behaviours\]"):
+            ask()
+    assert len(list(catalogue.price_changes(3, 1))) == 3
+    assert len(list(catalogue.arrivals(3, 1))) == 3
+
+
+def test_several_rows_of_an_item_with_times_are_its_versions(tmp_path: Path) -> None:
+    mapping = write_items(
+        tmp_path,
+        '[items]\nfile = "items.csv"\nid = "id"\ntime = "at"\n[items.features]\nprice = "price"\n',
+        id=["a", "b", "a"],
+        at=["2024-01-02", "2024-01-01", "2024-01-03 12:00:00"],
+        price=[1, 2, 3],
+    )
+    updates = list(open_mapping(tmp_path, mapping).items())
+    assert [(u.item_id, u.features["price"]) for u in updates] == [("b", 2.0), ("a", 1.0), ("a", 3.0)]
+    assert updates[2].version - updates[0].version == 2.5 * DAY_MS
+
+
+def test_vectors_of_another_width_are_named_and_left_out(tmp_path: Path) -> None:
+    mapping = write_items(
+        tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n', id=[1, 2, 3, 4], v=["[1, 2]", "0.5 0.25", "3", "a b"]
+    )
+    catalogue = _open(mapping)
+    assert [(n.item_id, n.embedding) for n in catalogue.new_items()] == [(1, [1.0, 2.0]), (2, [0.5, 0.25])]
+    assert [r.reason for r in catalogue.rejections.named] == [
+        "embedding has 1 numbers, expected 2",
+        "embedding has no vector of finite numbers, expected 2",
+    ]

@@ -5,6 +5,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     broker start|status|stop         infra/broker/cli.py
     topics, publish                  infra/kafka/cli.py
     index, model, status             infra/index_cli.py
+    demo                             infra/demo/cli.py
     import                           infra/data/cli.py
 
 Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); what is heavy is imported inside
@@ -21,6 +22,7 @@ import typer
 from infra.broker.cli import broker_app
 from infra.command import AsJson, print_table, settings_classes
 from infra.data.cli import register as register_import
+from infra.demo.cli import demo
 from infra.index_cli import index_app, model_app, status
 from infra.kafka.cli import publish_app, topics_app
 from schemas.errors import AifError
@@ -64,6 +66,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(index_app, name="index")
     app.add_typer(model_app, name="model")
     app.command("status")(status)
+    app.command("demo")(demo)
 
 
 @config_app.command("show")

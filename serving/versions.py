@@ -231,7 +231,8 @@ class VersionFollower:
         """Makes the loaded version resident and starts following its deltas."""
         scorer = open_scorer(self._engine.device, checkpoint.network, wanted.version, tables)
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
-        resident = Resident(wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions))
+        source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
+        resident = Resident(wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions), source_ms)
         deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions)
         self._wait(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)

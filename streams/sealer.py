@@ -44,7 +44,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         incremental = write_incremental_part(store, job.version, job.revision, job.shard, reader.scan_increments(job.version))
         merged = merge_parts(encoder.layout, read_full_part(store, job.full, encoder.layout), reader.scan_increments(job.version))
         digest = digest_blocks(encoder, merged, progress)
-        source_offsets = reader.next_offsets
+        source_offsets, source_ms = reader.next_offsets, reader.source_ms
     seal = Seal(
         job.shard,
         job.full,
@@ -55,6 +55,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         digest.hexdigest,
         digest.data_hexdigest,
         job.encoder_fingerprint,
+        source_ms,
     )
     store.put_bytes(seal_path(job.version, job.revision, job.shard, new_unique()), encode_seal(seal))
     return seal

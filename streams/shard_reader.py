@@ -48,6 +48,11 @@ class ShardReader:
         return dict(self.state.next_offsets)
 
     @property
+    def source_ms(self) -> int:
+        """Record time of the newest source record in it, 0 = none."""
+        return self.state.source_ms
+
+    @property
     def counters(self) -> Counters:
         """Counts of updates per topic at the checkpoint."""
         return self.state.counters

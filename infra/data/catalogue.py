@@ -53,9 +53,7 @@ class Evaluation:
 
     def popularity_of(self, candidates: np.ndarray) -> np.ndarray:
         """The plain score of each candidate, [C] float64."""
-        return np.array(
-            [self.popularity.get(item, 0.0) for item in candidates.tolist()]
-        )
+        return np.array([self.popularity.get(item, 0.0) for item in candidates.tolist()])
 
 
 class Catalogue(Protocol):
@@ -91,9 +89,7 @@ class Catalogue(Protocol):
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
         """n later versions of random items with another price and bid. A larger seed gives later versions."""
 
-    def arrivals(
-        self, n: int, seed: int
-    ) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
+    def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
         """n items that are not in `items()`, each with its embedding if the catalogue has one."""
 
     def evaluation(self) -> Evaluation:
@@ -108,9 +104,7 @@ def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
     return WorldCatalogue(World(seed, WorldSize(items=items)))
 
 
-def open_mapping(
-    directory: str | Path, mapping_file: str | Path, limit: int | None = None
-) -> Catalogue:
+def open_mapping(directory: str | Path, mapping_file: str | Path, limit: int | None = None) -> Catalogue:
     """CSV or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
 
     Raises Misconfigured that names the mapping file, the key, the column and the expectation.

@@ -18,6 +18,7 @@ from schemas.features import Feature, Kind
 from schemas.model.spec import ModelSpec
 
 FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
+_SOURCE_KEYS = ("file", "where", "delimiter", "encoding")
 TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
 
@@ -182,7 +183,7 @@ def read_mapping(path: Path) -> DataMapping:
 
 def _read_schema(section: Section) -> dict[str, Any]:
     values = {key: section.any(key) for key in _SCHEMA_KEYS if key in section.raw}
-    section.end()
+    section.end(_SCHEMA_KEYS)
     if "id_kind" in values and values["id_kind"] not in ("int64", "text"):
         raise section.reject("id_kind", f"is {values['id_kind']!r}, expected int64 or text (left out: found out from the ids)")
     return values
@@ -281,6 +282,7 @@ def _read_source(
         elif role in defaults:
             roles[role] = defaults[role]
         elif role in required:
+            section.end((*required, *optional, *_SOURCE_KEYS, features_key), only_near=True)  # a misspelt key says more than a missing one
             raise section.reject(role, f"is missing: name the column that holds the {role}; a constant is written {{ value = ... }}")
     features = section.section(features_key)
     source = Source(

@@ -112,8 +112,10 @@ class Section:
             raise self.reject(key, f"is {value!r}, expected one of {', '.join(choices)}")
         return default if value is None else value
 
-    def end(self, known: Iterable[str] = (), hint: str = "") -> None:
-        """Raises for the first key that nobody read."""
+    def end(self, known: Iterable[str] = (), hint: str = "", only_near: bool = False) -> None:
+        """Raises for the first key that nobody read; with `only_near` only for one that is not in `known` but spelt like one of them."""
+        known = tuple(known)
         for key in self.raw:
-            if key not in self._read:
-                raise self.reject(key, f"is not known here{hint}; {suggest(key, {*known, *self._read})}")
+            if key in self._read or (only_near and (key in known or not difflib.get_close_matches(key, known, n=1))):
+                continue
+            raise self.reject(key, f"is not known here{hint}; {suggest(key, {*known, *self._read})}")

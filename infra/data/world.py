@@ -37,9 +37,7 @@ SIGNALS = {
 }
 CLICK_BIAS = -4.5
 
-_ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(
-    5
-)  # streams of random numbers: a change in one leaves the others alone
+_ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of random numbers: a change in one leaves the others alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +114,8 @@ class World:
     @cached_property
     def items(self) -> Items:
         """All items, drawn in chunks, so that an item does not depend on how many follow it."""
-        chunks = [
-            self._draw_items(chunk)
-            for chunk in range(-(-self.size.items // CHUNK_ITEMS))
-        ]
-        return Items(
-            **{name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
-        )
+        chunks = [self._draw_items(chunk) for chunk in range(-(-self.size.items // CHUNK_ITEMS))]
+        return Items(**{name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]})
 
     def _draw_items(self, chunk: int) -> dict[str, np.ndarray]:
         constants, categories = self.rng(_CONSTANTS), self.size.categories
@@ -140,9 +133,7 @@ class World:
         category[:covered] = np.arange(covered)  # no category is empty
         drawn = {
             width: _normal(self.rng(_ITEMS, chunk, width), rows, n)
-            for width, n in enumerate(
-                (LATENT_WIDTH, STYLES, QUALITY_ATTRIBUTES, FACET_WIDTH, 2)
-            )
+            for width, n in enumerate((LATENT_WIDTH, STYLES, QUALITY_ATTRIBUTES, FACET_WIDTH, 2))
         }
         occasion = self.rng(_ITEMS, chunk, 9).integers(0, FACETS, rows)
         return {
@@ -159,18 +150,14 @@ class World:
 
     def embeddings_of(self, first: int, last: int) -> np.ndarray:
         """The published multimodal embeddings of items first..last-1: a noisy linear view of the latents, [last - first, EMBEDDING_WIDTH]."""
-        view_ZE = _normal(
-            self.rng(_CONSTANTS, 1), LATENT_WIDTH, EMBEDDING_WIDTH
-        ) / np.sqrt(LATENT_WIDTH)
+        view_ZE = _normal(self.rng(_CONSTANTS, 1), LATENT_WIDTH, EMBEDDING_WIDTH) / np.sqrt(LATENT_WIDTH)
         noise = [
             _normal(self.rng(_EMBEDDINGS, chunk), CHUNK_ITEMS, EMBEDDING_WIDTH)[
                 max(0, first - chunk * CHUNK_ITEMS) : last - chunk * CHUNK_ITEMS
             ]
             for chunk in range(first // CHUNK_ITEMS, -(-last // CHUNK_ITEMS))
         ]
-        return np.round(
-            self.items.latent_IZ[first:last] @ view_ZE + 0.12 * np.concatenate(noise), 4
-        )
+        return np.round(self.items.latent_IZ[first:last] @ view_ZE + 0.12 * np.concatenate(noise), 4)
 
     @cached_property
     def _by_category(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -182,35 +169,24 @@ class World:
             count,
         )
 
-    def draw_in_category(
-        self, rng: np.random.Generator, categories: np.ndarray
-    ) -> np.ndarray:
+    def draw_in_category(self, rng: np.random.Generator, categories: np.ndarray) -> np.ndarray:
         """A uniform item of each given category, same shape."""
         order, begin, count = self._by_category
-        return order[
-            begin[categories]
-            + (rng.random(categories.shape) * count[categories]).astype(np.int64)
-        ]
+        return order[begin[categories] + (rng.random(categories.shape) * count[categories]).astype(np.int64)]
 
     @cached_property
     def users(self) -> Users:
         """All users, held-out ones last."""
         rng, n = self.rng(_USERS), self.size.users + self.size.held_out
-        interests = np.argsort(rng.random((n, self.size.categories)), axis=1)[
-            :, :INTERESTS
-        ]
-        if (
-            interests.shape[1] < INTERESTS
-        ):  # a tiny world: interests may share a category
+        interests = np.argsort(rng.random((n, self.size.categories)), axis=1)[:, :INTERESTS]
+        if interests.shape[1] < INTERESTS:  # a tiny world: interests may share a category
             interests = rng.integers(0, self.size.categories, (n, INTERESTS))
         weight = rng.dirichlet(np.full(INTERESTS, 1.5), n)
         return Users(
             interests_UQ=interests,
             centre_UQZ=self.items.latent_IZ[self.draw_in_category(rng, interests)],
             weight_UQ=weight.astype(np.float32),
-            current_U=(rng.random((n, 1)) > np.cumsum(weight, 1))
-            .sum(1)
-            .clip(0, INTERESTS - 1),
+            current_U=(rng.random((n, 1)) > np.cumsum(weight, 1)).sum(1).clip(0, INTERESTS - 1),
             style_taste_UQA=_normal(rng, n, INTERESTS, STYLES),
             facets_UGF=_normal(rng, n, FACETS, FACET_WIDTH),
             price_level_U=(2.5 + 0.6 * _normal(rng, n)),
@@ -220,30 +196,17 @@ class World:
     def histories(self) -> Histories:
         """Behaviours of every user: an interest, then the best of six items of its category by taste and quality."""
         rng, users, n = self.rng(_HISTORIES), self.users, len(self.users.current_U)
-        length = np.clip(
-            np.exp(rng.normal(np.log(HISTORY_MEDIAN), 0.5, n)), HISTORY_MIN, HISTORY_MAX
-        ).astype(np.int64)
-        which = (
-            (rng.random((n, HISTORY_MAX, 1)) > np.cumsum(users.weight_UQ, 1)[:, None])
-            .sum(2)
-            .clip(0, INTERESTS - 1)
-        )
+        length = np.clip(np.exp(rng.normal(np.log(HISTORY_MEDIAN), 0.5, n)), HISTORY_MIN, HISTORY_MAX).astype(np.int64)
+        which = (rng.random((n, HISTORY_MAX, 1)) > np.cumsum(users.weight_UQ, 1)[:, None]).sum(2).clip(0, INTERESTS - 1)
         recent = rng.random((n, RECENT)) < 0.7
-        which[:, -RECENT:] = np.where(
-            recent, users.current_U[:, None], which[:, -RECENT:]
-        )
-        stray = (
-            rng.random((n, HISTORY_MAX)) < 0.1
-        )  # curiosity: any item of any category
+        which[:, -RECENT:] = np.where(recent, users.current_U[:, None], which[:, -RECENT:])
+        stray = rng.random((n, HISTORY_MAX)) < 0.1  # curiosity: any item of any category
         category = np.where(
             stray,
             rng.integers(0, self.size.categories, which.shape),
             np.take_along_axis(users.interests_UQ, which, 1),
         )
-        blocks = [
-            self._choose(rng, slice(a, a + 256), which, stray, category)
-            for a in range(0, n, 256)
-        ]
+        blocks = [self._choose(rng, slice(a, a + 256), which, stray, category) for a in range(0, n, 256)]
         item, utility = (np.concatenate(part) for part in zip(*blocks, strict=True))
         return Histories(item, utility > np.quantile(utility, 0.85), length)
 
@@ -256,52 +219,34 @@ class World:
         category: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         users, items = self.users, self.items
-        offered = self.draw_in_category(
-            rng, np.repeat(category[block][:, :, None], 6, axis=2)
-        )
+        offered = self.draw_in_category(rng, np.repeat(category[block][:, :, None], 6, axis=2))
         row = np.arange(len(offered))[:, None]
         centre, taste = (
             users.centre_UQZ[block][row, which[block]],
             users.style_taste_UQA[block][row, which[block]],
         )
-        liking = 4 * np.einsum(
-            "uhkz,uhz->uhk", items.latent_IZ[offered], centre
-        ) + np.einsum("uhka,uha->uhk", items.style_IA[offered], taste)
-        utility = (
-            liking * ~stray[block][:, :, None]
-            + 0.5 * items.quality_I[offered]
-            + rng.gumbel(size=offered.shape)
+        liking = 4 * np.einsum("uhkz,uhz->uhk", items.latent_IZ[offered], centre) + np.einsum(
+            "uhka,uha->uhk", items.style_IA[offered], taste
         )
+        utility = liking * ~stray[block][:, :, None] + 0.5 * items.quality_I[offered] + rng.gumbel(size=offered.shape)
         best = utility.argmax(2)[:, :, None]
-        return np.take_along_axis(offered, best, 2)[:, :, 0], np.take_along_axis(
-            utility, best, 2
-        )[:, :, 0]
+        return np.take_along_axis(offered, best, 2)[:, :, 0], np.take_along_axis(utility, best, 2)[:, :, 0]
 
     def _signals(self, user: np.ndarray, item_US: np.ndarray) -> dict[str, np.ndarray]:
         """The raw signals of `SIGNALS`, each [len(user), S]."""
         users, items = self.users, self.items
         near_USQ = items.latent_IZ[item_US] @ users.centre_UQZ[user].transpose(0, 2, 1)
         row = np.arange(len(user))[:, None]
-        same_USQ = (
-            items.category_I[item_US][:, :, None] == users.interests_UQ[user][:, None]
-        )
-        style_USQ = items.style_IA[item_US] @ users.style_taste_UQA[user].transpose(
-            0, 2, 1
-        )
+        same_USQ = items.category_I[item_US][:, :, None] == users.interests_UQ[user][:, None]
+        style_USQ = items.style_IA[item_US] @ users.style_taste_UQA[user].transpose(0, 2, 1)
         facet_USF = users.facets_UGF[user][row, items.occasion_I[item_US]]
         return {
-            "interest": np.log(
-                np.einsum("usq,uq->us", np.exp(5 * near_USQ), users.weight_UQ[user])
-            ),
-            "current": np.take_along_axis(
-                near_USQ, users.current_U[user][:, None, None], 2
-            )[:, :, 0],
+            "interest": np.log(np.einsum("usq,uq->us", np.exp(5 * near_USQ), users.weight_UQ[user])),
+            "current": np.take_along_axis(near_USQ, users.current_U[user][:, None, None], 2)[:, :, 0],
             "style": (style_USQ * same_USQ).sum(2),
             "facet": np.einsum("usf,usf->us", items.facet_IF[item_US], facet_USF),
             "quality": items.quality_I[item_US],
-            "price": -np.abs(
-                items.log_price_I[item_US] - users.price_level_U[user][:, None]
-            ),
+            "price": -np.abs(items.log_price_I[item_US] - users.price_level_U[user][:, None]),
         }
 
     @cached_property
@@ -310,10 +255,7 @@ class World:
         rng = self.rng(_CONSTANTS, 2)
         user = rng.integers(0, self.size.users, 200)
         signals = self._signals(user, rng.integers(0, self.size.items, (200, 200)))
-        return {
-            name: (float(values.mean()), float(values.std()) + 1e-9)
-            for name, values in signals.items()
-        }
+        return {name: (float(values.mean()), float(values.std()) + 1e-9) for name, values in signals.items()}
 
     def click_probability(self, user: np.ndarray, item_US: np.ndarray) -> np.ndarray:
         """The true probability of a click of user row u on each of its S items, [U, S] float32."""

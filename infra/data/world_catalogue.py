@@ -50,11 +50,7 @@ _VIEWS = {
 
 def world_schema() -> FeatureSchema:
     """The features of the world: the item half reads category, occasion, styles, attributes, traits and the embedding; the head the price."""
-    numbers = tuple(
-        Feature(f"{name}_{n}", Scope.ITEM, Kind.NUMERIC)
-        for name, count in _VIEWS.items()
-        for n in range(count)
-    )
+    numbers = tuple(Feature(f"{name}_{n}", Scope.ITEM, Kind.NUMERIC) for name, count in _VIEWS.items() for n in range(count))
     item = (
         Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=1_024),
         Feature("occasion", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
@@ -73,13 +69,8 @@ def world_schema() -> FeatureSchema:
         Feature("picture", Scope.ITEM, Kind.EMBEDDING, width=EMBEDDING_WIDTH),
     )
     user = (
-        *(
-            Feature(f"facet_{g}", Scope.USER, Kind.EMBEDDING, width=FACET_WIDTH)
-            for g in range(FACETS)
-        ),
-        Feature(
-            "price_level", Scope.USER, Kind.NUMERIC, mean=2.5, scale=0.6, default=2.5
-        ),
+        *(Feature(f"facet_{g}", Scope.USER, Kind.EMBEDDING, width=FACET_WIDTH) for g in range(FACETS)),
+        Feature("price_level", Scope.USER, Kind.NUMERIC, mean=2.5, scale=0.6, default=2.5),
     )
     other = (
         Feature(
@@ -119,19 +110,13 @@ class WorldCatalogue:
 
     def true_ecpm(self, user_ids: np.ndarray, item_ids: np.ndarray) -> np.ndarray:
         """The teacher's eCPM of users [U] on their items [U, S], as ids."""
-        return self.world.true_ecpm(
-            np.asarray(user_ids) - FIRST_USER_ID, np.asarray(item_ids) - FIRST_ITEM_ID
-        )
+        return self.world.true_ecpm(np.asarray(user_ids) - FIRST_USER_ID, np.asarray(item_ids) - FIRST_ITEM_ID)
 
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         for first in range(0, self.item_count, CHUNK_ITEMS):
             rows = np.arange(first, min(first + CHUNK_ITEMS, self.item_count))
-            for row, features in zip(
-                rows.tolist(), self._item_features(rows), strict=True
-            ):
-                yield ItemFeaturesUpdate(
-                    item_id=FIRST_ITEM_ID + row, version=START_MS, features=features
-                )
+            for row, features in zip(rows.tolist(), self._item_features(rows), strict=True):
+                yield ItemFeaturesUpdate(item_id=FIRST_ITEM_ID + row, version=START_MS, features=features)
 
     def _item_features(self, rows: np.ndarray) -> list[dict[str, Any]]:
         items = self.world.items
@@ -169,25 +154,20 @@ class WorldCatalogue:
     def new_items(self) -> Iterator[NewItem]:
         for first in range(0, self.item_count, CHUNK_ITEMS):
             last = min(first + CHUNK_ITEMS, self.item_count)
-            embeddings = np.round(
-                self.world.embeddings_of(first, last).astype(np.float64), 4
-            )
+            embeddings = np.round(self.world.embeddings_of(first, last).astype(np.float64), 4)
             for row, embedding in enumerate(embeddings.tolist(), first):
                 yield NewItem(item_id=FIRST_ITEM_ID + row, embedding=embedding)
 
     @cached_property
     def _profiles(self) -> list[dict[str, Any]]:
         users, rng = self.world.users, self.world.rng(_PROFILES)
-        facets = np.round(
-            users.facets_UGF + 0.1 * rng.standard_normal(users.facets_UGF.shape), 3
-        )
+        facets = np.round(users.facets_UGF + 0.1 * rng.standard_normal(users.facets_UGF.shape), 3)
         level = np.round(
             users.price_level_U + 0.1 * rng.standard_normal(users.price_level_U.shape),
             3,
         )
         return [
-            {**{f"facet_{g}": f for g, f in enumerate(fs)}, "price_level": p}
-            for fs, p in zip(facets.tolist(), level.tolist(), strict=True)
+            {**{f"facet_{g}": f for g, f in enumerate(fs)}, "price_level": p} for fs, p in zip(facets.tolist(), level.tolist(), strict=True)
         ]
 
     def users(self) -> Iterator[UserFeaturesRecord]:
@@ -199,16 +179,10 @@ class WorldCatalogue:
         """All behaviours in order of time: user row, item row, bought, dwell_s, time_ms. Thirty days a user, evenly with jitter."""
         histories, rng = self.world.histories, self.world.rng(_TIMES)
         length = histories.length_U[:, None]
-        age = (
-            HISTORY_MAX
-            - np.arange(HISTORY_MAX)
-            - rng.random((len(length), HISTORY_MAX))
-        ) / length
+        age = (HISTORY_MAX - np.arange(HISTORY_MAX) - rng.random((len(length), HISTORY_MAX))) / length
         used = np.arange(HISTORY_MAX) >= HISTORY_MAX - length
         time_ms = NOW_MS - 1 - (age * 30 * DAY_MS).astype(np.int64)
-        dwell_s = np.round(
-            np.exp(rng.normal(3.0, 0.7, used.shape) + 0.5 * histories.bought_UH)
-        )
+        dwell_s = np.round(np.exp(rng.normal(3.0, 0.7, used.shape) + 0.5 * histories.bought_UH))
         user = np.broadcast_to(np.arange(len(length))[:, None], used.shape)
         columns = {
             "user": user,
@@ -226,9 +200,7 @@ class WorldCatalogue:
             yield self._behaviour(user, item, bought, dwell_s, time_ms)
 
     @staticmethod
-    def _behaviour(
-        user: int, item: int, bought: bool, dwell_s: float, time_ms: int
-    ) -> Behaviour:
+    def _behaviour(user: int, item: int, bought: bool, dwell_s: float, time_ms: int) -> Behaviour:
         return Behaviour(
             user_id=FIRST_USER_ID + user,
             item_id=FIRST_ITEM_ID + item,
@@ -254,15 +226,8 @@ class WorldCatalogue:
         )
         item_RS = np.where(np.arange(shape[1]) % 2 == 0, liked, any_item)
         blocks = range(0, len(user_R), 1_024)
-        probability = np.concatenate(
-            [
-                world.click_probability(user_R[a : a + 1_024], item_RS[a : a + 1_024])
-                for a in blocks
-            ]
-        )
-        time_R = np.sort(
-            NOW_MS - (rng.random(len(user_R)) * 2 * DAY_MS).astype(np.int64)
-        )
+        probability = np.concatenate([world.click_probability(user_R[a : a + 1_024], item_RS[a : a + 1_024]) for a in blocks])
+        time_R = np.sort(NOW_MS - (rng.random(len(user_R)) * 2 * DAY_MS).astype(np.int64))
         return {
             "user": user_R,
             "item": item_RS,
@@ -276,9 +241,7 @@ class WorldCatalogue:
             self._shown,
             np.round(self.world.items.bid_I.astype(np.float64), 4),
         )
-        for r, (user, time_ms) in enumerate(
-            zip(shown["user"].tolist(), shown["time_ms"].tolist(), strict=True)
-        ):
+        for r, (user, time_ms) in enumerate(zip(shown["user"].tolist(), shown["time_ms"].tolist(), strict=True)):
             item, bid = shown["item"][r], bids[shown["item"][r]]
             ecpm = np.round(shown["probability"][r] * bid, 6)
             rows = zip(
@@ -314,9 +277,7 @@ class WorldCatalogue:
         rng = self.world.rng(_CHANGES, seed)
         rows = rng.integers(0, self.item_count, n)
         drift = np.exp(rng.normal(0, 0.2, (n, 2)))
-        for k, (row, features) in enumerate(
-            zip(rows.tolist(), self._item_features(rows), strict=True)
-        ):
+        for k, (row, features) in enumerate(zip(rows.tolist(), self._item_features(rows), strict=True)):
             price, bid = (
                 max(0.01, round(features["price"] * drift[k, 0], 2)),
                 max(0.0001, round(features["bid"] * drift[k, 1], 4)),
@@ -328,22 +289,14 @@ class WorldCatalogue:
                 features={**features, "price": price, "bid": bid},
             )
 
-    def arrivals(
-        self, n: int, seed: int
-    ) -> Iterator[tuple[ItemFeaturesUpdate, NewItem]]:
+    def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem]]:
         """n new items made like random ones of the catalogue, with other embeddings; ids after the catalogue's, apart for each seed."""
         rng = self.world.rng(_CHANGES, seed, 1)
         rows = rng.integers(0, self.item_count, n)
-        for k, (row, features) in enumerate(
-            zip(rows.tolist(), self._item_features(rows), strict=True)
-        ):
+        for k, (row, features) in enumerate(zip(rows.tolist(), self._item_features(rows), strict=True)):
             item_id = FIRST_ITEM_ID + self.item_count + seed * 1_000_000 + k
-            embedding = self.world.embeddings_of(row, row + 1)[
-                0
-            ] + 0.05 * rng.standard_normal(EMBEDDING_WIDTH)
-            update = ItemFeaturesUpdate(
-                item_id=item_id, version=NOW_MS + k, features=features
-            )
+            embedding = self.world.embeddings_of(row, row + 1)[0] + 0.05 * rng.standard_normal(EMBEDDING_WIDTH)
+            update = ItemFeaturesUpdate(item_id=item_id, version=NOW_MS + k, features=features)
             yield (
                 update,
                 NewItem(
@@ -353,9 +306,7 @@ class WorldCatalogue:
             )
 
     def evaluation(self) -> Evaluation:
-        held_out = np.arange(
-            self.world.size.users, self.world.size.users + self.world.size.held_out
-        )
+        held_out = np.arange(self.world.size.users, self.world.size.users + self.world.size.held_out)
         rng, count = self.world.rng(_CANDIDATES), min(CANDIDATES, self.item_count)
         histories = self._histories_of(held_out)
         users = []
@@ -383,9 +334,7 @@ class WorldCatalogue:
         columns = self._behaviour_columns
         chosen = np.isin(columns["user"], users)
         histories: dict[int, list[Behaviour]] = {user: [] for user in users.tolist()}
-        for row in zip(
-            *(values[chosen].tolist() for values in columns.values()), strict=True
-        ):
+        for row in zip(*(values[chosen].tolist() for values in columns.values()), strict=True):
             histories[row[0]].append(self._behaviour(*row))
         return histories
 
@@ -395,8 +344,4 @@ class WorldCatalogue:
         clicks = np.bincount(shown["item"][shown["clicked"]], minlength=self.item_count)
         score = clicks * self.world.items.bid_I
         clicked = np.flatnonzero(clicks)
-        return dict(
-            zip(
-                (FIRST_ITEM_ID + clicked).tolist(), score[clicked].tolist(), strict=True
-            )
-        )
+        return dict(zip((FIRST_ITEM_ID + clicked).tolist(), score[clicked].tolist(), strict=True))

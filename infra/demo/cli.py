@@ -25,4 +25,6 @@ def demo(
         raise typer.BadParameter("--data and --mapping belong together; docs/IMPORT.md shows how to write a mapping")
     from infra.demo.program import DemoOptions, run_demo
 
-    run_demo(DemoOptions(items, seed, data, mapping, keep, as_json))
+    figures = run_demo(DemoOptions(items, seed, data, mapping, keep))
+    if as_json:
+        figures.print_json()

@@ -1,7 +1,10 @@
 """The demo from top to bottom. Read `run_demo` and you know what happens; acts.py says how each act measures."""
 
 import itertools
+import json
+import shlex
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,7 @@ from infra.demo.server import RankingServer
 from infra.demo.stage import Stage, json_figures
 
 SWITCHES = 3
-TRAIN_S = 12.0
+TRAIN_S = 10.0
 WARM_START_S = 0.7
 
 
@@ -27,14 +30,13 @@ class DemoOptions:
     data: Path | None = None
     mapping: Path | None = None
     keep: bool = False
-    quiet: bool = False
 
 
 def run_demo(options: DemoOptions) -> Figures:
     """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of docs/BENCHMARKS.md."""
     started = time.monotonic()
     figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
-    with Steps(options.quiet) as steps:
+    with Steps() as steps:
         with steps.step("broker and topics"):
             catalogue = _open_catalogue(options)
             stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, options.keep)
@@ -45,10 +47,11 @@ def run_demo(options: DemoOptions) -> Figures:
             stage.keep = False
             raise
         finally:
-            if stage.keep:
-                _say_what_to_try(stage, catalogue, steps)
-            else:
+            if not stage.keep:
                 stage.stop()
+    steps.print_figures(figures)
+    if stage.keep:
+        _wait_for_ctrl_c(stage, catalogue, steps)
     return figures
 
 
@@ -93,22 +96,12 @@ def _play(stage: Stage, catalogue: Catalogue, figures: Figures, steps: Steps) ->
 
 
 def _train(stage: Stage, catalogue: Catalogue, steps: Steps) -> list[Path]:
-    """One training and its short warm starts, from the topics alone."""
-    folder = stage.directory / "checkpoints"
+    """One training and its short warm starts, from the topics alone. The trainer gets the schema, never the world."""
+    folder, model = stage.directory / "checkpoints", stage.directory / "model.json"
+    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}))
+    limits = ("--seconds", str(TRAIN_S), "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
     with steps.step("train on the impressions topic"):
-        stage.run(
-            "train",
-            "train",
-            "--out",
-            str(folder),
-            "--seconds",
-            str(TRAIN_S),
-            "--more",
-            str(SWITCHES),
-            "--more-seconds",
-            str(WARM_START_S),
-            "--json",
-        )
+        stage.run("train", "train", "--model", str(model), "--out", str(folder), *limits, "--json")
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -137,13 +130,20 @@ def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
     figures.add("items", replayed["items"], "count")
 
 
-def _say_what_to_try(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
-    exports = " ".join(f"{name}={value}" for name, value in stage.environment().items())
+def _wait_for_ctrl_c(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
+    """Everything keeps running; says what to try, and stops it all when asked to."""
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in stage.environment().items())
     user = next(iter(catalogue.users())).user_id
     steps.say(
-        f"""Everything keeps running in {stage.directory} until this process ends (Ctrl-C). In another terminal:
+        f"""Everything keeps running in {stage.directory} until Ctrl-C. In another terminal:
   export {exports}
-  uv run aif index list
-  uv run aif query {user} --random 20 --url {stage.url}
+  aif index list
+  aif query {user} --random 20 --url {stage.url}
   curl -s {stage.url}/v1/status"""
     )
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        steps.say("stopping")
+    finally:
+        stage.stop()

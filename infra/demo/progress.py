@@ -32,8 +32,8 @@ _ROWS = (
 class Steps:
     """Progress of the demo. A step has a bar; where its length is not known the bar pulses."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(file=sys.stderr, quiet=quiet)
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr)
         self._progress = Progress(
             TextColumn("{task.description:<46}"),
             BarColumn(bar_width=28),

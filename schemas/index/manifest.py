@@ -44,6 +44,7 @@ class Seal:
     delta_position   offset in the shard's partition of index-deltas from which a reader of these parts continues
     source_offsets   next offset per shard topic: what is before is in the parts
     rows, digest, data_digest   of the merged view
+    source_ms        record time of the newest source record in the parts, 0 = none: how fresh a reader of these parts alone is
     """
 
     shard: int
@@ -55,6 +56,7 @@ class Seal:
     digest: str
     data_digest: str
     encoder_fingerprint: str
+    source_ms: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""Cells: the same value is read from every form in which files write it."""
+
+import datetime as dt
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.data.columns import (
+    decode_bags,
+    decode_categories,
+    decode_flags,
+    decode_ids,
+    decode_numbers,
+    decode_times,
+    decode_vectors,
+    fits_int64,
+    join_vectors,
+)
+from schemas.ids import IdKind
+
+NOON_MS = 1_709_294_400_000  # 2024-03-01 12:00 UTC
+NOON = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pa.array([NOON_MS]),
+        pa.array([NOON_MS // 1_000]),
+        pa.array([NOON_MS * 1_000]),
+        pa.array([NOON_MS * 1_000_000]),
+        pa.array([float(NOON_MS // 1_000)]),
+        pa.array([str(NOON_MS)]),
+        pa.array([NOON], pa.timestamp("us", "UTC")),
+        pa.array([NOON.replace(tzinfo=None)], pa.timestamp("ns")),
+        pa.array(["2024-03-01T12:00:00Z"]),
+        pa.array(["2024-03-01 12:00:00"]),
+        pa.array([" 2024-03-01T13:00:00+01:00 "]),
+        pa.array(["2024-03-01 12:00"]).dictionary_encode(),
+    ],
+    ids=str,
+)
+def test_one_moment_reads_the_same_in_every_form(cells: pa.Array) -> None:
+    assert decode_times(cells).tolist() == [NOON_MS]
+
+
+def test_dates_are_midnight_and_what_is_no_time_is_missing() -> None:
+    assert decode_times(pa.array([dt.date(2024, 3, 1), None])).tolist() == [NOON_MS - 43_200_000, -1]
+    assert decode_times(pa.array(["2024-03-01", "soon", "", None])).tolist() == [NOON_MS - 43_200_000, -1, -1, -1]
+    assert decode_times(pa.array(["01/03/2024 12:00"]), form="%d/%m/%Y %H:%M").tolist() == [NOON_MS]
+    assert decode_times(pa.array([5]), unit="ms").tolist() == [5]
+
+
+@given(st.integers(0, 2**40))
+def test_milliseconds_survive_their_iso_text(seconds: int) -> None:
+    text = (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds % 4_000_000_000)).isoformat()
+    assert decode_times(pa.array([text])).tolist() == [seconds % 4_000_000_000 * 1_000]
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=8), st.sampled_from([" ", ",", ";", "|", ", ", "json", "numpy"]))
+def test_a_vector_reads_the_same_in_every_spelling(numbers: list[float], separator: str) -> None:
+    joined = {"json": "[" + ", ".join(map(repr, numbers)) + "]", "numpy": "[ " + "\n ".join(map(repr, numbers)) + " ]"}
+    text = joined.get(separator, separator.join(map(repr, numbers)))
+    listed = pa.array([numbers], pa.list_(pa.float64()))
+    assert decode_vectors(pa.array([text])) == decode_vectors(listed) == [numbers]
+    assert join_vectors([pa.array([repr(x)]) for x in numbers]) == [numbers]
+
+
+def test_a_vector_with_a_hole_is_none() -> None:
+    assert decode_vectors(pa.array(["1 x", "", "[]", None, "nan 1"])) == [None] * 5
+    assert decode_vectors(pa.array([[1.0, None], [math.inf, 1.0]])) == [None, None]
+    assert join_vectors([pa.array([1.0, None]), pa.array([2.0, 3.0])]) == [[1.0, 2.0], None]
+
+
+def test_ids_are_of_one_kind_whatever_the_column_type() -> None:
+    for cells in (pa.array([7, None]), pa.array(["7", ""]), pa.array([7.0, math.nan]), pa.array([" 7 ", "x"]), pa.array(["7.0", None])):
+        assert decode_ids(cells, IdKind.INT64) == [7, None]
+    assert decode_ids(pa.array([7]), IdKind.TEXT) == ["7"]
+    assert decode_ids(pa.array([2**62 + 1]), IdKind.INT64) == [2**62 + 1]
+    assert decode_ids(pa.array(["x" * 129]), IdKind.TEXT) == [None]
+
+
+def test_only_whole_numbers_in_their_one_spelling_are_int64_ids() -> None:
+    assert fits_int64(pa.array([1, None])) and fits_int64(pa.array(["1", "-20", None])) and fits_int64(pa.array([1.0, 2.0]))
+    assert not fits_int64(pa.array(["007"])) and not fits_int64(pa.array(["a1"])) and not fits_int64(pa.array([str(2**63)]))
+    assert not fits_int64(pa.array([1.5]))
+
+
+def test_flags_read_words_and_numbers() -> None:
+    flags, known = decode_flags(pa.array(["yes", "FALSE", "1", "0", "maybe", None]))
+    assert flags.tolist() == [True, False, True, False, False, False] and known.tolist() == [True] * 4 + [False] * 2
+    flags, known = decode_flags(pa.array(["3", "4", "5", ""]), at_least=4)
+    assert flags.tolist() == [False, True, True, False] and known.tolist() == [True, True, True, False]
+    assert decode_flags(pa.array([True, False, None]))[0].tolist() == [True, False, False]
+
+
+def test_numbers_keep_what_can_be_read() -> None:
+    assert np.array_equal(decode_numbers(pa.array([" 1.5", "x", "1e3", "inf", None])), [1.5, np.nan, 1e3, np.nan, np.nan], equal_nan=True)
+
+
+def test_bags_and_categories_drop_what_is_empty() -> None:
+    assert decode_bags(pa.array(["a|b", "a; b", '["a", 2]', "", "a,b|c", None])) == [["a", "b"], ["a", "b"], ["a", 2], None, ["a,b", "c"], None]
+    assert decode_bags(pa.array(["a/b"]), "/") == [["a", "b"]]
+    assert decode_bags(pa.array([list(range(100))]))[0] == list(range(64))
+    assert decode_categories(pa.array([1, None])) == [1, None]
+    assert decode_categories(pa.array([True, None])) == ["True", None]
+    assert len(decode_categories(pa.array(["ä" * 5_000]))[0].encode()) <= 1_024  # type: ignore[union-attr]

@@ -1,0 +1,92 @@
+"""From a published event to a ranked answer, every part a real process."""
+
+import json
+from typing import Any
+
+from infra.demo.server import wire_ids
+from infra.demo.stage import json_figures
+from infra.processes import wait_until
+from tests.system.conftest import ITEMS, WAIT_S, System
+
+
+def body(system: System, *numbers: int, user: int = 1, **fields: Any) -> dict[str, Any]:
+    ids = wire_ids([system.item_id(n) for n in (numbers or range(ITEMS))])
+    return {"user_id": system.item_id(user), "item_ids": ids, "deadline_ms": 10_000, **fields}
+
+
+def score(system: System, number: int) -> float | None:
+    _, answer = system.post("/v1/prerank", body(system, number))
+    return answer["items"][0]["score"] if answer["items"] else None
+
+
+def test_every_item_is_ranked_best_first_and_the_answer_says_what_it_is_made_of(running: System) -> None:
+    status, answer = running.post("/v1/prerank", body(running, top_k=ITEMS))
+    assert status == 200
+    scores = [item["score"] for item in answer["items"]]
+    assert len(scores) == ITEMS and scores == sorted(scores, reverse=True) and len(set(scores)) > ITEMS // 2
+    assert answer["version_token"].startswith("0.") and answer["unknown_count"] == 0 and answer["degraded"] == []
+    assert len(answer["freshness"]["watermark"]) == 2 and answer["freshness"]["age_s"] >= 0
+
+
+def test_two_calls_give_the_answer_of_one(running: System) -> None:
+    _, call_1 = running.post("/v1/user", {"user_id": running.item_id(1), "request_id": "two-calls"})
+    _, call_2 = running.post("/v1/rank", body(running, request_id="two-calls", version_token=call_1["version_token"]))
+    _, at_once = running.post("/v1/prerank", body(running))
+    assert call_2["items"] == at_once["items"] and call_2["version_token"] == call_1["version_token"] and call_2["rung"] == "cached"
+
+
+def test_a_price_change_a_new_item_and_a_delete_become_visible(running: System) -> None:
+    with running.publisher() as publisher:
+        before = score(running, 7)
+        assert before is not None
+        publisher.publish_item(running.item_id(7), 2, running.features(7, price=50.0))
+        wait_until(lambda: score(running, 7) not in (before, None), WAIT_S, "the changed price")
+        assert score(running, 500) is None
+        publisher.publish_new_item(running.item_id(500), running.embedding(500), running.features(500), 1)
+        wait_until(lambda: score(running, 500) is not None, WAIT_S, "the new item")
+        publisher.publish_delete(running.item_id(8), 2)
+        wait_until(lambda: score(running, 8) is None, WAIT_S, "the delete")
+
+
+def test_unknown_items_and_users_are_answered_and_named(running: System) -> None:
+    status, answer = running.post("/v1/prerank", body(running, 1, 2, 9_001, 9_001, user=4_000))
+    assert status == 200 and answer["unknown_count"] == 1 and answer["unknown_items"] == wire_ids([running.item_id(9_001)])
+    assert {"unknown_items", "cold_user"} <= set(answer["degraded"]) and len(answer["items"]) == 2
+    status, answer = running.post("/v1/prerank", body(running, 9_001))
+    assert status == 200 and answer["items"] == []
+
+
+def test_scores_are_those_of_the_reference_model_on_the_same_rows(running: System) -> None:
+    requests = [
+        body(running, user=user, features={"country": "UK"}, behaviours=behaviours_of(running, user), top_k=ITEMS) for user in range(4)
+    ]
+    answers = running.directory / "answers.jsonl"
+    answers.write_text("".join(json.dumps({"request": r, "answer": running.post("/v1/prerank", r)[1]}) + "\n" for r in requests))
+    figures = json_figures(running.run("verify-answers", "verify-answers", str(answers), "--json"))
+    assert figures["mixed_versions"] == 0 and figures["answers"] == len(requests)
+
+
+def behaviours_of(system: System, user: int) -> list[dict[str, Any]]:
+    return [
+        {"item_id": item, "kind": "click", "time_ms": n}
+        for n, item in enumerate(wire_ids([system.item_id(n * 3 + user) for n in range(20)]))
+    ]
+
+
+def test_a_replay_of_the_topics_gives_the_digest_of_the_version(running: System) -> None:
+    figures = json_figures(running.run("replay", "replay", "--directory", str(running.directory / "replay"), "--batch-size", "7", "--json"))
+    assert figures["digest_equal"] == 1 and figures["items"] >= ITEMS
+
+
+def test_a_second_version_goes_live_while_requests_are_answered(running: System) -> None:
+    version = running.publish_checkpoint(running.write_checkpoint("second", seed=2))
+    seen = set()
+
+    def answered() -> bool:
+        status, answer = running.post("/v1/prerank", body(running))
+        assert status == 200
+        seen.add(answer["version_token"].split(".")[0])
+        return str(version) in seen
+
+    wait_until(answered, WAIT_S, "an answer of the second version")
+    assert json.loads(running.run("index-list", "index", "list", "--json"))

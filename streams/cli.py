@@ -6,16 +6,16 @@ from typing import Annotated
 import typer
 
 from infra.command import AsJson, print_data, register_settings
-from streams import replay_cli
-from streams.training import cli as training_cli
+from streams.replay_cli import register as register_replay
+from streams.training.cli import register as register_train
 
 
 def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
     register_settings("streams.settings:WorkerSettings")
     app.command("worker")(worker)
-    replay_cli.register(app)
-    training_cli.register(app)
+    register_replay(app)
+    register_train(app)
 
 
 def worker(

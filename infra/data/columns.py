@@ -140,15 +140,20 @@ def _time_of_text(text: str | None, form: str | None) -> int:
 
 
 def decode_ids(array: Array, kind: IdKind) -> list[Id | None]:
-    """Ids of the catalogue's kind; None where a cell is missing or no id of that kind."""
-    return [_id(text, kind) for text in decode_texts(array)]
+    """Ids of the catalogue's kind; None where a cell is missing or no id of that kind.
+
+    Whole numbers that a table of fractions wrote as "7.0" are "7": in any int64 id, and in a column of nothing else.
+    """
+    texts = decode_texts(array)
+    fractions = kind is IdKind.INT64 or all(text is None or re.fullmatch(r"-?\d+\.0", text) for text in texts)
+    return [_id(text.removesuffix(".0") if fractions and text is not None else text, kind) for text in texts]
 
 
 def _id(text: str | None, kind: IdKind) -> Id | None:
     if text is None:
         return None
     try:
-        return decode_id(text.removesuffix(".0") if kind is IdKind.INT64 else text, kind)
+        return decode_id(text, kind)
     except RejectedInput:
         return None
 

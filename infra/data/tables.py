@@ -56,10 +56,6 @@ class Rejections:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def of(self, section: str) -> int:
-        """How many rows of a section."""
-        return sum(1 for s, _, _ in self._seen if s == section)
-
 
 @dataclass(frozen=True)
 class LoadedTable:

@@ -108,7 +108,11 @@ def write_text_shop(folder: Path) -> Path:
     header = ["sku", "listed", "department", "price", "tags", "on_sale", *(f"v_{n}" for n in range(WIDTH))]
     _write_csv(folder / "goods.csv", header, goods)
     logins = [f"user{u}@example" for u in range(25)]
-    _write_csv(folder / "people.csv", ["login", "age", "city"], [[login, 20 + u, "" if u == 2 else f"town{u % 3}"] for u, login in enumerate(logins)])
+    _write_csv(
+        folder / "people.csv",
+        ["login", "age", "city"],
+        [[login, 20 + u, "" if u == 2 else f"town{u % 3}"] for u, login in enumerate(logins)],
+    )
     log = []
     for _ in range(1_500):
         day = rng.uniform(0, 45)
@@ -132,7 +136,9 @@ def write_number_shop(folder: Path) -> Path:
         "genre": pa.array((np.arange(NUMBER_ITEMS) % 5).astype(np.int32)),
         "cpc": pa.array([None if i == 4 else 0.1 * (i + 1) for i in range(NUMBER_ITEMS)]),
         "words": pa.array([[f"w{i % 7}", f"w{i % 3}"] for i in range(NUMBER_ITEMS)]),
-        "vector": pa.array([None if i == 9 else rng.normal(size=NUMBER_WIDTH).tolist() for i in range(NUMBER_ITEMS)], pa.list_(pa.float32())),
+        "vector": pa.array(
+            [None if i == 9 else rng.normal(size=NUMBER_WIDTH).tolist() for i in range(NUMBER_ITEMS)], pa.list_(pa.float32())
+        ),
     }
     pq.write_table(pa.table(items), folder / "items.parquet")
     (folder / "requests").mkdir()

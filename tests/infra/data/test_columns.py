@@ -81,6 +81,8 @@ def test_ids_are_of_one_kind_whatever_the_column_type() -> None:
         assert decode_ids(cells, IdKind.INT64) == [7, None]
     assert decode_ids(pa.array([7]), IdKind.TEXT) == ["7"]
     assert decode_ids(pa.array([2**62 + 1]), IdKind.INT64) == [2**62 + 1]
+    assert decode_ids(pa.array(["7.0", "8.0"]), IdKind.TEXT) == ["7", "8"]
+    assert decode_ids(pa.array(["7.0", "v8.0"]), IdKind.TEXT) == ["7.0", "v8.0"]
     assert decode_ids(pa.array(["x" * 129]), IdKind.TEXT) == [None]
 
 
@@ -103,7 +105,14 @@ def test_numbers_keep_what_can_be_read() -> None:
 
 
 def test_bags_and_categories_drop_what_is_empty() -> None:
-    assert decode_bags(pa.array(["a|b", "a; b", '["a", 2]', "", "a,b|c", None])) == [["a", "b"], ["a", "b"], ["a", 2], None, ["a,b", "c"], None]
+    assert decode_bags(pa.array(["a|b", "a; b", '["a", 2]', "", "a,b|c", None])) == [
+        ["a", "b"],
+        ["a", "b"],
+        ["a", 2],
+        None,
+        ["a,b", "c"],
+        None,
+    ]
     assert decode_bags(pa.array(["a/b"]), "/") == [["a", "b"]]
     assert decode_bags(pa.array([list(range(100))]))[0] == list(range(64))
     assert decode_categories(pa.array([1, None])) == [1, None]

@@ -99,7 +99,10 @@ def test_nothing_from_the_evaluation_time_on_is_told(shop: Path) -> None:
 
 def test_sampled_windows_end_before_the_evaluation(text_shop: MappedCatalogue) -> None:
     now_ms, positives = text_shop.evaluation().now_ms, text_shop.sources.positives
-    known = {(positives.user_ids[u], positives.item_ids[i], t) for u, i, t in zip(positives.user_X, positives.item_X, positives.time_X, strict=True)}
+    known = {
+        (positives.user_ids[u], positives.item_ids[i], t)
+        for u, i, t in zip(positives.user_X, positives.item_X, positives.time_X, strict=True)
+    }
     records = list(text_shop.impressions())
     assert records
     for record in records:
@@ -250,7 +253,10 @@ def test_several_rows_of_an_item_with_times_are_its_versions(tmp_path: Path) -> 
 
 def test_vectors_of_another_width_are_named_and_left_out(tmp_path: Path) -> None:
     mapping = write_items(
-        tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n', id=[1, 2, 3, 4], v=["[1, 2]", "0.5 0.25", "3", "a b"]
+        tmp_path,
+        '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n',
+        id=[1, 2, 3, 4],
+        v=["[1, 2]", "0.5 0.25", "3", "a b"],
     )
     catalogue = _open(mapping)
     assert [(n.item_id, n.embedding) for n in catalogue.new_items()] == [(1, [1.0, 2.0]), (2, [0.5, 0.25])]

@@ -42,7 +42,7 @@ def _write(tmp_path: Path, text: str) -> Path:
         (ITEMS + 'where = "a"\n', "does not read at 'a'"),
         (ITEMS + 'where = [["a", "~", 1]]\n', "with an op of =="),
         (ITEMS + 'where = "a in 3"\n', "need a list"),
-        (ITEMS + '[users.features]\ncount = { count_days = 3 }\n', r"\[users\] file is missing"),
+        (ITEMS + "[users.features]\ncount = { count_days = 3 }\n", r"\[users\] file is missing"),
     ],
 )
 def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text: str, message: str) -> None:
@@ -59,10 +59,13 @@ def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text:
         (ITEMS + '[items.features]\nprice = "prise"\n', r"features\.price: items.csv has no column 'prise'; did you mean 'price'"),
         (ITEMS + 'where = "pricee > 1"\n', r"where: items.csv has no column 'pricee'; did you mean 'price'"),
         (ITEMS + '[embeddings]\nprefix = "emb_"\n', "no column of items.csv is 'emb_' and a number"),
-        (ITEMS + '[schema]\nbid = "cpc"\n[items.features]\nprice = "price"\n', r"\[schema\] bid names 'cpc', which is no feature of \[items\]"),
+        (
+            ITEMS + '[schema]\nbid = "cpc"\n[items.features]\nprice = "price"\n',
+            r"\[schema\] bid names 'cpc', which is no feature of \[items\]",
+        ),
         (ITEMS + '[schema]\nmultimodal = "v"\n', r"what \[embeddings\] gives; there is no such section"),
         (ITEMS + 'where = "price > 100"\n', r"\[items\] gives no item"),
-        (ITEMS + '[items.features]\nc = { clusters = 4 }\n', r"needs a section \[embeddings\]"),
+        (ITEMS + "[items.features]\nc = { clusters = 4 }\n", r"needs a section \[embeddings\]"),
         (ITEMS + '[items.features]\nprice = { column = "price", buckets = "x", kind = "categorical" }\n', "wrong type"),
         (ITEMS + '[behaviours]\nfile = "items.csv"\nuser = "id"\nitem = "id"\nkind = "buy"\n', r"no column 'buy'.*value = "),
         (

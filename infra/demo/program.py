@@ -37,9 +37,9 @@ def run_demo(options: DemoOptions) -> Figures:
     started = time.monotonic()
     figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
     with Steps() as steps:
-        with steps.step("broker and topics"):
+        with steps.step("open the catalogue"):
             catalogue = _open_catalogue(options)
-            stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, options.keep)
+        stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, options.keep)
         try:
             _play(stage, catalogue, figures, steps)
             figures.add("seconds_total", time.monotonic() - started, "s")

@@ -34,13 +34,9 @@ class Steps:
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)
-        self._progress = Progress(
-            TextColumn("{task.description:<46}"),
-            BarColumn(bar_width=28),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
+        columns = (TextColumn("{task.description:<46}"), BarColumn(bar_width=28), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        # Where nobody watches, a line at the end of each step says the same.
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -62,7 +58,7 @@ class Steps:
 
     def say(self, text: str) -> None:
         """A line between the bars."""
-        self._progress.console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def print_figures(self, figures: Figures) -> None:
         """The final table."""

@@ -1,0 +1,71 @@
+"""`aif import`: what a dry run shows is what is then published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli import build_app
+from infra.kafka.reader import read_topic
+from schemas.errors import AifError
+from schemas.events import RECORDS, decode_record
+from schemas.features import decode_feature_schema
+from tests.infra.data.shops import write_items, write_number_shop, write_text_shop
+
+COUNTED = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
+
+
+def _run(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(build_app(), ["import", *arguments, "--json"])
+    if isinstance(result.exception, AifError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_dry_run_shows_counts_three_events_of_each_kind_and_rejected_rows(tmp_path: Path) -> None:
+    mapping = write_text_shop(tmp_path)
+    report = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run")
+    assert set(report["counts"]) == set(COUNTED) and all(report["counts"].values())
+    assert all(len(samples) == 3 for samples in report["samples"].values())
+    assert report["items"] == 36 and report["rejected"] == 2
+    assert report["rejections"][1] == "log.csv row 1502 [behaviours]: no usable time"
+
+
+def test_items_alone_publish_without_impressions(tmp_path: Path) -> None:
+    mapping = write_items(tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n', id=["a", "b"])
+    result = CliRunner().invoke(build_app(), ["import", str(tmp_path), "--mapping", str(mapping), "--dry-run"])
+    assert result.exit_code == 0 and "no impressions" in result.stderr
+    assert [int(line.split()[1]) for line in result.stdout.splitlines()[:5]] == [2, 0, 0, 0, 0]
+
+
+def test_the_model_file_holds_the_schema_and_the_choices(tmp_path: Path) -> None:
+    mapping = write_number_shop(tmp_path)
+    report = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run", "--model-out", str(tmp_path / "model.json"))
+    written = json.loads((tmp_path / "model.json").read_text())
+    assert decode_feature_schema(written["schema"]).fingerprint == report["schema"]["fingerprint"]
+    assert written["model"] == {"rank_by": "ecpm"}
+
+
+@pytest.fixture
+def index(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {"KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers, "KAFKA__TOPIC_PREFIX": topic_prefix, "INDEX__SHARDS": "2"}.items():
+        monkeypatch.setenv(f"AIF_{name}", value)
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
+    return topic_prefix
+
+
+def test_what_is_imported_is_on_the_topics(index: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping = write_text_shop(tmp_path)
+    with pytest.raises(AifError, match="AIF_INDEX__ID_KIND=text"):
+        _run(str(tmp_path), "--mapping", str(mapping))
+    monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
+    assert CliRunner().invoke(build_app(), ["topics", "apply"]).exit_code == 0
+    planned = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run")
+    published = _run(str(tmp_path), "--mapping", str(mapping))
+    assert published["counts"] == planned["counts"]
+    for topic in COUNTED:
+        records = [decode_record(RECORDS[topic], r.value) for r in read_topic(bootstrap_servers, topic, prefix=index)]
+        assert sum(len(getattr(r, "updates", [r])) for r in records) == planned["counts"][topic]

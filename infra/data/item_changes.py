@@ -17,39 +17,49 @@ from schemas.ids import INT64_MAX, Id
 
 _CHANGES, _ARRIVALS = 20, 21
 _DECIMALS = 6
+_DRAWS_MAX = 8  # rounds in which two items with equal features may be drawn
 
 
-def drift_items(sources: MappedSources, schema: FeatureSchema, places: np.ndarray, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
-    """n later versions of random items: bid, prices and other realtime numbers move by some percent; without any, all numbers do;
-    without numbers a category is that of another item."""
-    if not len(places):
-        return
+def drift_items(
+    sources: MappedSources, schema: FeatureSchema, ranks_by_bid: bool, places: np.ndarray, n: int, seed: int
+) -> Iterator[ItemFeaturesUpdate]:
+    """n later versions of random items that a model can tell from the ones before: bid and prices move by some percent; without any, all
+    numbers do; without numbers an item gets the features of another. Nothing where items have no features that differ."""
     rng = np.random.default_rng([_CHANGES, seed])
-    chosen, others = rng.choice(places, (2, n))
-    factors = np.exp(0.1 + np.abs(rng.normal(0, 0.2, n)) * rng.choice([-1, 1], n)).tolist()
-    drifting = _drifting(schema)
-    state = sources.states.state_at(sources.now_ms)
-    features, other = sources.states.features_of(chosen, state), sources.states.features_of(others, state)
-    for k, (place, factor) in enumerate(zip(chosen.tolist(), factors, strict=True)):
-        raw = dict(features[k])
-        for feature in drifting:
-            old = raw.get(feature.name, feature.default)
-            raw[feature.name] = _moved(old if isinstance(old, float | int) else feature.default, factor)
-        if not drifting:
-            raw |= {f.name: other[k][f.name] for f in schema.of(Scope.ITEM) if f.name in other[k]}
-        version = sources.now_ms + seed * DAY_MS + k + 1
-        yield ItemFeaturesUpdate(item_id=sources.item_rows.ids[place], version=version, features=raw)
+    names = {f.name for f in schema.of(Scope.ITEM) if f.name != schema.bid or ranks_by_bid}
+    drifting, state = _drifting(schema, ranks_by_bid), sources.states.state_at(sources.now_ms)
+    told = 0
+    for _ in range(_DRAWS_MAX if len(places) else 0):
+        chosen, others = rng.choice(places, (2, n))
+        features, other = sources.states.features_of(chosen, state), sources.states.features_of(others, state)
+        factors = np.exp(rng.choice([-1, 1], n) * (0.1 + np.abs(rng.normal(0, 0.2, n)))).tolist()
+        for place, raw, another, factor in zip(chosen.tolist(), features, other, factors, strict=True):
+            new = {**raw, **{f.name: _moved(raw.get(f.name), f.default, factor) for f in drifting}} if drifting else another
+            if all(new.get(name) == raw.get(name) for name in names):
+                continue
+            version = sources.now_ms + seed * DAY_MS + told + 1
+            yield ItemFeaturesUpdate(item_id=sources.item_rows.ids[place], version=version, features=new)
+            told += 1
+            if told == n:
+                return
 
 
-def _moved(old: float, factor: float) -> float:
-    new = round(float(old) * factor, _DECIMALS)
-    return new if new != old else float(old) + factor
+def _moved(value: object, default: float, factor: float) -> float:
+    """Another number: the value, or the default where an item has none, times the factor."""
+    old = float(value) if isinstance(value, int | float) else default
+    new = round(old * factor, _DECIMALS)
+    return new if new != old else old + factor
 
 
-def _drifting(schema: FeatureSchema) -> list[Feature]:
+def _drifting(schema: FeatureSchema, ranks_by_bid: bool) -> list[Feature]:
+    """The numbers that drift: among those that a score depends on, prices and the bid, or else the realtime ones, or else all."""
     numbers = [f for f in schema.of(Scope.ITEM) if f.kind is Kind.NUMERIC]
-    chosen = [f for f in numbers if f.name == schema.bid or "price" in f.name.lower()]
-    return chosen or [f for f in numbers if f.realtime] or numbers
+    seen = [f for f in numbers if f.name != schema.bid or ranks_by_bid]
+    prices = [f for f in seen if f.name == schema.bid or "price" in f.name.lower()]
+    if not seen:
+        return []
+    chosen = prices or [f for f in seen if f.realtime] or seen
+    return chosen + [f for f in numbers if f.name == schema.bid and not ranks_by_bid]  # the bid goes along with the price
 
 
 def copy_items(sources: MappedSources, places: np.ndarray, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:

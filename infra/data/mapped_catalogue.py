@@ -233,7 +233,7 @@ class MappedCatalogue:
     # --- what comes later ---
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
-        yield from drift_items(self.sources, self.schema, self._alive, n, seed)
+        yield from drift_items(self.sources, self.schema, self.model["rank_by"] == "ecpm", self._alive, n, seed)
 
     def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
         yield from copy_items(self.sources, self._alive, n, seed)

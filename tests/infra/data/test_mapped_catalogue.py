@@ -183,6 +183,18 @@ def test_changes_move_a_price_and_come_later(shop: Path) -> None:
     assert max(c.version for c in catalogue.price_changes(30, 1)) < min(c.version for c in catalogue.price_changes(30, 2))
 
 
+def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
+    text = '[items]\nfile = "items.csv"\nid = "id"\n[items.features]\nbid = "cpc"\nsort = "sort"\n[model]\nrank_by = "click"\n'
+    columns = {"id": [1, 2, 3], "cpc": [1, 2, 3], "sort": ["a", "b", "b"]}
+    for mapping_text in (text, text.replace('bid = "cpc"\n', "")):
+        catalogue = _open(write_items(tmp_path, mapping_text, **columns))
+        before = {u.item_id: u.features["sort"] for u in catalogue.items()}
+        changes = list(catalogue.price_changes(20, 1))
+        assert changes and all(c.features["sort"] != before[c.item_id] for c in changes)
+    nothing = _open(write_items(tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n', **columns))
+    assert not list(nothing.price_changes(20, 1))
+
+
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MappedCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH

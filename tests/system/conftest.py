@@ -1,9 +1,11 @@
 """The system as processes: real broker, `aif worker`, `aif serve`, a catalogue of 100 items and an untrained network.
 
-One stage per module. Everything that a test waits for is a condition with a deadline.
+One stage per module, each with topics of its own. Everything that a test waits for is a condition with a deadline.
 """
 
 import json
+import signal
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from confluent_kafka import Producer
 
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
+from infra.kafka.dead_letters import DeadLetterSource, decode_dead_letter, dead_letter_topic
+from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import Child, wait_until
 from schemas.events import Behaviour, CheckpointRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope
@@ -46,6 +51,20 @@ def schema_of(id_kind: IdKind) -> FeatureSchema:
 
 class System(Stage):
     """A stage with the verbs of these tests."""
+
+    settings: Mapping[str, str] = {}  # more of the processes' environment
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._prefix = f"test-{uuid.uuid4().hex[:12]}."
+
+    @property
+    def topic_prefix(self) -> str:
+        return self._prefix
+
+    def environment(self) -> dict[str, str]:
+        # After a kill -9 the group waits for the dead member's session: the shortest that is allowed.
+        return {**super().environment(), "AIF_WORKER__SESSION_TIMEOUT_S": "6", "AIF_BUILD__CHECKPOINT_FETCH_S_MAX": "1", **self.settings}
 
     def item_id(self, number: int) -> Id:
         return number if self.id_kind is IdKind.INT64 else f"sku-{number}-ü"
@@ -85,11 +104,74 @@ class System(Stage):
         with self.publisher() as publisher:
             return publisher.publish_checkpoint(record).result(WAIT_S).offset
 
+    def produce(self, topic: str, partition: int, value: bytes | None, key: bytes = b"") -> SourceRecord:
+        """Any bytes, as a foreign producer may send them."""
+        sent: list[int] = []
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "message.max.bytes": 8 << 20})
+        producer.produce(
+            self.topic_prefix + topic, value, key, partition, on_delivery=lambda error, m: sent.append(-1 if error else m.offset())
+        )
+        assert producer.flush(WAIT_S) == 0 and sent[0] >= 0, f"the broker did not take a record of {len(value or b'')} bytes"
+        return SourceRecord(topic, partition, sent[0], key, value)
+
+    def read(self, topic: str) -> list[SourceRecord]:
+        """Everything in a topic."""
+        return list(read_topic(self.bootstrap_servers, topic, prefix=self.topic_prefix))
+
+    def dead_letters(self, topic: str) -> list[tuple[DeadLetterSource, SourceRecord]]:
+        """Everything in a topic's dead-letter topic, with what its headers say."""
+        return [(decode_dead_letter(list(r.headers)), r) for r in self.read(dead_letter_topic(topic))]
+
     def start_worker(self) -> Child:
         return self.start("worker", "worker")
 
     def start_server(self) -> Child:
         return self.start("server", "serve", "--port", str(self.port))
+
+    def child(self, name: str) -> Child:
+        """The newest process of that name."""
+        return next(child for child in reversed(self.children) if child.name == name)
+
+    def kill_hard(self, name: str) -> None:
+        """kill -9 of the one process; what it started has to notice by itself."""
+        child = self.child(name)
+        child.process.send_signal(signal.SIGKILL)
+        child.process.wait()
+        self.children.remove(child)
+
+    def stop_worker(self) -> None:
+        """A clean stop."""
+        child = self.child("worker")
+        child.process.terminate()
+        assert child.process.wait(WAIT_S) == 0, child.log_tail()
+        self.children.remove(child)
+
+    def status(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        reply: dict[str, Any] = httpx.get(f"{self.url}/v1/status", timeout=30).json()
+        return reply
+
+    def refuse_reason(self) -> str:
+        """Why the server is not ready; empty when it is, or when it does not answer yet."""
+        try:
+            return str(httpx.get(f"{self.url}/v2/health/ready", timeout=30).json().get("reason", ""))
+        except httpx.TransportError:
+            return ""
+
+    def command(self, *arguments: str, exit_code: int = 0) -> str:
+        """Output of an `aif` command that ends with that code."""
+        child = self.start(f"command-{len(self.children)}-{uuid.uuid4().hex[:6]}", *arguments)
+        assert child.process.wait(WAIT_S) == exit_code, child.log_tail()
+        return child.log_path.read_text()
+
+    def go_live(self, name: str, seed: int) -> int:
+        """Publishes a good checkpoint and waits until the server answers from its version."""
+        version = self.publish_checkpoint(self.write_checkpoint(name, seed))
+        self.wait_served(version)
+        return version
+
+    def wait_served(self, version: int) -> None:
+        wait_until(lambda: (self.status()["version_token"] or "").startswith(f"{version}."), WAIT_S, f"version {version} to be served")
 
     def wait_state(self, condition: Any, what: str) -> ControlState:
         wait_until(lambda: condition(self.control_state()), WAIT_S, what)
@@ -113,20 +195,21 @@ def open_system(directory: Path, bootstrap_servers: str, id_kind: IdKind = IdKin
     return system
 
 
+def start_whole(system: System) -> None:
+    """Worker, server, the catalogue and a first version that answers."""
+    system.start_worker()
+    system.start_server()
+    system.publish_catalogue()
+    system.publish_checkpoint(system.write_checkpoint("first", seed=1))
+    system.server().close()
+
+
 @pytest.fixture(scope="module", params=list(IdKind), ids=str)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[System]:
     """A system with one live version, in both kinds of ids."""
-    system = open_system(
-        tmp_path_factory.mktemp("system") / request.node.name.replace("[", "-").replace("]", "").replace("/", "-")[-40:],
-        bootstrap_servers,
-        request.param,
-    )
+    system = open_system(tmp_path_factory.mktemp("system"), bootstrap_servers, request.param)
     try:
-        system.start_worker()
-        system.start_server()
-        system.publish_catalogue()
-        system.publish_checkpoint(system.write_checkpoint("first", seed=1))
-        system.server().close()
+        start_whole(system)
         yield system
     finally:
         system.stop()

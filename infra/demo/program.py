@@ -15,6 +15,7 @@ from infra.demo import acts
 from infra.demo.progress import Steps
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage, json_figures
+from schemas.errors import AifError
 
 SWITCHES = 3
 TRAIN_S = 10.0
@@ -43,6 +44,10 @@ def run_demo(options: DemoOptions) -> Figures:
         try:
             _play(stage, catalogue, figures, steps)
             figures.add("seconds_total", time.monotonic() - started, "s")
+        except AifError:
+            stage.keep = False
+            steps.say(f"The demo failed; the logs of its processes are in {stage.keep_logs()}")
+            raise
         except BaseException:
             stage.keep = False
             raise

@@ -119,6 +119,12 @@ class Stage:
         if not self.keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 
+    def keep_logs(self) -> Path:
+        """Moves the logs out of the directory that `stop` removes; returns where they are."""
+        kept = self.directory.with_name(self.directory.name + "-logs")
+        shutil.move(self.directory / "logs", kept)
+        return kept
+
 
 def json_figures(log: str) -> Mapping[str, float | None]:
     """The figures of a command's last JSON line."""

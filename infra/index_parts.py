@@ -116,7 +116,11 @@ def read_manifest(store: IndexStore, status: VersionStatus) -> Manifest:
     """
     if status.revision < 0:
         raise Unavailable("not_published", f"version {status.version} is {status.state} and has no published revision yet")
-    return decode_manifest(store.get(manifest_path(status.version, status.revision)), status.manifest_sha256)
+    path = manifest_path(status.version, status.revision)
+    try:
+        return decode_manifest(store.get(path), status.manifest_sha256)
+    except Corrupted as error:
+        raise Corrupted(error.code, f"{path}: {error.message}; publish the checkpoint again, or roll back") from error
 
 
 def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: bool = True) -> Iterator[RowBlock]:

@@ -6,6 +6,7 @@ Here: what to do next and in which order. Not here: the loader process (loader.p
 
 Invariants:
 - Any error keeps the running version; `last_error` says why, and the next attempt follows after a pause or as soon as the log has moved.
+  Where nothing runs yet, the backup version is loaded in its place.
 - A new revision of the version that is served changes nothing (C1). The former version stays resident, follows deltas, and is flipped back to
   without a load until its slot is wanted (C2).
 - A version that was frozen is never continued from its slot: it missed changes (B11).
@@ -147,7 +148,23 @@ class VersionFollower:
         elif self._may_try(state):
             if held is not None:
                 self._last_error = held.error
-            self._load(wanted)
+            try:
+                self._load(wanted)
+            except AifError:
+                self._fall_back(state)
+                raise
+
+    def _fall_back(self, state: ControlState) -> None:
+        """A server that has just started and cannot load the wanted version answers from the backup version meanwhile.
+
+        Not under a hold or a pin: then the backup may be the very version that an operator turned away from.
+        """
+        if self._engine.status().current is not None or state.backup is None or state.held or state.pinned is not None:
+            return
+        try:
+            self._load(state.versions[state.backup], instead=True)
+        except AifError as error:
+            logger.warning("backup_not_served", version=state.backup, error=str(error))
 
     def _may_try(self, state: ControlState) -> bool:
         not_before, _, length = self._retry
@@ -184,7 +201,8 @@ class VersionFollower:
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
-    def _load(self, wanted: VersionStatus) -> None:
+    def _load(self, wanted: VersionStatus, instead: bool = False) -> None:
+        """Loads a version and flips to it if it is still the wanted one, or is served `instead` of it."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
         check_positions(self._kafka, positions)
@@ -207,7 +225,7 @@ class VersionFollower:
         if former is not None:
             former.deltas.close()
         newest = self._log.refresh().current
-        if newest is not None and newest.version == wanted.version:
+        if instead or (newest is not None and newest.version == wanted.version):
             self._flip(held)
         self._retry = (0.0, PAUSE_S_MIN, -1)
         self._last_error = ""

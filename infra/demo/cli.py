@@ -18,6 +18,9 @@ def demo(
         Path | None, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end and say what to try next.")] = False,
+    train_seconds: Annotated[
+        float, typer.Option(min=0.1, max=600.0, hidden=True, help="Of the first training; for tests of the demo itself.")
+    ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """From nothing to ranked answers: broker, catalogue, training, index version, server, and what they measure."""
@@ -25,6 +28,6 @@ def demo(
         raise typer.BadParameter("--data and --mapping belong together; docs/IMPORT.md shows how to write a mapping")
     from infra.demo.program import DemoOptions, run_demo
 
-    figures = run_demo(DemoOptions(items, seed, data, mapping, keep))
+    figures = run_demo(DemoOptions(items, seed, data, mapping, keep, train_seconds))
     if as_json:
         figures.print_json()

@@ -3,11 +3,14 @@
 import itertools
 import json
 import shlex
+import signal
+import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from infra.bench.report import Figures
 from infra.data.catalogue import Catalogue, open_mapping, open_world
@@ -31,33 +34,51 @@ class DemoOptions:
     data: Path | None = None
     mapping: Path | None = None
     keep: bool = False
+    train_s: float = TRAIN_S
 
 
 def run_demo(options: DemoOptions) -> Figures:
     """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of docs/BENCHMARKS.md."""
     started = time.monotonic()
     figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
-    with Steps() as steps:
-        with steps.step("open the catalogue"):
-            catalogue = _open_catalogue(options)
-        stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, options.keep)
-        try:
-            _play(stage, catalogue, figures, steps)
+    _end_in_order()
+    stage: Stage | None = None
+    try:
+        with Steps() as steps:
+            with steps.step("open the catalogue"):
+                catalogue = _open_catalogue(options)
+            stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, keep=False)
+            _play(stage, catalogue, options, figures, steps)
             figures.add("seconds_total", time.monotonic() - started, "s")
-        except AifError:
-            stage.keep = False
+        steps.print_figures(figures)
+        if options.keep:
+            _wait_for_ctrl_c(stage, catalogue, steps)
+    except AifError:
+        if stage is not None:
             steps.say(f"The demo failed; the logs of its processes are in {stage.keep_logs()}")
-            raise
-        except BaseException:
-            stage.keep = False
-            raise
-        finally:
-            if not stage.keep:
-                stage.stop()
-    steps.print_figures(figures)
-    if stage.keep:
-        _wait_for_ctrl_c(stage, catalogue, steps)
+        raise
+    finally:
+        if stage is not None:
+            _stop(stage)
     return figures
+
+
+def _end_in_order() -> None:
+    """TERM, and the end of the terminal, end the demo as Ctrl-C does: through its `finally`."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, leave)
+
+
+def _stop(stage: Stage) -> None:
+    """Stops everything, which takes seconds at most; from now on nothing interrupts that."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    stage.stop()
 
 
 def _open_catalogue(options: DemoOptions) -> Catalogue:
@@ -66,7 +87,7 @@ def _open_catalogue(options: DemoOptions) -> Catalogue:
     return open_world(options.items, options.seed)
 
 
-def _play(stage: Stage, catalogue: Catalogue, figures: Figures, steps: Steps) -> None:
+def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> None:
     with steps.step("broker and topics"):
         stage.start_broker()
         worker = stage.start("worker", "worker")
@@ -74,7 +95,7 @@ def _play(stage: Stage, catalogue: Catalogue, figures: Figures, steps: Steps) ->
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
             acts.publish_catalogue(publisher, catalogue, step)
-        checkpoints = _train(stage, catalogue, steps)
+        checkpoints = _train(stage, catalogue, options.train_s, steps)
         with steps.step("build the first version, load it"):
             publisher.publish_checkpoint_file(checkpoints[0])
             stage.wait_for(worker, lambda: stage.control_state().current is not None)
@@ -100,11 +121,11 @@ def _play(stage: Stage, catalogue: Catalogue, figures: Figures, steps: Steps) ->
         _audit(stage, load, figures)
 
 
-def _train(stage: Stage, catalogue: Catalogue, steps: Steps) -> list[Path]:
+def _train(stage: Stage, catalogue: Catalogue, train_s: float, steps: Steps) -> list[Path]:
     """One training and its short warm starts, from the topics alone. The trainer gets the schema, never the world."""
     folder, model = stage.directory / "checkpoints", stage.directory / "model.json"
     model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}))
-    limits = ("--seconds", str(TRAIN_S), "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
+    limits = ("--seconds", str(train_s), "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
     with steps.step("train on the impressions topic"):
         stage.run("train", "train", "--model", str(model), "--out", str(folder), *limits, "--json")
     return sorted(folder.glob("*.safetensors"))
@@ -136,7 +157,8 @@ def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
 
 
 def _wait_for_ctrl_c(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
-    """Everything keeps running; says what to try, and stops it all when asked to."""
+    """Everything keeps running; says what to try, until Ctrl-C, which is the ordinary end here. The files stay."""
+    stage.keep = True
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in stage.environment().items())
     user = next(iter(catalogue.users())).user_id
     steps.say(
@@ -149,6 +171,4 @@ def _wait_for_ctrl_c(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        steps.say("stopping")
-    finally:
-        stage.stop()
+        steps.say(f"stopping; the files stay in {stage.directory}")

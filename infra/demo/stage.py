@@ -25,6 +25,7 @@ from schemas.index.control import ControlState
 SHARDS = 2  # one a core of the machine the demo is meant for
 USER_PARTITIONS = 2
 _START_S_MAX = 120.0
+_REMOVE_S_MAX = 5.0
 
 
 @dataclass
@@ -117,7 +118,12 @@ class Stage:
         if self.broker is not None:
             self.broker.stop()
         if not self.keep:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            wait_until(self._remove_directory, _REMOVE_S_MAX, f"{self.directory} to be removed")
+
+    def _remove_directory(self) -> bool:
+        """A grandchild that is just being killed may still write into it; then it has to be done again."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return not self.directory.exists()
 
     def keep_logs(self) -> Path:
         """Moves the logs out of the directory that `stop` removes; returns where they are."""

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
-from infra.kafka.dead_letters import DeadLetterSource, decode_dead_letter, dead_letter_topic
+from infra.kafka.dead_letters import DeadLetterSource, dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import Child, wait_until
 from schemas.events import Behaviour, CheckpointRecord
@@ -104,7 +104,7 @@ class System(Stage):
         with self.publisher() as publisher:
             return publisher.publish_checkpoint(record).result(WAIT_S).offset
 
-    def produce(self, topic: str, partition: int, value: bytes | None, key: bytes = b"") -> SourceRecord:
+    def produce(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None) -> SourceRecord:
         """Any bytes, as a foreign producer may send them."""
         sent: list[int] = []
         producer = Producer({"bootstrap.servers": self.bootstrap_servers, "message.max.bytes": 8 << 20})

@@ -1,49 +1,290 @@
-"""What breaks, and what must happen: nothing lost, nothing doubled, the running version keeps serving, and the reason is said."""
+"""What comes in broken, through the topics and the ports, and files that rot: the reason is said, and the running version keeps serving (I6, I7).
+
+One system for all of them, with one version live at the start. Each test leaves it serving.
+"""
 
 import json
+import math
+import pickle
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
-from infra.index_parts import read_manifest
-from infra.kafka.reader import read_topic
+from infra.demo.stage import SHARDS
+from infra.files import sha256_of_file
 from infra.processes import wait_until
-from schemas.ids import IdKind
+from schemas.ids import partition_of
 from schemas.index.lifecycle import State
-from tests.system.conftest import ITEMS, WAIT_S, System, open_system
+from schemas.index.manifest import manifest_path
+from schemas.limits import BODY_BYTES_MAX, RECORD_BYTES_MAX
+from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
+from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System, open_system, start_whole
 from tests.system.test_whole_path import body, score
+
+SHARD = 1  # bad records go here
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[System]:
-    one = open_system(tmp_path_factory.mktemp("faults") / "int64", bootstrap_servers)
+    one = open_system(tmp_path_factory.mktemp("faults"), bootstrap_servers)
     try:
+        start_whole(one)
         yield one
     finally:
         one.stop()
 
 
-def test_a_worker_killed_in_the_middle_applies_every_event_once_and_the_version_goes_live(system: System) -> None:
-    worker = system.start_worker()
-    system.start_server()
-    system.publish_catalogue()
-    version = system.publish_checkpoint(system.write_checkpoint("first", seed=1))
-    wait_until(lambda: bool(list((system.directory / "worker").rglob("CURRENT"))), WAIT_S, "the first shard to be opened")
-    worker.process.send_signal(signal.SIGKILL)
-    worker.kill()
+def all_scores(system: System) -> list[tuple[int, float]]:
+    status, answer = system.post("/v1/prerank", body(system, top_k=ITEMS))
+    assert status == 200, answer
+    return [(item["item_id"], item["score"]) for item in answer["items"]]
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def new_ids(shard: int, start: int) -> Iterator[int]:
+    """Ids nobody knows, of one shard."""
+    return (n for n in range(start, start + 10_000) if partition_of(n, SHARDS) == shard)
+
+
+def record(*updates: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"schema": 1, "updates": list(updates), **fields}).encode()
+
+
+def bad_features(good: Iterator[int], stray: int) -> list[tuple[bytes | None, dict[int, str]]]:
+    """Records of item-features, and which of their updates have to be refused with which code."""
+
+    def item(**changes: Any) -> dict[str, Any]:
+        return {"item_id": next(good), "version": 1, "features": {"category": 1, "price": 2.0}, **changes}
+
+    return [
+        (b"{not json", {0: "not_json"}),
+        (b'{"schema": 1, "updates": [{"item_id": "\xff\xfe"}]}', {0: "not_json"}),
+        (b"[" * 100_000, {0: "not_json"}),
+        (None, {0: "empty_record"}),
+        (b" " * (RECORD_BYTES_MAX + 1), {0: "record_too_large"}),
+        (record(*(item() for _ in range(257))), {0: "bad_record"}),
+        (record(item(), item(features={"price": math.nan}), item()), {1: "bad_update"}),
+        (record(item(), item(features={"image": [0.5] * 5_000}), item()), {1: "bad_update"}),
+        (record(item(item_id=stray), item()), {0: "wrong_partition"}),
+        (record(item(colour="red"), item()), {0: "bad_update"}),
+        (record(item(), colour="red"), {0: "bad_record"}),
+        (record(item(item_id=2**63), item(item_id=1.5), item(version=-1)), {0: "bad_update", 1: "bad_update", 2: "bad_update"}),
+        (record(item(item_id="x y"), item(features={"price": "\udcff"})), {0: "bad_id", 1: "bad_update"}),
+    ]  # fmt: skip
+
+
+def bad_embeddings(good: Iterator[int]) -> list[tuple[bytes | None, dict[int, str]]]:
+    """The same of new-items."""
+
+    def item(*values: float) -> dict[str, Any]:
+        return {"item_id": next(good), "embedding": list(values) or [0.5] * EMBEDDING_WIDTH}
+
+    return [
+        (record(item(), item(math.nan), item()), {1: "bad_update"}),
+        (record(item(1e39), item()), {0: "embedding_not_float32"}),
+        (record(item(*[0.5] * 2_000), item()), {0: "bad_update"}),
+        (b"\x00\x01", {0: "not_json"}),
+    ]
+
+
+def test_bad_records_are_dead_lettered_once_with_the_reason_and_their_neighbours_are_applied(system: System) -> None:
+    cases = [
+        (ITEM_FEATURES, value, wrong)
+        for value, wrong in bad_features(new_ids(SHARD, 10_000), next(new_ids(1 - SHARD, 10_000)))
+    ] + [(NEW_ITEMS, value, wrong) for value, wrong in bad_embeddings(new_ids(SHARD, 30_000))]  # fmt: skip
+    sent = [(topic, system.produce(topic, SHARD, value), wrong) for topic, value, wrong in cases]
+    # Not bad: whether a value fits is the model's affair, which takes its default instead.
+    odd = {"category": [1, 2], "price": "cheap", "stock": None, "never_heard_of": True}
+    odd_id, last_id = next(new_ids(SHARD, 50_000)), next(new_ids(SHARD, 60_000))
+    system.produce(NEW_ITEMS, SHARD, record({"item_id": odd_id, "embedding": [1.0, 2.0]}))
+    system.produce(ITEM_FEATURES, SHARD, record({"item_id": odd_id, "version": 1, "features": odd}))
     with system.publisher() as publisher:
-        for n in range(ITEMS):
-            publisher.publish_item(system.item_id(n), 2, system.features(n, price=2.0 + n))
-    system.start_worker()
-    system.wait_state(lambda s: s.current is not None and s.current.version == version, "the version to go live")
+        publisher.publish_new_item(last_id, system.embedding(1), system.features(1), 1)
+    wait_until(lambda: score(system, last_id) is not None, WAIT_S, "the item after the bad records")
+    assert score(system, odd_id) is not None
+    accepted = [u["item_id"] for t, s, wrong in sent if t == ITEM_FEATURES for i, u in enumerate(updates_of(s.value)) if whole(wrong, i)]
+    assert len(accepted) >= 6 and all(score(system, item) is not None for item in accepted)
+
+    expected = {(s.topic, SHARD, s.offset, index, code): s.value for _, s, wrong in sent for index, code in wrong.items()}
+    found = [(d, r.value) for topic in (ITEM_FEATURES, NEW_ITEMS) for d, r in system.dead_letters(topic)]
+    assert {(d.topic, d.partition, d.offset, d.index, d.code): value for d, value in found} == expected
+    assert len(found) == len(expected) and all(d.reason and d.disposition in ("malformed", "schema", "semantic") for d, _ in found)
+
+
+def updates_of(value: bytes | None) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads(value or b"")["updates"])
+    except (ValueError, RecursionError):
+        return []
+
+
+def whole(wrong: dict[int, str], index: int) -> bool:
+    """Whether the update at `index` is one that has to be applied."""
+    return index not in wrong and not {"bad_record", "record_too_large"} & set(wrong.values())
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def with_nan(path: Path) -> Path:
+    """The same file with one weight that is not a number, otherwise valid."""
+    tensors = load_file(path)
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    weight = next(name for name in sorted(tensors) if tensors[name].dtype.kind == "f" and tensors[name].ndim == 2)
+    tensors[weight][0, 0] = math.nan
+    save_file(tensors, out := path.with_name("nan.safetensors"), metadata)
+    return out
+
+
+def truncated(path: Path) -> Path:
+    out = path.with_name("truncated.safetensors")
+    out.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return out
+
+
+def test_bad_checkpoints_are_rejected_with_a_reason_and_a_later_good_one_goes_live(system: System) -> None:
+    before, token = all_scores(system), system.status()["version_token"]
+    good = system.write_checkpoint("good", seed=7)
+    outside = Path(shutil.copy(good, system.directory / "outside.safetensors"))
+    pickled = good.with_name("pickled.safetensors")
+    pickled.write_bytes(pickle.dumps({"weight": [1.0]}))
+    link = good.with_name("link.safetensors")
+    link.symlink_to(outside)
+    publish = system.publish_checkpoint
+    expected = {
+        publish(with_nan(good)): "checkpoint_not_finite",
+        publish(good, sha256="0" * 64): "checkpoint_sha256",
+        publish(truncated(good)): "checkpoint_",
+        publish(good, size_bytes=good.stat().st_size + 1): "checkpoint_size",
+        publish(good, uri=pickled.as_uri(), size_bytes=pickled.stat().st_size, sha256=sha256_of_file(pickled)): "checkpoint_unreadable",
+        publish(good, uri=outside.as_uri()): "checkpoint_outside_root",
+        publish(good, uri=f"{good.parent.as_uri()}/../{outside.name}"): "checkpoint_uri",
+        publish(good, uri=link.as_uri()): "checkpoint_outside_root",
+        publish(good, uri=f"http://127.0.0.1:{system.port}/v1/status"): "checkpoint_uri",
+        publish(good, uri=good.with_name("nowhere.safetensors").as_uri()): "unreachable",
+        publish(good, feature_schema="0" * 16): "checkpoint_schema",
+        publish(good, model_id="another"): "checkpoint_model_id",
+        system.produce(MODEL_CHECKPOINTS, 0, b"load this, please").offset: "not_json",
+        system.produce(MODEL_CHECKPOINTS, 0, b'{"schema": 1, "uri": 7}').offset: "bad_record",
+    }
+    state = system.wait_state(lambda s: s.newest_decided >= max(expected), "the last bad checkpoint to be decided")
+    decided = {version: (state.versions[version].state, state.versions[version].reason.split(":")[0]) for version in expected}
+    assert {version: code for version, (_, code) in decided.items() if not code.startswith(expected[version])} == {}
+    assert {found for found, _ in decided.values()} == {State.REJECTED}
+    letters = {d.offset: d.code for d, _ in system.dead_letters(MODEL_CHECKPOINTS)}
+    assert letters == {version: code for version, (_, code) in decided.items()}
+    listed = system.command("index", "list")
+    assert all(code in listed for code in letters.values()), listed
+    assert all_scores(system) == before and system.status()["version_token"] == token
+    system.go_live("good", seed=7)
+    assert all_scores(system) != before
+
+
+# --- files that rot --------------------------------------------------------------------------------------------------
+
+
+def damaged(system: System, version: int, damage: Callable[[int], Path]) -> Path:
+    """Waits until a version is live in the log, then damages a file of it; the file."""
+    system.wait_state(lambda s: s.current is not None and s.current.version == version, f"version {version} to be live in the log")
+    return damage(version)
+
+
+def flip_a_byte(system: System, version: int) -> Path:
+    file = max((system.directory / "index" / "versions" / str(version) / "full").rglob("*.sst"), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+def truncate_the_manifest(system: System, version: int) -> Path:
+    revision = system.control_state().versions[version].revision
+    file = system.directory / "index" / manifest_path(version, revision)
+    file.write_bytes(file.read_bytes()[:-20])
+    return file
+
+
+def test_a_flipped_byte_in_a_sealed_table_is_named_never_served_and_mended_by_a_new_checkpoint(system: System) -> None:
+    before, token = all_scores(system), system.status()["version_token"]
+    server = system.child("server").process
+    server.send_signal(signal.SIGSTOP)
+    version = system.publish_checkpoint(system.write_checkpoint("flipped", seed=11))
+    file = damaged(system, version, lambda v: flip_a_byte(system, v))
+    server.send_signal(signal.SIGCONT)
+    wait_until(lambda: file.parent.name + "/" + file.name in system.status()["last_error"], WAIT_S, "the server to name the damaged file")
+    assert all_scores(system) == before and system.status()["version_token"] == token and system.status()["ready"]
+    assert file.parent.name + "/" + file.name in system.command("index", "verify", str(version), exit_code=1)
+    system.go_live("mended", seed=12)
+    assert system.status()["last_error"] == ""
+
+
+def test_a_server_that_starts_on_a_truncated_manifest_says_so_serves_what_is_whole_and_is_mended_by_a_new_checkpoint(
+    system: System,
+) -> None:
+    before, token = all_scores(system), system.status()["version_token"]
+    system.kill_hard("server")
+    version = system.publish_checkpoint(system.write_checkpoint("truncated", seed=13))
+    file = damaged(system, version, lambda v: truncate_the_manifest(system, v))
+    name = file.relative_to(system.directory / "index").as_posix()
+    system.start_server()
     system.server().close()
-    manifest = read_manifest(system.control.store, system.control_state().current)  # type: ignore[arg-type]
-    assert manifest.rows == ITEMS
-    assert score(system, 3) is not None
+    wait_until(lambda: name in system.status()["last_error"], WAIT_S, "the server to name the damaged manifest")
+    assert all_scores(system) == before and system.status()["version_token"] == token  # the backup version, whole
+    assert name in system.command("index", "verify", str(version), exit_code=1)
+    system.go_live("mended-again", seed=14)
+    assert system.status()["last_error"] == ""
 
 
-def published_updates(system: System, topic: str) -> int:
-    records = read_topic(system.bootstrap_servers, topic, prefix=system.topic_prefix)
-    return sum(len(json.loads(r.value)["updates"]) for r in records if r.value)
+def test_a_server_killed_and_started_again_gives_the_same_scores_of_the_same_version(system: System) -> None:
+    before, token = all_scores(system), system.status()["version_token"]
+    system.kill_hard("server")
+    system.start_server()
+    system.server().close()
+    assert all_scores(system) == before and system.status()["version_token"] == token
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_bad_requests_get_a_named_error_and_the_server_goes_on(system: System) -> None:
+    before, token = all_scores(system), system.status()["version_token"]
+    good = body(system, 1, 2, 3)
+    many = b'{"user_id": 1, "item_ids": [' + b",".join(b"%d" % n for n in range(1_000_000)) + b"]}"
+    assert len(many) < BODY_BYTES_MAX
+    gone = token.replace(token.split(".")[0], "999999", 1)
+    cases: dict[str, tuple[str, bytes | dict[str, Any], int, str]] = {
+        "not JSON": ("/v1/prerank", b"user=1&items=2", 400, "not_json"),
+        "empty": ("/v1/prerank", b"", 400, "not_json"),
+        "not UTF-8": ("/v1/prerank", b'{"user_id": "\xff\xfe", "item_ids": [1]}', 400, "not_json"),
+        "a list": ("/v1/prerank", b"[1, 2]", 422, "bad_request"),
+        "deep": ("/v1/prerank", b"[" * 1_000_000, 400, "json_too_deep"),
+        "10^6 candidates": ("/v1/prerank", many, 422, "too_many_candidates"),
+        "no candidates": ("/v1/prerank", {**good, "item_ids": []}, 422, "bad_request"),
+        "a number for a list": ("/v1/rank", {**good, "item_ids": 7}, 422, "bad_request"),
+        "a user that is a list": ("/v1/user", {"user_id": [1]}, 422, "bad_request"),
+        "an unknown field": ("/v1/user", {"user_id": 1, "colour": "red"}, 422, "bad_request"),
+        "NaN": ("/v1/prerank", b'{"user_id": 1, "item_ids": [1], "context": {"hour": NaN}}', 422, "bad_request"),
+        "an id of another kind": ("/v1/prerank", {**good, "item_ids": ["shoe"]}, 422, "bad_id"),
+        "top_k of 0": ("/v1/prerank", {**good, "top_k": 0}, 422, "bad_request"),
+        "no such route": ("/v1/preränk", good, 404, "no_such_route"),
+        "above 8 MiB": ("/v1/prerank", b" " * (BODY_BYTES_MAX + 1), 413, "body_too_large"),
+        "a garbage token": ("/v1/rank", {**good, "version_token": "yesterday's"}, 422, "bad_version_token"),
+        "a version that is gone": ("/v1/rank", {**good, "version_token": gone, "consistency": "pinned"}, 409, "version_gone"),
+    }
+    found = {name: system.post(path, content) for name, (path, content, _, _) in cases.items()}
+    assert {name: (status, answer["code"]) for name, (status, answer) in found.items()} == {
+        name: (status, code) for name, (_, _, status, code) in cases.items()
+    }
+    assert all(answer["message"] for _, answer in found.values())
+    status, answer = system.post("/v1/rank", {**good, "version_token": gone})
+    assert status == 200 and "version_changed" in answer["degraded"] and answer["version_token"] == token
+    assert all_scores(system) == before

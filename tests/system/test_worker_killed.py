@@ -15,7 +15,7 @@ from infra.processes import wait_until
 from schemas.events import NewItem
 from schemas.ids import IdKind, partition_of
 from schemas.index.layout import decode_delta
-from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from streams.shard_reader import open_shard_reader
 from tests.system.conftest import WAIT_S, System, open_system
 

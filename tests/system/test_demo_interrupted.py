@@ -1,0 +1,77 @@
+"""Ctrl-C on `aif demo`, at any moment: exit code 130, no process left, no file left."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.processes import wait_until
+from tests.system.conftest import WAIT_S
+
+
+class Demo:
+    """A demo as a child at its own terminal, so to say. Its folder and everything that it starts is known by TMPDIR."""
+
+    def __init__(self, folder: Path, bootstrap_servers: str) -> None:
+        self.folder, self.log = folder, folder / "demo.log"
+        environment = {**os.environ, "TMPDIR": str(folder), "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers}
+        command = [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--items", "1000", "--train-seconds", "1"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+
+    def processes(self) -> dict[int, str]:
+        """Everything alive that was started by it, itself included: an environment is inherited."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and f"TMPDIR={self.folder}\0".encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:  # ended meanwhile, or not ours
+                continue
+        return found
+
+    def has_started(self, words: str) -> bool:
+        """Whether some process of it has these words in its command line."""
+        assert self.process.poll() is None, self.log.read_text()
+        return any(words in command for command in self.processes().values())
+
+    def press_ctrl_c(self) -> int:
+        """SIGINT to the foreground group, as a terminal does, again and again as a person does; the exit code."""
+        wait_until(self._pressed_to_the_end, WAIT_S, f"the demo to end; {self.log.read_text()[-2000:]}", poll_s=0.3)
+        return self.process.returncode
+
+    def _pressed_to_the_end(self) -> bool:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+# The moment: a process that has been started by then, and whether the demo has a broker of its own.
+MOMENTS = {
+    "own broker starts": ("kafka.Kafka", True),
+    "worker and server start": (" serve ", True),
+    "training": (" train ", False),
+    "a version builds": ("streams.builder_process", False),
+    "answers are recomputed": ("verify-answers", False),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_leaves_no_process_and_no_file(moment: str, tmp_path: Path, bootstrap_servers: str) -> None:
+    words, own_broker = MOMENTS[moment]
+    demo = Demo(tmp_path, "" if own_broker else bootstrap_servers)
+    try:
+        wait_until(lambda: demo.has_started(words), WAIT_S, f"{words} to be started")
+        assert demo.press_ctrl_c() == 130, demo.log.read_text()
+        assert demo.processes() == {}
+        assert [path.name for path in tmp_path.iterdir()] == ["demo.log"], demo.log.read_text()
+    finally:
+        demo.end()

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from infra.index_store import IndexStore
 from schemas.features import encode_features, encode_realtime
@@ -107,6 +108,7 @@ class EncoderCache:
     """Encoders of the versions used last, made from the index store's validated checkpoints."""
 
     def __init__(self, store: IndexStore, kept: int = _ENCODERS_KEPT) -> None:
+        torch.set_num_threads(1)  # parallelism is over shards and processes; a row's bits do not depend on it
         self._store, self._kept = store, kept
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 

@@ -76,10 +76,7 @@ class LazyEncoders:
     def _load(self) -> Encoders:
         with self._lock:
             if self._loaded is None:
-                import torch
-
                 from streams.encoder import EncoderCache
 
-                torch.set_num_threads(1)  # shards encode on threads of their own; a row's bits do not depend on it
                 self._loaded = EncoderCache(self._store)
             return self._loaded

@@ -53,10 +53,12 @@ class Topic:
         }
 
 
+# The workers' client reads gzip and plain records only and stops at any other codec. The broker unpacks what publishers pack.
+_UNPACKED = {"compression.type": "uncompressed"}
 _INPUTS = (
-    Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items"),
-    Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items"),
-    Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version"),
+    Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items", extra=_UNPACKED),
+    Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items", extra=_UNPACKED),
+    Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version", extra=_UNPACKED),
     Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles and aggregates of users"),
     Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log"),
     Topic(IMPRESSIONS, "M", 30 * 24, why="what was shown and what came of it"),

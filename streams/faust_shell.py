@@ -1,11 +1,12 @@
 """The hard shell around Faust: group membership, assignment, dispatch and back-pressure come from it, and nothing else is trusted to it.
 
 Here: the app with every setting that keeps data safe, the assignment that starts at the shards' own offsets, the agent body that no
-exception leaves. The private parts of Faust (`_on_partitions_assigned`, `_on_partitions_revoked`, the consumer's thread) are touched in this
-file only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
-Invariants: the offsets stored in the shards, also 0, are committed to the group BEFORE Faust's own handler runs, because Faust then seeks to
-the committed offset; an exception in an agent never reaches Faust, which would ack the batch: what is transient was retried below, anything
-else ends the process. Acks mean nothing here: a batch that is turned away is acked too, and its next owner starts at the shard's offset.
+exception leaves. The private parts of Faust (assignment and revocation of the app, the consumer, its thread and its read offsets) are
+touched in this file only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
+Invariants: the offsets stored in the shards, also 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust
+then seeks to the committed offset, but not to a 0; an exception in an agent never reaches Faust, which would ack the batch: what is
+transient was retried below, anything else ends the process. Acks mean nothing here: a batch that is turned away is acked too, and its
+next owner starts at the shard's offset.
 Source: Faust issues 606, 177, 323, 440, 517, 136, and faults measured against a real broker.
 """
 
@@ -27,6 +28,7 @@ from schemas.limits import MICRO_BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 EXIT_FAULT = 70  # something unknown: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
 
+_RETRY_S = 0.5
 _BUFFERED_RECORDS = MICRO_BATCH_RECORDS_MAX  # per topic, on top of one batch
 _log = logging.getLogger("aif.streams.shell")
 
@@ -60,6 +62,14 @@ def stop_process(error: BaseException, doing: str) -> NoReturn:
     os._exit(EXIT_OPERATOR if decided else EXIT_FAULT)
 
 
+class _NothingRead(dict[TP, int | None]):
+    """In place of the offsets that Faust has seen, below which it drops records in silence. After a seek back it still notes those
+    that it had in hand, and then drops every record that the seek was for. Shards know by themselves what is a duplicate."""
+
+    def __getitem__(self, partition: TP) -> None:
+        return None
+
+
 class ShellApp(faust.App):
     """The app. Made by `make_app`."""
 
@@ -70,17 +80,32 @@ class ShellApp(faust.App):
         """Opens the shards and moves the group to their offsets, then hands the assignment on. A slow start only delays the records."""
         if not self.should_stop:
             try:
-                offsets = await self.ownership.open_partitions(
-                    frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned)
-                )
+                offsets = await self._open_partitions(frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned))
                 stored = {TP(self.prefix + topic, partition): offset for (topic, partition), offset in offsets.items()}
                 if stored and not await self.consumer._thread.commit(stored):
                     _log.warning("the group moved on during an assignment; the next one starts again at the shards' offsets")
+                elif stored:
+                    # The client may be reading at the group's former offsets by now, and Faust's own seek passes over a committed 0.
+                    await self.consumer.seek_wait(stored)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
                 stop_process(error, f"opening {sorted(assigned)}")
         await super()._on_partitions_assigned(assigned, generation_id)
+
+    async def _open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+        """Tries again while a disk, a broker or the control log does not answer: the partitions stay paused meanwhile (A7)."""
+        said = ""
+        while True:
+            try:
+                return await self.ownership.open_partitions(partitions)
+            except Unavailable as error:
+                if error.code != said:
+                    _log.error("an assignment waits, it is tried again: %s", error)
+                said = error.code
+                if self.should_stop:
+                    return {}
+                await asyncio.sleep(_RETRY_S)
 
     async def _on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Turns waiting batches away first, because Faust waits until they end; then frees the shards for their next owner."""
@@ -89,8 +114,13 @@ class ShellApp(faust.App):
         await self.ownership.close_partitions()
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Reads `topic` (without prefix) again from `offset`."""
-        await self.consumer.seek(TP(self.prefix + topic, partition), offset)
+        """Reads `topic` (without prefix) again from `offset`. Records fetched before may still arrive."""
+        await self.consumer.seek_wait({TP(self.prefix + topic, partition): offset})
+
+    def _new_consumer(self) -> Any:
+        consumer = super()._new_consumer()
+        consumer._read_offset = _NothingRead()
+        return consumer
 
 
 def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: Ownership, session_timeout_s: float) -> ShellApp:

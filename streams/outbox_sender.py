@@ -6,6 +6,7 @@ is sent again after a restart. A delivery never times out: while the broker is a
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -40,7 +41,8 @@ class OutboxSender:
         self._on_confirmed, self._on_failure, self._on_tick = on_confirmed, on_failure, on_tick
         self._producer = Producer(_config(bootstrap))
         self._lock = threading.Lock()
-        self._waiting: dict[int, bool] = {}  # sequence -> acknowledged, in the order of sending
+        self._waiting: deque[int] = deque()  # sequences in the order of sending, from the oldest without an acknowledgement
+        self._acknowledged: set[int] = set()  # of those
         self._closing, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, name="outbox", daemon=True)
         self._thread.start()
@@ -49,7 +51,7 @@ class OutboxSender:
         """Hands entries to the producer; waits while its queue is full."""
         for entry in entries:
             with self._lock:
-                self._waiting[entry.sequence] = False
+                self._waiting.append(entry.sequence)
             while not self._produce(entry):
                 if self._closing.is_set():
                     return
@@ -94,12 +96,12 @@ class OutboxSender:
             return
         confirmed = -1
         with self._lock:
-            self._waiting[entry.sequence] = True
-            while self._waiting and self._waiting[first := next(iter(self._waiting))]:
-                del self._waiting[first]
-                confirmed = first
-        if confirmed >= 0:
-            self._on_confirmed(confirmed)
+            self._acknowledged.add(entry.sequence)
+            while self._waiting and self._waiting[0] in self._acknowledged:
+                confirmed = self._waiting.popleft()
+                self._acknowledged.remove(confirmed)
+            if confirmed >= 0:
+                self._on_confirmed(confirmed)  # under the lock: two threads serve callbacks, and a lower number must not come later
 
     def _fail(self, entry: OutboxEntry, error: KafkaError) -> None:
         self._on_failure(

@@ -16,7 +16,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible
 from schemas.index.control import Init
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
-from streams.core.gaps import GapWatch, Partition
+from streams.core.gaps import GapWatch, Partition, plan_runs
 from streams.shard_start import fetch_log_ranges, start_shard
 from streams.shard_task import ShardTask
 
@@ -57,12 +57,15 @@ class OwnedShards:
         offsets: dict[Partition, int] = {}
         if numbers:
             ranges = await asyncio.to_thread(fetch_log_ranges, self._bootstrap, self._prefix)
-            await asyncio.gather(*(asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in sorted(numbers)))
+            opening = (asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in sorted(numbers))
+            for failed in await asyncio.gather(*opening, return_exceptions=True):  # all have ended: the next attempt closes what opened
+                if failed is not None:
+                    raise failed
             for task in self.tasks:
                 held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
                 offsets |= {(topic, task.number): offset for topic, offset in held.items()}
         if (MODEL_CHECKPOINTS, 0) in partitions:
-            offsets[MODEL_CHECKPOINTS, 0] = self._next_checkpoint_offset()
+            offsets[MODEL_CHECKPOINTS, 0] = await asyncio.to_thread(self._next_checkpoint_offset)
         self.assigned = True
         _log.info("shards owned: %s, next offsets %s", sorted(numbers), {f"{t}/{p}": o for (t, p), o in sorted(offsets.items())})
         self._on_opened()
@@ -85,7 +88,12 @@ class OwnedShards:
     async def apply(self, records: Sequence[SourceRecord]) -> None:
         """Applies a batch of one topic: each partition's records by its shard, all at the same time."""
         by_partition = sorted(records, key=lambda r: r.partition)  # stable: offsets keep their order
-        await asyncio.gather(*(self._apply_one(number, list(run)) for number, run in groupby(by_partition, lambda r: r.partition)))
+        await asyncio.gather(*(self._apply_runs(number, list(run)) for number, run in groupby(by_partition, lambda r: r.partition)))
+
+    async def _apply_runs(self, number: int, records: Sequence[SourceRecord]) -> None:
+        """Where offsets go back, the consumer was moved: what comes after stands for itself."""
+        for run in plan_runs([r.offset for r in records]):
+            await self._apply_one(number, records[run])
 
     async def _apply_one(self, number: int, records: Sequence[SourceRecord]) -> None:
         task = self._tasks.get(number)

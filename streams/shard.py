@@ -12,6 +12,7 @@ same log, same offsets: same components, counters and rows, whatever the batches
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,9 +100,12 @@ class Shard:
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
         self._check_identity()
-        raw = database.get(META, STATE_KEY)
+        self._read_state()
+
+    def _read_state(self) -> None:
+        raw = self._database.get(META, STATE_KEY)
         self.state = ShardState() if raw is None else decode_shard_state(raw)
-        entries = database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
+        entries = self._database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
         self._versions = {v.version: v for v in sorted((decode_shard_version(raw) for _, raw in entries), key=lambda v: v.version)}
 
     def _check_identity(self) -> None:
@@ -343,8 +347,14 @@ class Shard:
         self._database.create_checkpoint(directory)
 
     def recover(self) -> None:
-        """Reopens the database: the way out of a full disk, after which every write fails otherwise."""
+        """Reopens the database: the way out of a full disk, after which every write fails otherwise. Raises Unavailable while that lasts.
+
+        The state is read again, because a write that failed may be there all the same; what readers were told is not certain either.
+        """
         self._database.reopen()
+        self._read_state()
+        self._encoders = {version: encoder for version, encoder in self._encoders.items() if version in self._versions}
+        self._watermark_at, self._watermarked = float("-inf"), None
 
     def close(self) -> None:
         """Frees the directory."""
@@ -379,6 +389,7 @@ def _version_key(version: int) -> bytes:
     return VERSION_PREFIX + b"%019d" % version
 
 
+@functools.cache
 def code_version() -> str:
     """Version of this code, as dead letters name it."""
     return importlib.metadata.version("aif")

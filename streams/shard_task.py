@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 _RETRY_S_FIRST, _RETRY_S_MAX = 0.05, 2.0
 _OUTBOX_PAGE = 1_000
-_REOPEN_CODES = frozenset({"disk_full", "database_failed"})
+_REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})
+_REOPEN_EVERY_S = 0.5
 # From the thread of a task to its sender; tests hand in one without a broker.
 MakeSender = Callable[["ShardTask"], "OutboxSender | None"]
 
@@ -51,6 +52,8 @@ class ShardTask:
         self._sent = -1  # highest outbox sequence handed to the sender
         self._confirmed = self._confirming = -1
         self._ticking = False
+        self._broken: Unavailable | None = None  # the database must be opened again before the next step
+        self._reopened_at = float("-inf")
         self._sender = make_sender(self)
         self.submit(self._send_all)
 
@@ -59,9 +62,24 @@ class ShardTask:
     def submit(self, step: Callable[[Shard], T]) -> "Future[T]":
         """Runs `step(shard)` between two micro-batches. Raises Unavailable (`shard_closed`)."""
         try:
-            return self._executor.submit(step, self._shard)
+            return self._executor.submit(self._run, step)
         except RuntimeError as error:
             raise shard_closed(self.number) from error
+
+    def _run(self, step: Callable[[Shard], T]) -> T:
+        """After a full disk every write fails until the database is opened again, which itself needs space: tried before each step."""
+        if self._broken is not None:
+            if self._clock.monotonic() < self._reopened_at + _REOPEN_EVERY_S:
+                raise self._broken
+            self._reopened_at = self._clock.monotonic()
+            self._shard.recover()
+            self._broken = None
+        try:
+            return step(self._shard)
+        except Unavailable as error:
+            if error.code in _REOPEN_CODES:
+                self._broken = error
+            raise
 
     async def apply(self, records: Sequence[SourceRecord]) -> BatchResult:
         """Applies a batch once the shard is admitted, and returns when it is written. What is transient is tried again, with growing pauses.
@@ -72,16 +90,17 @@ class ShardTask:
             await asyncio.wait({asyncio.wrap_future(self._admission)})
         pause_s = _RETRY_S_FIRST
         while not self._closing.is_set():
+            done = asyncio.wrap_future(self.submit(lambda shard: self._apply(shard, records)))
+            await asyncio.wait({done})
+            if done.cancelled():  # by `close`; not a cancellation of the agent, which Faust would take for its end
+                break
             try:
-                return await asyncio.wrap_future(self.submit(lambda shard: self._apply(shard, records)))
+                return done.result()
             except Unavailable as error:
                 if error.code == "shard_closed":
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
-                if error.code in _REOPEN_CODES:
-                    with contextlib.suppress(AifError):
-                        await asyncio.wrap_future(self.submit(Shard.recover))
         raise shard_closed(self.number)
 
     def _apply(self, shard: Shard, records: Sequence[SourceRecord]) -> BatchResult:

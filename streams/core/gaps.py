@@ -4,6 +4,7 @@ Faust may skip records after a fault of its own; those come when the consumer se
 restarting would loop for ever, so an operator must look.
 """
 
+import itertools
 from collections.abc import Sequence
 
 Partition = tuple[str, int]
@@ -29,3 +30,9 @@ class GapWatch:
     def passed(self, partition: Partition) -> None:
         """Records of `partition` were applied: the hole, if there was one, is closed."""
         self._refused_to.pop(partition, None)
+
+
+def plan_runs(offsets: Sequence[int]) -> list[slice]:
+    """Cuts offsets in the order of their arrival into runs that ascend."""
+    starts = [0, *(i for i in range(1, len(offsets)) if offsets[i] <= offsets[i - 1])]
+    return [slice(a, b) for a, b in itertools.pairwise([*starts, len(offsets)])]

@@ -1,0 +1,171 @@
+"""The serial task of a shard: admission, a full disk, its end, and the outbox on its way to a sender that stands in for the broker's."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from infra.clock import SystemClock
+from infra.rocks import Batch, Database
+from schemas.errors import Unavailable
+from schemas.index.layout import decode_delta
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
+from streams.core.outbox import OutboxEntry
+from streams.core.shard_state import TopicCounts
+from streams.shard_task import ShardTask
+from tests.streams.shard_world import (
+    INIT,
+    ITEMS,
+    HashEncoder,
+    embed,
+    everything,
+    features_record,
+    new_items_record,
+    open_test_shard,
+    upsert,
+)
+
+A, B = ITEMS[:2]
+
+
+class TakingSender:
+    """Keeps what it is given; acknowledges when told."""
+
+    def __init__(self, task: ShardTask) -> None:
+        self.task, self.sent = task, list[OutboxEntry]()
+
+    def send(self, entries: Sequence[OutboxEntry]) -> None:
+        self.sent += entries
+
+    def end_sending(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_task(directory: Path) -> tuple[ShardTask, TakingSender]:
+    senders = []
+    task = ShardTask(open_test_shard(directory), SystemClock(), lambda t: senders.append(TakingSender(t)) or senders[0])  # type: ignore[func-returns-value,arg-type,return-value]
+    task.admit()
+    return task, senders[0]
+
+
+def row_changes(entries: Sequence[OutboxEntry]) -> list[tuple[bytes, bytes]]:
+    layouts = {0: HashEncoder(0).layout}
+    return [change for e in entries if e.topic == INDEX_DELTAS for change in decode_delta(layouts, e.value or b"").changes]
+
+
+def log(count: int) -> list[object]:
+    return [features_record(i, upsert(A, i, price=i + 1.0), upsert(B, i, brand=str(i))) for i in range(count)]
+
+
+def test_a_full_disk_pauses_the_shard_and_it_goes_on_by_itself_with_nothing_lost_or_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both faces of a failed write: it is not there, or it is there all the same; and opening again needs space too."""
+    task, sender = open_task(tmp_path / "s")
+    task.submit(lambda s: s.start_version(HashEncoder(0), {})).result()
+    write, open_again = Database.write, Database._open
+    faults = iter([False, True, None, False, True, None, True, None])
+
+    def failing_write(self: Database, batch: Batch, sync: bool = False) -> None:
+        fault = next(faults, None)
+        if fault is None or fault:
+            write(self, batch, sync)
+        if fault is not None:
+            raise Unavailable("disk_full", "no space left on device")
+
+    opens = iter([True, True, False, True])
+
+    def failing_open(self: Database) -> None:
+        if next(opens, False):
+            raise Unavailable("disk_full", "no space left on device")
+        open_again(self)
+
+    monkeypatch.setattr(Database, "write", failing_write)
+    monkeypatch.setattr(Database, "_open", failing_open)
+    monkeypatch.setattr("streams.shard_task._REOPEN_EVERY_S", 0.01)
+    monkeypatch.setattr("streams.shard_task._RETRY_S_MAX", 0.05)
+    for record in log(6):
+        asyncio.run(task.apply([record]))  # type: ignore[list-item]
+    assert next(opens, None) is None and next(faults, "used") == "used"
+    stored = task.submit(lambda s: (everything(s), s.pending_outbox(1_000))).result()
+    task.close()
+    plain, its_sender = open_task(tmp_path / "plain")
+    plain.submit(lambda s: s.start_version(HashEncoder(0), {})).result()
+    for record in log(6):
+        asyncio.run(plain.apply([record]))  # type: ignore[list-item]
+    expected = plain.submit(everything).result()
+    plain.close()
+    assert stored[0] == expected
+    assert stored[0]["counters"][ITEM_FEATURES] == TopicCounts(12, 12, 0, 0)
+    assert row_changes(stored[1]) == row_changes(its_sender.sent), "every row change is still owed to readers"
+    assert [e.sequence for e in stored[1]] == list(range(len(stored[1])))
+    assert {e.sequence for e in sender.sent} == {e.sequence for e in stored[1]}
+
+
+def test_a_shard_without_batches_also_comes_back_from_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _ = open_task(tmp_path / "s")
+    monkeypatch.setattr("streams.shard_task._REOPEN_EVERY_S", 0.0)
+
+    def full(_: object) -> None:
+        raise Unavailable("disk_full", "no space left on device")
+
+    with pytest.raises(Unavailable, match="disk_full"):
+        task.submit(full).result()
+    task.submit(lambda s: s.start_version(HashEncoder(3), {})).result()
+    task.close()
+
+
+def test_a_batch_that_waits_when_its_shard_is_given_away_is_turned_away_and_not_cancelled(tmp_path: Path) -> None:
+    """A cancellation would look to Faust like the end of the agent."""
+    task, _ = open_task(tmp_path / "s")
+    running, go_on = threading.Event(), threading.Event()
+    task.submit(lambda _: (running.set(), go_on.wait(30)))
+
+    async def give_away() -> list[object]:
+        waiting = [asyncio.create_task(task.apply(log(1))) for _ in range(2)]  # type: ignore[arg-type]
+        await asyncio.to_thread(running.wait)
+        closing = asyncio.create_task(asyncio.to_thread(task.close))
+        await asyncio.to_thread(task._closing.wait)
+        go_on.set()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        await closing
+        return results  # type: ignore[return-value]
+
+    outcomes = asyncio.run(give_away())
+    assert [getattr(o, "code", None) for o in outcomes] == ["shard_closed"] * 2
+    task.close()
+
+
+def test_nothing_is_applied_before_admission_and_a_waiting_batch_is_let_in_by_it(tmp_path: Path) -> None:
+    task = ShardTask(open_test_shard(tmp_path / "s"), SystemClock(), lambda _: None)
+
+    async def admit_later() -> None:
+        waiting = asyncio.create_task(task.apply([new_items_record(0, embed(A, 1, 2, 3, 4))]))
+        done, _ = await asyncio.wait({waiting}, timeout=0.05)
+        assert not done and not task.admitted
+        assert task.submit(lambda s: s.counters[ITEM_FEATURES].consumed + sum(s.next_offsets.values())).result() == 0
+        task.admit()
+        await waiting
+
+    asyncio.run(admit_later())
+    task.close()
+
+
+def test_the_outbox_is_sent_in_order_emptied_when_acknowledged_and_sent_again_after_a_restart(tmp_path: Path) -> None:
+    task, sender = open_task(tmp_path / "s")
+    task.submit(lambda s: s.start_version(HashEncoder(0), {})).result()
+    for record in log(3):
+        asyncio.run(task.apply([record]))  # type: ignore[list-item]
+    assert [e.sequence for e in sender.sent] == list(range(len(sender.sent)))
+    task.confirmed(1)
+    task.tick()
+    left = task.submit(lambda s: s.pending_outbox(100)).result()
+    assert left[0].sequence == 2
+    task.close()
+    again, its_sender = open_task(tmp_path / "s")
+    again.submit(lambda _: None).result()
+    assert [e.sequence for e in its_sender.sent] == [e.sequence for e in left]
+    assert INIT.shards == 2
+    again.close()

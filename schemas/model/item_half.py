@@ -9,7 +9,7 @@ Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the k
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn import functional as F
 
 from schemas.model.embeddings import FeatureEmbedding, build_mlp
 from schemas.model.inputs import ItemInputs
@@ -35,8 +35,24 @@ class ItemHalf(nn.Module):
 
 
 def call_in(dtype: torch.dtype | None, module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)` with input and parameters widened to `dtype`; as it is if None."""
+    """`module(x)` with input and parameters widened to `dtype`; as it is if None.
+
+    The module itself is not touched (torch's `functional_call` swaps its parameters for a moment): shards encode with one network side by side.
+    """
     if dtype is None:
         return torch.as_tensor(module(x))
-    widened = {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
-    return torch.as_tensor(functional_call(module, widened, (x.to(dtype),)))
+    x = x.to(dtype)
+    for layer in module if isinstance(module, nn.Sequential) else (module,):
+        x = _layer_in(dtype, layer, x)
+    return x
+
+
+def _layer_in(dtype: torch.dtype, layer: nn.Module, x: Tensor) -> Tensor:
+    match layer:
+        case nn.Linear():
+            return F.linear(x, layer.weight.to(dtype), layer.bias.to(dtype))
+        case nn.LayerNorm():
+            return F.layer_norm(x, layer.normalized_shape, layer.weight.to(dtype), layer.bias.to(dtype), layer.eps)
+        case nn.ReLU():
+            return F.relu(x)
+    raise TypeError(f"no widened form of {layer!r}: add it here")

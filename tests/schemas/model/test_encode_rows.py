@@ -1,5 +1,7 @@
 """The one encoder: a row has the same bits wherever and with whatever it is encoded."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -72,3 +74,10 @@ def test_the_fingerprint_names_what_bits_depend_on_and_is_stable():
     assert torch.__version__ in fingerprint and "block=256" in fingerprint and "dtype=float64" in fingerprint
     encoder_fingerprint.cache_clear()
     assert encoder_fingerprint() == fingerprint and " " not in fingerprint
+
+
+def test_threads_that_share_a_network_do_not_disturb_one_another():
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: encode_rows(NETWORK, ITEMS), range(40)):
+            assert same_bits(found.vectors_RD, WHOLE.vectors_RD) and same_bits(found.bridge_RN, WHOLE.bridge_RN)
+    assert all(parameter.dtype == torch.float32 for parameter in NETWORK.parameters())

@@ -40,7 +40,7 @@ METRICS = (
     Metric("rows_skipped", "counter", "Rows that needed no network.", ("shard",)),
     Metric("micro_batch_seconds", "histogram", "One micro-batch from read to written.", ("shard",), _FRESHNESS_S),
     Metric("lag_records", "gauge", "Records between the shard and the end of the partition.", ("topic", "shard")),
-    Metric("lag_seconds", "gauge", "Age of the oldest record not yet applied.", ("topic", "shard")),
+    Metric("lag_seconds", "gauge", "Time since the oldest record not yet applied was first seen.", ("topic", "shard")),
     Metric("shard_offset", "gauge", "Next offset of the shard.", ("topic", "shard")),
     Metric("build_seconds", "histogram", "Full build of one shard of a version.", (), (1.0, 5.0, 20.0, 60.0, 300.0, 1200.0, 3600.0)),
     Metric("version_wanted", "gauge", "The version that is building, -1 when none."),

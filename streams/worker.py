@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 from infra.clock import SystemClock
@@ -164,7 +165,8 @@ class Worker:
         while not self._stopping.is_set():
             self._wake.clear()
             try:
-                self.versions.step()
+                report = self.versions.step()
+                self.metrics.show_versions(report.build_seconds, self.versions.desk.rejected)
                 self._show_progress()
                 last_error = ""
             except AssertionError as error:
@@ -204,13 +206,9 @@ class Worker:
     def _show_lag(self) -> None:
         ends = fetch_ends(self.bootstrap)
         while not self._stopping.wait(_LAG_EVERY_S):
-            with contextlib.suppress(AifError):
-                held = [
-                    (task.number, *task.submit(lambda shard: (shard.next_offsets, shard.state.source_ms)).result())
-                    for task in self.owned.tasks
-                ]
-                if held:
-                    self.metrics.show_offsets(self.prefix, held, ends)
+            with contextlib.suppress(AifError, CancelledError):  # a shard that is given away, a broker that is away
+                held = [(task.number, task.submit(lambda shard: shard.next_offsets).result()) for task in self.owned.tasks]
+                self.metrics.show_offsets(self.prefix, held, ends, self.clock.monotonic())
 
 
 def run_worker(settings: WorkerSettings) -> None:

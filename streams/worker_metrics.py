@@ -4,7 +4,7 @@ Here: from results and offsets to metrics. Not here: the table of names and the 
 (streams/shard.py); these begin at 0 with the process.
 """
 
-import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from infra.kafka.admin import end_offsets
@@ -14,7 +14,29 @@ from streams.shard import BatchResult
 from streams.shard_rows import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
 
 EndOffsets = Callable[[str], Mapping[int, int]]  # by whole topic name
+Place = tuple[str, int]  # topic, shard
 _SKIPPED = (REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES)
+_SEEN_MAX = 1_000  # observations of one partition's end that are kept
+_OF_PLACES = ("shard_offset", "lag_records", "lag_seconds")
+
+
+class LagClock:
+    """How long the oldest record not yet applied has been there, from observations of a partition's end: exact to the time between two.
+
+    Not from record times: a publisher's clock may be off, and the newest applied record of a quiet topic is old without any lag.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque()  # (end offset, when it was first seen), both ascending
+
+    def lag_s(self, next_offset: int, end: int, now: float) -> float:
+        """Seconds since the record at `next_offset` was first known of; 0 when there is none. `now` is monotonic."""
+        while self._seen and self._seen[0][0] <= next_offset:
+            self._seen.popleft()
+        newest = self._seen[-1][0] if self._seen else next_offset
+        if end > newest and len(self._seen) < _SEEN_MAX:
+            self._seen.append((end, now))
+        return now - self._seen[0][1] if self._seen else 0.0
 
 
 class WorkerMetrics:
@@ -22,6 +44,9 @@ class WorkerMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._clocks: dict[Place, LagClock] = {}  # of the shards shown now
+        self._rejected: dict[str, int] = {}
+        self.show_wanted(None)
 
     def count(self, shard: int, result: BatchResult, seconds: float) -> None:
         """One micro-batch of a shard."""
@@ -36,19 +61,34 @@ class WorkerMetrics:
         counter("rows_skipped").labels(shard).inc(sum(result.work[cause] for cause in _SKIPPED))
         self._metrics.histogram("micro_batch_seconds").labels(shard).observe(seconds)
 
-    def show_offsets(self, prefix: str, shards: Sequence[tuple[int, Mapping[str, int], int]], ends: EndOffsets) -> None:
-        """Offsets and lag of (shard, next offsets, newest record time in ms). Lag in seconds is the age of the newest applied record while behind."""
+    def show_offsets(self, prefix: str, shards: Sequence[tuple[int, Mapping[str, int]]], ends: EndOffsets, now: float) -> None:
+        """Offsets and lag of every owned (shard, next offsets); those of a shard that was given away disappear. `now` is monotonic."""
+        clocks: dict[Place, LagClock] = {}
+        gauge = self._metrics.gauge
         for topic in SHARD_TOPICS:
-            end = ends(prefix + topic)
-            for shard, next_offsets, source_ms in shards:
-                lag = max(0, end[shard] - next_offsets[topic])
-                self._metrics.gauge("shard_offset").labels(topic, shard).set(next_offsets[topic])
-                self._metrics.gauge("lag_records").labels(topic, shard).set(lag)
-                self._metrics.gauge("lag_seconds").labels(topic, shard).set(max(0.0, time.time() - source_ms / 1000) if lag else 0.0)
+            end = ends(prefix + topic) if shards else {}
+            for shard, next_offsets in shards:
+                place = topic, shard
+                clock = clocks[place] = self._clocks.pop(place, None) or LagClock()
+                gauge("shard_offset").labels(*place).set(next_offsets[topic])
+                gauge("lag_records").labels(*place).set(max(0, end[shard] - next_offsets[topic]))
+                gauge("lag_seconds").labels(*place).set(clock.lag_s(next_offsets[topic], end[shard], now))
+        for gone in self._clocks:
+            for name in _OF_PLACES:
+                gauge(name).remove(*gone)
+        self._clocks = clocks
 
     def show_wanted(self, version: int | None) -> None:
         """The version that builds."""
         self._metrics.gauge("version_wanted").set(-1 if version is None else version)
+
+    def show_versions(self, build_seconds: Sequence[float], rejected: Mapping[str, int]) -> None:
+        """New build times, and how many checkpoints were refused so far, by reason."""
+        for seconds in build_seconds:
+            self._metrics.histogram("build_seconds").observe(seconds)
+        for reason, count in dict(rejected).items():
+            self._metrics.counter("checkpoints_rejected").labels(reason).inc(count - self._rejected.get(reason, 0))
+            self._rejected[reason] = count
 
 
 def fetch_ends(bootstrap: str) -> EndOffsets:

@@ -1,0 +1,165 @@
+"""The shell around Faust on the real broker: where reading starts, what happens to an exception. The ownership is a stand-in, Faust is not."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from infra.kafka.admin import apply_topics
+from infra.kafka.reader import SourceRecord
+from schemas.errors import Incompatible, Unavailable
+from schemas.topics import ITEM_FEATURES
+from streams import faust_shell
+from streams.faust_shell import Partition, ShellApp, add_agent, make_app
+
+WAIT_S = 60.0
+RECORDS = 8_000
+
+
+class SlowOwnership:
+    """Opening takes `open_s` and fails as often as told; offsets are those given."""
+
+    def __init__(self, offsets: Mapping[Partition, int], open_s: float = 0.0, failures: int = 0) -> None:
+        self.offsets, self.open_s, self.failures, self.opened = offsets, open_s, failures, 0
+
+    async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+        self.opened += 1
+        await asyncio.sleep(self.open_s)
+        if self.opened <= self.failures:
+            raise Unavailable("disk_full", "no space left on device")
+        return {p: self.offsets.get(p, 0) for p in partitions}
+
+    def begin_close(self) -> None: ...
+    async def close_partitions(self) -> None: ...
+
+
+Body = Callable[[ShellApp, Sequence[SourceRecord]], Awaitable[None]]
+
+
+def consume(folder: Path, bootstrap: str, prefix: str, ownership: SlowOwnership, enough: Callable[[], bool], body: Body) -> None:
+    """Runs an app with one agent until `enough()`."""
+
+    folder.mkdir()
+
+    async def run() -> None:
+        app = make_app(f"{prefix}shards", bootstrap, prefix, folder, ownership, 6.0)
+        changed = asyncio.Event()
+
+        async def handle(records: Sequence[SourceRecord]) -> None:
+            await body(app, records)
+            if enough():
+                changed.set()
+
+        add_agent(app, ITEM_FEATURES, handle, records_max=500, within_s=0.01)
+        await app.start()
+        try:
+            await asyncio.wait_for(changed.wait(), WAIT_S)
+        finally:
+            await app.stop()
+
+    threading_error: list[BaseException] = []
+
+    def in_thread() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            threading_error.append(error)
+
+    thread = threading.Thread(target=in_thread)  # Faust leaves things on its thread
+    thread.start()
+    thread.join(2 * WAIT_S)
+    if threading_error:
+        raise threading_error[0]
+
+
+def publish(bootstrap: str, prefix: str, count: int) -> None:
+    apply_topics(bootstrap, prefix, 2, 1)
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for n in range(count):
+        producer.produce(prefix + ITEM_FEATURES, str(n).encode(), partition=n % 2)
+    assert producer.flush(30) == 0
+
+
+def commit(bootstrap: str, prefix: str, offset: int) -> None:
+    """The group's offset of both partitions, as a former owner left it."""
+    places = [TopicPartition(prefix + ITEM_FEATURES, p, offset) for p in range(2)]
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # its futures end only while it lives
+    for one in admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(f"{prefix}shards", places)]).values():
+        one.result(30)
+
+
+@pytest.mark.parametrize("left_by_the_former_owner", [None, 3_000])
+def test_a_slow_assignment_loses_nothing_wherever_the_former_owner_had_been(
+    left_by_the_former_owner: int | None, tmp_path: Path, bootstrap_servers: str, topic_prefix: str
+) -> None:
+    publish(bootstrap_servers, topic_prefix, RECORDS)
+    if left_by_the_former_owner is not None:
+        commit(bootstrap_servers, topic_prefix, left_by_the_former_owner)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    async def take(_: ShellApp, records: Sequence[SourceRecord]) -> None:
+        for record in records:
+            seen[record.partition].append(record.offset)
+
+    ownership = SlowOwnership({(ITEM_FEATURES, 1): 100}, open_s=1.0, failures=1 if left_by_the_former_owner is None else 0)
+    consume(tmp_path / "f", bootstrap_servers, topic_prefix, ownership, lambda: sum(map(len, seen.values())) >= RECORDS - 100, take)
+    assert seen == {0: list(range(RECORDS // 2)), 1: list(range(100, RECORDS // 2))}
+
+
+def test_after_a_seek_back_every_record_comes_again(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    """Faust would note the records that it had in hand and drop those that the seek was for."""
+    publish(bootstrap_servers, topic_prefix, 4_000)
+    arrived: list[int] = []
+    sought_at: list[int] = []
+
+    async def seek_once(app: ShellApp, records: Sequence[SourceRecord]) -> None:
+        arrived.extend(r.offset for r in records if r.partition == 0)
+        if not sought_at and len(arrived) > 500:
+            sought_at.append(len(arrived))
+            await app.seek(ITEM_FEATURES, 0, 0)
+
+    def all_again() -> bool:
+        return bool(sought_at) and set(range(2_000)) <= set(arrived[arrived.index(0, 1) :] if 0 in arrived[1:] else [])
+
+    consume(tmp_path / "f", bootstrap_servers, topic_prefix, SlowOwnership({}), all_again, seek_once)
+    again = arrived[arrived.index(0, 1) :]
+    assert again == list(range(2_000))
+
+
+class Stopped(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (ValueError("a bug"), faust_shell.EXIT_FAULT),
+        (AssertionError("an invariant"), faust_shell.EXIT_FAULT),
+        (Unavailable("kafka_unreachable", "x"), faust_shell.EXIT_FAULT),
+        (Incompatible("offset_gap", "x"), faust_shell.EXIT_OPERATOR),
+        (Unavailable("shard_closed", "x"), None),
+    ],
+)
+def test_no_exception_leaves_an_agent(error: Exception, exit_code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise Stopped
+
+    monkeypatch.setattr("os._exit", end)
+
+    async def handle(_: Sequence[SourceRecord]) -> None:
+        raise error
+
+    record = SourceRecord(ITEM_FEATURES, 0, 0, b"", b"")
+    if exit_code is None:
+        asyncio.run(faust_shell._handle_safely(handle, [record]))
+        return
+    with pytest.raises(Stopped):
+        asyncio.run(faust_shell._handle_safely(handle, [record]))
+    assert codes == [exit_code]

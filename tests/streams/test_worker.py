@@ -1,0 +1,223 @@
+"""`aif worker` on the real broker: kills, two workers, garbage, refusals, a clean end, numbers of its page. No model and no server."""
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from infra.kafka.dead_letters import decode_dead_letter
+from infra.kafka.reader import read_topic
+from infra.processes import free_ports, wait_until
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.ids import partition_of
+from schemas.limits import RECORD_BYTES_MAX
+from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from tests.streams.worker_stage import (
+    SHARDS,
+    WAIT_S,
+    WorkerStage,
+    consumed,
+    group_members,
+    is_exact,
+    kill_hard,
+    listening_ports,
+    stop_cleanly,
+    wait_exit,
+)
+
+ITEMS = [i for i in range(400) if partition_of(i, SHARDS) == 0]
+OTHERS = [i for i in range(400) if partition_of(i, SHARDS) == 1]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[WorkerStage]:
+    one = WorkerStage(tmp_path, bootstrap_servers, topic_prefix)
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+def publish(stage: WorkerStage, version: int, items: int = 400) -> None:
+    """A mix of single updates and whole records."""
+    with stage.publisher() as publisher:
+        for item in range(0, items, 4):
+            publisher.publish_item(item, version, {"price": float(version)})
+        publisher.publish_items(ItemFeaturesUpdate(op="upsert", item_id=i, version=version, features={"n": i}) for i in range(items))
+        publisher.publish_new_items(NewItem(item_id=i, embedding=[1.0, version]) for i in range(items))
+
+
+def upsert(item: int, version: int = 1) -> bytes:
+    return json.dumps({"schema": 1, "updates": [{"op": "upsert", "item_id": item, "version": version, "features": {}}]}).encode()
+
+
+def test_a_kill_in_mid_stream_counts_every_update_once_and_doubles_no_row(stage: WorkerStage) -> None:
+    publish(stage, 1)
+    worker = stage.start_ready()
+    for version in range(2, 8):
+        publish(stage, version)
+        if version == 4:
+            kill_hard(worker)
+            worker = stage.start()
+    stage.wait_applied(worker)
+    assert stop_cleanly(worker) == 0
+    for number in range(SHARDS):
+        with stage.shard("worker", number) as shard:
+            assert dict(consumed(shard.counters)) == stage.expected_counters(number)
+            assert all(is_exact(c) for c in shard.counters.values())
+            assert shard.counters[NEW_ITEMS].applied == shard.counters[NEW_ITEMS].consumed
+            assert tuple(shard.next_offsets[t] for t in SHARD_TOPICS) == stage.ends()[number]
+            keys = [key for key, _ in shard._database.scan("features")]
+            assert len(keys) == len(set(keys)) == len([i for i in range(400) if partition_of(i, SHARDS) == number])
+
+
+def test_two_workers_share_the_shards_and_one_takes_over_from_offset_0_when_the_other_stops(stage: WorkerStage) -> None:
+    publish(stage, 1)
+    first = stage.start_ready("first")
+    second = stage.start_ready("second")
+    publish(stage, 2)
+    stage.wait_applied(second)
+    assert stop_cleanly(second) == 0
+    publish(stage, 3)
+    stage.wait_applied(first)
+    assert stop_cleanly(first) == 0
+    owned_by_second = [d.name for d in (stage.directory / "second" / "shards").iterdir()]
+    assert len(owned_by_second) == 1
+    for number in range(SHARDS):
+        with stage.shard("first", number) as shard:
+            assert dict(consumed(shard.counters)) == stage.expected_counters(number)
+            assert all(is_exact(c) for c in shard.counters.values())
+
+
+def test_every_kind_of_garbage_ends_as_a_dead_letter_with_its_reason_and_the_partition_moves_on(stage: WorkerStage) -> None:
+    worker = stage.start_ready()
+    huge = b"x" * RECORD_BYTES_MAX
+    garbage: dict[str, tuple[bytes | None, bytes | None]] = {
+        "not_json": (b"k", b"\xff\x00 not json"),
+        "empty_record": (None, None),
+        "bad_update": (b"", b'{"schema":1,"updates":[{"op":"upsert"}]}'),
+        "wrong_partition": (b"", upsert(OTHERS[0])),
+        "bad_id": (b"\xff\xfe", None),
+    }
+    stage.publish_raw(ITEM_FEATURES, [(0, key, value) for key, value in garbage.values()])
+    stage.publish_raw(ITEM_FEATURES, [(0, b"big", huge)])
+    stage.publish_raw(ITEM_FEATURES, [(0, b"1", b'{"schema":99,"updates":[]}'), (0, b"deep", b"[" * 100_000)])
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[1], 5))] * 20, **{"compression.type": codec})
+    stage.publish_raw(ITEM_FEATURES, [(0, str(ITEMS[0]).encode(), None), (0, b"", upsert(ITEMS[0]))])
+    stage.wait_applied(worker)
+    records = []
+
+    def all_there() -> bool:
+        records[:] = list(read_topic(stage.bootstrap, DEAD_LETTER_PREFIX + ITEM_FEATURES, prefix=stage.prefix))
+        return len(records) >= len(garbage) + 3
+
+    wait_until(all_there, WAIT_S, "the dead letters")
+    letters = {decode_dead_letter(list(r.headers)).offset: r for r in records}
+    assert sorted(letters) == list(range(len(garbage) + 3))
+    codes = {offset: decode_dead_letter(list(r.headers)).code for offset, r in letters.items()}
+    assert [codes[i] for i in range(len(garbage))] == list(garbage)
+    assert (letters[len(garbage)].key, letters[len(garbage)].value) == (b"big", huge)
+    assert stop_cleanly(worker) == 0
+    with stage.shard("worker", 0) as shard:
+        counts = shard.counters[ITEM_FEATURES]
+        assert counts.dead_lettered == len(garbage) + 3 and counts.applied == 80 + 2
+        assert shard.pending_outbox(10) == []
+
+
+def test_a_hole_in_the_log_stops_the_worker_with_a_named_reason_and_nothing_behind_it_is_applied(stage: WorkerStage) -> None:
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "transactional.id": stage.prefix})
+    producer.init_transactions(WAIT_S)
+    producer.begin_transaction()
+    producer.produce(stage.prefix + ITEM_FEATURES, upsert(ITEMS[0]), partition=0)
+    producer.commit_transaction(WAIT_S)  # its marker takes offset 1
+    worker = stage.start_ready()
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[1])), (0, b"", upsert(ITEMS[2]))])
+    assert wait_exit(worker) == 78
+    assert "offset_gap" in stage.log() and "jumps from offset 1 to 2" in stage.log()
+    with stage.shard("worker", 0) as shard:
+        assert shard.next_offsets[ITEM_FEATURES] == 1
+
+
+def test_another_index_is_refused_at_start_by_name(stage: WorkerStage) -> None:
+    """N, kind of ids, other topics of the same name, and a data directory of another broker."""
+    assert stop_cleanly(stage.start_ready()) == 0
+    refused = {
+        "kind": stage.start("kind", AIF_INDEX__ID_KIND="text"),
+        "shards": stage.start("shards", AIF_INDEX__SHARDS="3"),
+        "shards-as-they-are": stage.start("shards-as-they-are", AIF_INDEX__SHARDS="3", AIF_WORKER__APPLY_TOPICS="false"),
+    }
+    codes = {name: wait_exit(child) for name, child in refused.items()}
+    assert all(code not in (0, -9) for code in codes.values()), codes
+    assert "other_index" in stage.log("kind") and "text" in stage.log("kind")
+    assert "topic_change_refused" in stage.log("shards")
+    assert "other_index" in stage.log("shards-as-they-are")
+    from infra.kafka.admin import delete_topics
+
+    delete_topics(stage.bootstrap, [stage.prefix + ITEM_FEATURES])
+    assert wait_exit(stage.start("topics")) not in (0, -9)
+    assert "other_index" in stage.log("topics")
+    moved = stage.start("worker", AIF_INDEX__STORE=str(stage.directory / "another"))  # a new index, an old directory
+    assert wait_exit(moved) == 78
+    assert "other_shard" in stage.log("worker")
+
+
+def test_an_idle_worker_listens_nowhere_and_ends_cleanly_within_seconds(stage: WorkerStage) -> None:
+    worker = stage.start_ready()
+    assert listening_ports(group_members(worker.pid)) == set()
+    began = time.monotonic()
+    assert stop_cleanly(worker) == 0
+    assert time.monotonic() - began < 20
+    wait_until(lambda: not group_members(worker.pid), WAIT_S, "its builders to end")
+
+
+def test_the_metrics_page_has_the_right_values_after_a_known_input(stage: WorkerStage) -> None:
+    (port,) = free_ports(1)
+    stage.start_ready(AIF_WORKER__METRICS_PORT=str(port))
+    with stage.publisher() as publisher:
+        publisher.publish_items(
+            ItemFeaturesUpdate(op="upsert", item_id=i, version=v, features={"n": i}) for v in (2, 1) for i in ITEMS[:30]
+        )
+        publisher.publish_new_items(NewItem(item_id=i, embedding=[1.0]) for i in OTHERS[:7])
+    stage.publish_raw(NEW_ITEMS, [(1, b"", b"garbage")])
+    stage.wait_applied()
+    ends = stage.ends()
+
+    def values() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            text = page.read().decode()
+        return {m[1]: float(m[2]) for m in re.finditer(r"^(aif_\S+) (\S+)$", text, re.MULTILINE)}
+
+    def offsets_shown() -> bool:
+        found = values()
+        return all(
+            found.get(f'aif_shard_offset{{shard="{s}",topic="{t}"}}') == ends[s][i]
+            for s in range(SHARDS)
+            for i, t in enumerate(SHARD_TOPICS)
+        )
+
+    wait_until(offsets_shown, WAIT_S, "the offsets on the page")
+    found = values()
+
+    def value(name: str, **labels: str | int) -> float | None:
+        return found.get(name + ("{" + ",".join(f'{k}="{v}"' for k, v in sorted(labels.items())) + "}" if labels else ""))
+
+    assert value("aif_updates_consumed_total", topic=ITEM_FEATURES, shard=0) == 60
+    assert value("aif_updates_applied_total", topic=ITEM_FEATURES, shard=0) == 30
+    assert value("aif_updates_superseded_total", topic=ITEM_FEATURES, shard=0) == 30
+    assert value("aif_updates_consumed_total", topic=NEW_ITEMS, shard=1) == 8
+    assert value("aif_updates_applied_total", topic=NEW_ITEMS, shard=1) == 7
+    assert value("aif_dead_letters_total", topic=NEW_ITEMS, disposition="malformed") == 1
+    assert value("aif_rows_encoded_total", shard=0) == 0
+    assert value("aif_version_wanted") == -1
+    for shard in range(SHARDS):
+        for topic in SHARD_TOPICS:
+            assert value("aif_lag_records", shard=shard, topic=topic) == 0
+            assert value("aif_lag_seconds", shard=shard, topic=topic) == 0
+    assert (value("aif_micro_batch_seconds_count", shard=0) or 0) >= 1
+    assert 0 < (value("aif_micro_batch_seconds_sum", shard=0) or 0) < 30

@@ -1,0 +1,72 @@
+"""The worker's numbers have the right values, not only the right names."""
+
+from collections import Counter
+
+from infra.metrics import Metrics
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.core.shard_state import TopicCounts
+from streams.shard import BatchResult
+from streams.worker_metrics import LagClock, WorkerMetrics
+
+
+def shown(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_batch_is_counted_by_topic_disposition_and_work() -> None:
+    metrics = Metrics()
+    result = BatchResult(
+        counts={ITEM_FEATURES: TopicCounts(10, 6, 3, 1)},
+        work=Counter(rows_encoded=4, rows_rewritten=2, skipped_identical=5, skipped_no_features=1, rows_removed=9),
+        dead_letters=Counter({(ITEM_FEATURES, "schema"): 1}),
+    )
+    worker = WorkerMetrics(metrics)
+    for _ in range(2):
+        worker.count(3, result, 0.25)
+    place = {"topic": ITEM_FEATURES, "shard": "3"}
+    assert shown(metrics, "aif_updates_consumed_total", **place) == 20
+    assert shown(metrics, "aif_updates_applied_total", **place) == 12
+    assert shown(metrics, "aif_updates_superseded_total", **place) == 6
+    assert shown(metrics, "aif_dead_letters_total", topic=ITEM_FEATURES, disposition="schema") == 2
+    assert shown(metrics, "aif_rows_encoded_total", shard="3") == 8
+    assert shown(metrics, "aif_rows_skipped_total", shard="3") == 16
+    assert shown(metrics, "aif_micro_batch_seconds_sum", shard="3") == 0.5
+    assert shown(metrics, "aif_micro_batch_seconds_count", shard="3") == 2
+
+
+def test_lag_is_against_the_end_of_the_partition_and_disappears_with_the_shard() -> None:
+    metrics = Metrics()
+    worker = WorkerMetrics(metrics)
+    ends = {f"p.{ITEM_FEATURES}": {0: 10, 1: 4}, f"p.{NEW_ITEMS}": {0: 0, 1: 0}}
+    held = [(0, {ITEM_FEATURES: 7, NEW_ITEMS: 0}), (1, {ITEM_FEATURES: 4, NEW_ITEMS: 0})]
+    worker.show_offsets("p.", held, ends.__getitem__, 100.0)
+    worker.show_offsets("p.", held, ends.__getitem__, 105.0)
+    first, second = {"topic": ITEM_FEATURES, "shard": "0"}, {"topic": ITEM_FEATURES, "shard": "1"}
+    assert (shown(metrics, "aif_shard_offset", **first), shown(metrics, "aif_lag_records", **first)) == (7, 3)
+    assert (shown(metrics, "aif_lag_seconds", **first), shown(metrics, "aif_lag_seconds", **second)) == (5, 0)
+    worker.show_offsets("p.", held[1:], ends.__getitem__, 106.0)
+    assert shown(metrics, "aif_lag_seconds", **first) is None and shown(metrics, "aif_lag_records", **second) == 0
+    worker.show_offsets("p.", [], ends.__getitem__, 107.0)
+    assert shown(metrics, "aif_shard_offset", **second) is None
+
+
+def test_lag_seconds_are_of_the_oldest_record_that_is_not_applied_also_while_records_keep_coming() -> None:
+    clock = LagClock()
+    assert clock.lag_s(0, 0, 1.0) == 0
+    assert clock.lag_s(0, 5, 2.0) == 0  # seen now
+    assert clock.lag_s(0, 9, 4.0) == 2
+    assert clock.lag_s(5, 9, 5.0) == 1  # the second lot came at 4.0
+    assert clock.lag_s(9, 9, 9.0) == 0
+    assert clock.lag_s(9, 10, 1_000.0) == 0  # a quiet topic is not a late one
+
+
+def test_versions_builds_and_refused_checkpoints_are_shown() -> None:
+    metrics = Metrics()
+    worker = WorkerMetrics(metrics)
+    assert shown(metrics, "aif_version_wanted") == -1
+    worker.show_wanted(4)
+    worker.show_versions([0.5, 2.0], {"unreachable": 2})
+    worker.show_versions([], {"unreachable": 3})
+    assert shown(metrics, "aif_version_wanted") == 4
+    assert shown(metrics, "aif_build_seconds_sum") == 2.5 and shown(metrics, "aif_build_seconds_count") == 2
+    assert shown(metrics, "aif_checkpoints_rejected_total", reason="unreachable") == 3

@@ -179,6 +179,21 @@ def test_a_version_that_cannot_be_loaded_is_named_and_the_running_one_keeps_serv
     assert d.follower.last_error == "" and d.follower.counters["load_failures"] >= 1
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_server_that_starts_on_a_damaged_version_serves_the_backup_unless_an_operator_holds(deployment: Deployment, held: bool) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
+    flip_byte(d)
+    if held:  # it may be a rollback from version 1
+        decide(d.log, EntryKind.HOLD, -1)
+    d.follower.start()
+    d.wait_error("bad_part_file")
+    assert d.follower.ready is not held
+    if not held:
+        d.assert_serves(d.version, 1)
+
+
 def test_a_position_outside_the_retained_deltas_and_a_version_too_large_for_a_slot_are_refused_by_name(deployment: Deployment) -> None:
     d = deployment
     d.publish(1, d.version)

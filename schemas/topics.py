@@ -67,10 +67,12 @@ _OUTPUTS = (
     Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments"),
     Topic(INDEX_EVENTS, 1, 7 * 24, why="what happened to versions"),
 )
+# The largest record that an input takes must also fit with the headers that say what was wrong with it.
+_WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024)}
 TOPICS: tuple[Topic, ...] = (
     *_INPUTS,
     *_OUTPUTS,
-    *(Topic(DEAD_LETTER_PREFIX + t.name, 1, FOR_EVER, why=f"rejected records of {t.name}") for t in _INPUTS),
+    *(Topic(DEAD_LETTER_PREFIX + t.name, 1, FOR_EVER, why=f"rejected records of {t.name}", extra=_WITH_REASONS) for t in _INPUTS),
 )
 
 SHARD_TOPICS = (ITEM_FEATURES, NEW_ITEMS)  # what one shard reads, in the order of its offset vectors

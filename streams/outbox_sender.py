@@ -121,7 +121,7 @@ def _config(bootstrap: str) -> dict[str, str | int | bool]:
         "partitioner": "murmur2_random",
         "linger.ms": 0,
         "message.timeout.ms": 0,  # never: the outbox keeps it anyway
-        "message.max.bytes": RECORD_BYTES_MAX + 64 * 1024,
+        "message.max.bytes": RECORD_BYTES_MAX + 256 * 1024,  # more than any topic takes: the broker decides
         "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
         "reconnect.backoff.max.ms": 1_000,
         "log_level": 2,

@@ -5,8 +5,8 @@
     outbox       sequence -> message that is owed to Kafka   meta        state, identity, one entry a version
 
 Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), its versions, its
-outbox. Not here: decoding (shard_decode.py), rows (shard_rows.py), the serial task (shard_task.py), start checks (shard_start.py), reading a checkpoint
-(shard_reader.py).
+outbox. Not here: decoding (shard_decode.py), rows (shard_rows.py), the outbox in the database (shard_outbox.py), the serial task
+(shard_task.py), start checks (shard_start.py), reading a checkpoint (shard_reader.py).
 Invariants: nothing outside this directory is ever the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1);
 same log, same offsets: same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
 """
@@ -38,7 +38,7 @@ from streams.core.item_state import (
     encode_embedding_component,
     encode_features_component,
 )
-from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
+from streams.core.outbox import OutboxEntry, encode_outbox_key
 from streams.core.shard_state import (
     Counters,
     ShardState,
@@ -52,6 +52,7 @@ from streams.core.shard_state import (
 )
 from streams.core.stale import dependencies_of
 from streams.shard_decode import DecodedRecord, decode_source_record
+from streams.shard_outbox import Outgoing, put_outbox, read_outbox
 from streams.shard_rows import RowEncoder, encode_row_changes
 
 FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META = "features", "embeddings", "increments", "outbox", "meta"
@@ -176,7 +177,7 @@ class Shard:
         for one in decoded:
             counts[one.record.topic] += _take(one, items)
         batch = self._database.new_batch()
-        outgoing = _Outgoing(self.state.next_outbox, self.state.next_delta)
+        outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
         after = self._advanced(decoded, counts)
         self._put_components(batch, items.values())
@@ -201,7 +202,7 @@ class Shard:
         counters = {topic: self.state.counters[topic] + count for topic, count in counts.items()}
         return dataclasses.replace(self.state, next_offsets=next_offsets, counters=counters, source_ms=source_ms)
 
-    def _add_dead_letters(self, decoded: Sequence[DecodedRecord], outgoing: "_Outgoing", result: BatchResult) -> None:
+    def _add_dead_letters(self, decoded: Sequence[DecodedRecord], outgoing: Outgoing, result: BatchResult) -> None:
         for one in decoded:
             for rejection in one.rejected:
                 key, value, headers = encode_dead_letter(one.record, rejection, code_version())
@@ -215,7 +216,7 @@ class Shard:
             if item.embedding is not None and item.embedding is not item.before_embedding:
                 batch.put(EMBEDDINGS, item.key, encode_embedding_component(item.embedding))
 
-    def _put_rows(self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: "_Outgoing", result: BatchResult) -> None:
+    def _put_rows(self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: Outgoing, result: BatchResult) -> None:
         """Rows and deltas for EVERY version that receives increments."""
         for version, encoder in sorted(self._encoders.items()):
             prefix = increment_prefix(version)
@@ -232,7 +233,7 @@ class Shard:
             result.work += rows.work
         self._add_watermark_if_due(after, outgoing)
 
-    def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: "_Outgoing") -> None:
+    def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: Outgoing) -> None:
         """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""
         header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
         records = plan_delta_records(header, changes)
@@ -241,11 +242,11 @@ class Shard:
             self._add_delta(dataclasses.replace(record, header=earlier), outgoing)
         self._add_delta(records[-1], outgoing)
 
-    def _add_delta(self, record: DeltaRecord, outgoing: "_Outgoing") -> None:
+    def _add_delta(self, record: DeltaRecord, outgoing: Outgoing) -> None:
         outgoing.add(INDEX_DELTAS, self.number, None, encode_delta(self.init.id_kind, record), ())
         outgoing.next_delta += 1
 
-    def _add_watermark_if_due(self, after: ShardState, outgoing: "_Outgoing") -> None:
+    def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
         now = self._clock.monotonic()
         if now - self._watermark_at >= WATERMARK_EVERY_S:
             header = DeltaHeader(WATERMARK_VERSION, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
@@ -253,10 +254,9 @@ class Shard:
             self._watermark_at = now
             self._watermarked = after
 
-    def _commit(self, batch: Batch, after: ShardState, outgoing: "_Outgoing", sync: bool = False) -> None:
+    def _commit(self, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         """The one place where the shard moves on: outbox and state join the batch, which is written whole."""
-        for entry in outgoing.entries:
-            batch.put(OUTBOX, encode_outbox_key(entry.sequence), encode_outbox_entry(entry))
+        put_outbox(batch, OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
         self._database.write(batch, sync=sync)
@@ -273,7 +273,7 @@ class Shard:
         due = self.watermark_due_in_s()
         if due is None or due > 0:
             return []
-        outgoing = _Outgoing(self.state.next_outbox, self.state.next_delta)
+        outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_watermark_if_due(self.state, outgoing)
         self._commit(self._database.new_batch(), self.state, outgoing)
         return outgoing.entries
@@ -331,12 +331,8 @@ class Shard:
     # --- outbox, checkpoint, end -------------------------------------------------------------------------------------
 
     def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
-        """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max`."""
-        scan = self._database.scan(OUTBOX, encode_outbox_key(after + 1))
-        try:
-            return [decode_outbox_entry(key, raw) for key, raw in _first(scan, entries_max)]
-        finally:
-            scan.close()
+        """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max` and about OUTBOX_PAGE_BYTES."""
+        return read_outbox(self._database, OUTBOX, entries_max, after)
 
     def confirm_outbox(self, up_to_sequence: int) -> None:
         """Removes entries up to and with `up_to_sequence`: the broker has them."""
@@ -361,28 +357,9 @@ class Shard:
         self._database.close()
 
 
-class _Outgoing:
-    """Outbox entries of one WriteBatch, numbered on."""
-
-    def __init__(self, next_sequence: int, next_delta: int) -> None:
-        self.next_sequence, self.next_delta = next_sequence, next_delta
-        self.entries: list[OutboxEntry] = []
-
-    def add(
-        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes], ...]
-    ) -> None:
-        self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
-        self.next_sequence += 1
-
-
 def _take(decoded: DecodedRecord, items: Mapping[bytes, ItemChange]) -> TopicCounts:
     applied = sum(items[update.key].take(update) for update in decoded.updates)
     return TopicCounts(len(decoded), applied, len(decoded.updates) - applied, len(decoded.rejected))
-
-
-def _first(scan: Iterable[tuple[bytes, bytes]], count: int) -> Iterable[tuple[bytes, bytes]]:
-    for _, item in zip(range(count), scan, strict=False):
-        yield item
 
 
 def _version_key(version: int) -> bytes:

@@ -5,6 +5,9 @@ Here: the components, their bytes, and what an update does to them. Not here: de
 Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or
 redelivery folds to the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that
 keeps its order; it never touches the embedding.
+A row carries the orders at which its components last *changed*, not those of the last event: an identical re-sent event makes no row, and if it
+raised the order of later rows, a shard that was set back (a lost end of its log, an older copy) and lives through other interleavings
+could send rows that readers refuse and then hold back the one they would take.
 Source: design.md section 4; LWW register (Shapiro et al. 2011) per component.
 """
 
@@ -23,25 +26,29 @@ FeaturesOrder = tuple[int, int, int]  # event version, offset, index in the reco
 EmbeddingOrder = tuple[int, int]  # offset, index in the record
 NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 
-_FEATURES_HEADER = struct.Struct("<qqHB")  # version, offset, index, dead; then the JSON bytes
-_EMBEDDING_HEADER = struct.Struct("<qH")  # offset, index; then float32 values
+_FEATURES_HEADER = struct.Struct("<qqHqqHB")  # order, changed, dead; then the JSON bytes
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)  # made once: json.dumps would make one a call
+_EMBEDDING_HEADER = struct.Struct("<qHqH")  # order, changed; then float32 values
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFeatures:
-    """The features component: its order, whether it is a delete marker, and the features as canonical JSON bytes (empty when dead)."""
+    """The features component: its order, whether it is a delete marker, the features as canonical JSON bytes (empty when dead), and the order
+    at which `dead` and `raw` became what they are."""
 
     order: FeaturesOrder
     dead: bool
     raw: bytes
+    changed: FeaturesOrder
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEmbedding:
-    """The embedding component: its order and the float32 values as bytes."""
+    """The embedding component: its order, the float32 values as bytes, and the order at which they became what they are."""
 
     order: EmbeddingOrder
     values: bytes
+    changed: EmbeddingOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class EmbeddingUpdate:
 
 def encode_raw_features(features: Mapping[str, Any]) -> bytes:
     """Features as canonical JSON: equal features give equal bytes, whatever the order of names in the event."""
-    return json.dumps(features, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _JSON.encode(features).encode()
 
 
 def decode_raw_features(raw: bytes) -> dict[str, Any]:
@@ -85,7 +92,8 @@ def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> Stor
     order = (version, update.offset, update.index)
     if stored is not None and order <= stored.order:
         return None
-    return StoredFeatures(order, update.dead, update.raw)
+    same = stored is not None and (stored.dead, stored.raw) == (update.dead, update.raw)
+    return StoredFeatures(order, update.dead, update.raw, stored.changed if stored is not None and same else order)
 
 
 def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> StoredEmbedding | None:
@@ -93,25 +101,26 @@ def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> S
     order = (update.offset, update.index)
     if stored is not None and order <= stored.order:
         return None
-    return StoredEmbedding(order, update.values)
+    same = stored is not None and stored.values == update.values
+    return StoredEmbedding(order, update.values, stored.changed if stored is not None and same else order)
 
 
 def encode_features_component(component: StoredFeatures) -> bytes:
     """Value in the column family `features`."""
-    return _FEATURES_HEADER.pack(*component.order, component.dead) + component.raw
+    return _FEATURES_HEADER.pack(*component.order, *component.changed, component.dead) + component.raw
 
 
 def decode_features_component(value: bytes) -> StoredFeatures:
     """Raises Corrupted (`bad_features_component`)."""
     if len(value) < _FEATURES_HEADER.size:
         raise Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {_FEATURES_HEADER.size}")
-    version, offset, index, dead = _FEATURES_HEADER.unpack_from(value)
-    return StoredFeatures((version, offset, index), bool(dead), value[_FEATURES_HEADER.size :])
+    *orders, dead = _FEATURES_HEADER.unpack_from(value)
+    return StoredFeatures((orders[0], orders[1], orders[2]), bool(dead), value[_FEATURES_HEADER.size :], (orders[3], orders[4], orders[5]))
 
 
 def encode_embedding_component(component: StoredEmbedding) -> bytes:
     """Value in the column family `embeddings`."""
-    return _EMBEDDING_HEADER.pack(*component.order) + component.values
+    return _EMBEDDING_HEADER.pack(*component.order, *component.changed) + component.values
 
 
 def decode_embedding_component(value: bytes) -> StoredEmbedding:
@@ -120,15 +129,15 @@ def decode_embedding_component(value: bytes) -> StoredEmbedding:
         raise Corrupted(
             "bad_embedding_component", f"embedding component of {len(value)} bytes, expected {_EMBEDDING_HEADER.size} + 4 a number"
         )
-    offset, index = _EMBEDDING_HEADER.unpack_from(value)
-    return StoredEmbedding((offset, index), value[_EMBEDDING_HEADER.size :])
+    offset, index, *changed = _EMBEDDING_HEADER.unpack_from(value)
+    return StoredEmbedding((offset, index), value[_EMBEDDING_HEADER.size :], (changed[0], changed[1]))
 
 
 def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
-    """The order of an item's row or tombstone, as the fields of one ORDER element. A tombstone has no input hash."""
+    """The order of an item's row or tombstone, as the fields of one ORDER element: where its components last changed. A tombstone has no input hash."""
     values = embedding.values if embedding is not None else b""
     inputs = 0 if features.dead else input_hash(features.raw, values)
-    return (*features.order, *(embedding.order if embedding is not None else NO_EMBEDDING_ORDER), inputs, int(features.dead))
+    return (*features.changed, *(embedding.changed if embedding is not None else NO_EMBEDDING_ORDER), inputs, int(features.dead))
 
 
 def encode_orders(orders: list[tuple[int, int, int, int, int, int, int]]) -> np.ndarray:

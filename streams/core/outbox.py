@@ -2,9 +2,12 @@
 
 Here: an entry and its bytes. Not here: sending (streams/outbox_sender.py). Entries are sent in the order of their sequence; after a restart everything
 left is sent again, which is harmless: rows carry orders, dead letters carry their source position.
+Invariant (I8): the dead letters of one record share its bytes. Only the last of them holds the value, because entries are removed in order;
+256 rejected updates of a record of 4 MiB would be a write of 1 GiB otherwise.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.errors import Corrupted
@@ -12,7 +15,9 @@ from schemas.errors import Corrupted
 _SEQUENCE = struct.Struct(">Q")
 _LENGTH = struct.Struct("<I")
 _ABSENT = 0xFFFFFFFF
-_PARTITION = struct.Struct("<iH")  # -1 = the producer's choice; number of headers
+_HEAD = struct.Struct(
+    "<iHQ"
+)  # partition, -1 = the producer's choice; number of headers; sequence + 1 of the entry with its value, 0 = this one
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -34,21 +39,40 @@ def encode_outbox_key(sequence: int) -> bytes:
     return _SEQUENCE.pack(sequence)
 
 
-def encode_outbox_entry(entry: OutboxEntry) -> bytes:
-    """Value in the column family `outbox`: partition and number of headers, then length-prefixed fields."""
-    head = _PARTITION.pack(-1 if entry.partition is None else entry.partition, len(entry.headers))
-    fields: list[bytes | None] = [entry.topic.encode(), entry.key, entry.value]
+def plan_shared_values(entries: Sequence[OutboxEntry]) -> list[int | None]:
+    """For each entry the sequence of a later one that has the very same value, None = it keeps its own."""
+    shared: list[int | None] = []
+    owner: OutboxEntry | None = None
+    for entry in reversed(entries):
+        if owner is not None and entry.value is not None and entry.value is owner.value:
+            shared.append(owner.sequence)
+        else:
+            shared.append(None)
+            owner = entry
+    return shared[::-1]
+
+
+def encode_outbox_entry(entry: OutboxEntry, value_at: int | None = None) -> bytes:
+    """Value in the column family `outbox`: a fixed head, then length-prefixed fields. `value_at`: the entry that holds the value."""
+    head = _HEAD.pack(-1 if entry.partition is None else entry.partition, len(entry.headers), 0 if value_at is None else value_at + 1)
+    fields: list[bytes | None] = [entry.topic.encode(), entry.key, entry.value if value_at is None else None]
     for name, value in entry.headers:
         fields += [name.encode(), value]
     return head + b"".join(_LENGTH.pack(_ABSENT) if f is None else _LENGTH.pack(len(f)) + f for f in fields)
 
 
+def decode_value_at(raw: bytes) -> int | None:
+    """The sequence of the entry that holds this one's value; None: it is in this entry."""
+    value_at = int(_HEAD.unpack_from(raw)[2]) if len(raw) >= _HEAD.size else 0
+    return value_at - 1 if value_at else None
+
+
 def decode_outbox_entry(key: bytes, raw: bytes) -> OutboxEntry:
-    """Raises Corrupted (`bad_outbox_entry`)."""
+    """Its value is None where another entry holds it (`decode_value_at`). Raises Corrupted (`bad_outbox_entry`)."""
     try:
-        partition, headers = _PARTITION.unpack_from(raw)
+        partition, headers, _ = _HEAD.unpack_from(raw)
         fields: list[bytes | None] = []
-        at = _PARTITION.size
+        at = _HEAD.size
         for _ in range(3 + 2 * headers):
             (length,) = _LENGTH.unpack_from(raw, at)
             at += _LENGTH.size

@@ -101,6 +101,32 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(tmp_pa
     assert sum(result.dead_letters.values()) == 6
 
 
+def test_dead_letters_of_one_record_share_its_bytes_until_the_last_is_confirmed(tmp_path: Path) -> None:
+    """256 rejected updates of a record of 4 MiB are not a write of 1 GiB."""
+    shard = open_test_shard(tmp_path / "s")
+    record = features_record(0, *({"op": "upsert", "note": "x" * 4_000} for _ in range(256)))
+    result = shard.apply([record, features_record(1, {"op": "?"}), features_record(2, {"op": "!"})])
+    stored = sum(len(value) for _, value in shard._database.scan("outbox"))
+    assert stored < 1.3 * len(record.value or b"") and len(result.outbox) == 259
+    assert [e.value for e in shard.pending_outbox(1_000)] == [e.value for e in result.outbox]
+    shard.confirm_outbox(254)
+    shard.close()
+    again = open_test_shard(tmp_path / "s")
+    left = again.pending_outbox(1_000)
+    assert left == result.outbox[255:] and left[0].value == record.value
+
+
+def test_a_page_of_the_outbox_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.shard_outbox.OUTBOX_PAGE_BYTES", 10_000)
+    shard = open_test_shard(tmp_path / "s")
+    shard.apply([features_record(i, {"op": "upsert", "note": "x" * 4_000}) for i in range(9)])
+    pages, after = [], -1
+    while page := shard.pending_outbox(100, after):
+        pages.append(len(page))
+        after = page[-1].sequence
+    assert max(pages) == 3 and sum(pages) == 10
+
+
 def test_an_embedding_alone_is_stored_and_makes_no_row(tmp_path: Path) -> None:
     shard = open_test_shard(tmp_path / "s")
     shard.start_version(HashEncoder(0), {})

@@ -14,6 +14,7 @@ from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
+from streams.shard import BatchResult
 from streams.shard_task import ShardTask
 from tests.streams.shard_world import (
     INIT,
@@ -117,7 +118,7 @@ def test_a_shard_without_batches_also_comes_back_from_a_full_disk(tmp_path: Path
     task.close()
 
 
-def test_a_batch_that_waits_when_its_shard_is_given_away_is_turned_away_and_not_cancelled(tmp_path: Path) -> None:
+def test_a_batch_that_waits_when_its_shard_is_given_away_is_applied_or_turned_away_but_not_cancelled(tmp_path: Path) -> None:
     """A cancellation would look to Faust like the end of the agent."""
     task, _ = open_task(tmp_path / "s")
     running, go_on = threading.Event(), threading.Event()
@@ -134,7 +135,7 @@ def test_a_batch_that_waits_when_its_shard_is_given_away_is_turned_away_and_not_
         return results  # type: ignore[return-value]
 
     outcomes = asyncio.run(give_away())
-    assert [getattr(o, "code", None) for o in outcomes] == ["shard_closed"] * 2
+    assert all(isinstance(o, BatchResult) or getattr(o, "code", "") == "shard_closed" for o in outcomes), outcomes
     task.close()
 
 

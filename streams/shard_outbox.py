@@ -1,0 +1,73 @@
+"""The outbox of a shard in its database: entries that join a WriteBatch, and pages of those that are still owed.
+
+Here: numbering, writing and reading. Not here: the bytes of an entry (core/outbox.py), when it is sent (streams/shard_task.py).
+Invariant: a page is bounded in bytes, whatever the sizes of the entries (I8).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from infra.rocks import Batch, Database
+from schemas.errors import Corrupted
+from streams.core.outbox import (
+    OutboxEntry,
+    decode_outbox_entry,
+    decode_value_at,
+    encode_outbox_entry,
+    encode_outbox_key,
+    plan_shared_values,
+)
+
+OUTBOX_PAGE_BYTES = 16 << 20
+
+
+class Outgoing:
+    """Outbox entries of one WriteBatch, numbered on."""
+
+    def __init__(self, next_sequence: int, next_delta: int) -> None:
+        self.next_sequence, self.next_delta = next_sequence, next_delta
+        self.entries: list[OutboxEntry] = []
+
+    def add(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes | None], ...]
+    ) -> None:
+        """One more message; partition None lets the producer choose."""
+        self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
+        self.next_sequence += 1
+
+
+def put_outbox(batch: Batch, family: str, entries: Sequence[OutboxEntry]) -> None:
+    """Puts the entries of one WriteBatch into it; the bytes that several share are there once."""
+    for entry, value_at in zip(entries, plan_shared_values(entries), strict=True):
+        batch.put(family, encode_outbox_key(entry.sequence), encode_outbox_entry(entry, value_at))
+
+
+def read_outbox(database: Database, family: str, entries_max: int, after: int) -> list[OutboxEntry]:
+    """The oldest entries with a sequence above `after`, at most `entries_max` and about OUTBOX_PAGE_BYTES, with their values."""
+    scan = database.scan(family, encode_outbox_key(after + 1))
+    entries: list[OutboxEntry] = []
+    values: dict[int, bytes | None] = {}  # shared by several entries
+    size = 0
+    try:
+        for key, raw in scan:
+            entry, value_at = decode_outbox_entry(key, raw), decode_value_at(raw)
+            if value_at is not None:
+                if value_at not in values:
+                    values[value_at] = _read_value(database, family, value_at)
+                    size += len(values[value_at] or b"")
+                entry = dataclasses.replace(entry, value=values[value_at])
+            entries.append(entry)
+            size += len(raw)
+            if len(entries) >= entries_max or size >= OUTBOX_PAGE_BYTES:
+                break
+    finally:
+        scan.close()
+    return entries
+
+
+def _read_value(database: Database, family: str, sequence: int) -> bytes | None:
+    key = encode_outbox_key(sequence)
+    raw = database.get(family, key)
+    if raw is None:
+        raise Corrupted("outbox_value_missing", f"{database.path}: outbox entry {sequence} is gone before those that share its value")
+    return decode_outbox_entry(key, raw).value

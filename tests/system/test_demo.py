@@ -1,5 +1,6 @@
-"""Ctrl-C on `aif demo`, at any moment: exit code 130, no process left, no file left."""
+"""`aif demo` as a person runs it: to its end, and Ctrl-C at any moment: exit code 130, no process left, no file left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,12 +16,12 @@ from tests.system.conftest import WAIT_S
 class Demo:
     """A demo as a child at its own terminal, so to say. Its folder and everything that it starts is known by TMPDIR."""
 
-    def __init__(self, folder: Path, bootstrap_servers: str) -> None:
-        self.folder, self.log = folder, folder / "demo.log"
+    def __init__(self, folder: Path, bootstrap_servers: str, *more: str) -> None:
+        self.folder, self.log, self.output = folder, folder / "demo.log", folder / "demo.out"
         environment = {**os.environ, "TMPDIR": str(folder), "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers}
-        command = [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--items", "1000", "--train-seconds", "1"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        command = [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--items", "1000", "--train-seconds", "1", *more]
+        with self.log.open("wb") as log, self.output.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=log, env=environment, start_new_session=True)
 
     def processes(self) -> dict[int, str]:
         """Everything alive that was started by it, itself included: an environment is inherited."""
@@ -37,6 +38,11 @@ class Demo:
         """Whether some process of it has these words in its command line."""
         assert self.process.poll() is None, self.log.read_text()
         return any(words in command for command in self.processes().values())
+
+    def has_said(self, words: str) -> bool:
+        """Whether it has written these words."""
+        assert self.process.poll() is None, self.log.read_text()
+        return words in self.log.read_text()
 
     def press_ctrl_c(self) -> int:
         """SIGINT to the foreground group, as a terminal does, again and again as a person does; the exit code."""
@@ -57,8 +63,7 @@ class Demo:
 # The moment: a process that has been started by then, and whether the demo has a broker of its own.
 MOMENTS = {
     "a broker starts": ("kafka.Kafka", True),
-    "worker and server start": (" serve ", True),
-    "training": (" train ", False),
+    "worker and server start": (" serve ", False),
 }
 
 
@@ -70,6 +75,22 @@ def test_ctrl_c_leaves_no_process_and_no_file(moment: str, tmp_path: Path, boots
         wait_until(lambda: demo.has_started(words), WAIT_S, f"{words} to be started")
         assert demo.press_ctrl_c() == 130, demo.log.read_text()
         assert demo.processes() == {}
-        assert [path.name for path in tmp_path.iterdir()] == ["demo.log"], demo.log.read_text()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.log", "demo.out"], demo.log.read_text()
     finally:
         demo.end()
+
+
+@pytest.mark.timeout(400)  # it trains, switches three versions under load and replays; 65 s of computing
+def test_the_demo_plays_to_its_end_and_keeps_everything_running_until_ctrl_c(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "", "--keep", "--json")
+    try:
+        wait_until(lambda: demo.has_said("Everything keeps running"), 5 * WAIT_S, "the demo to play to its end")
+        assert {name for name in ("kafka.Kafka", " worker ", " serve ") if demo.has_started(name)} == {"kafka.Kafka", " worker ", " serve "}
+        assert demo.press_ctrl_c() == 0, demo.log.read_text()
+        assert demo.processes() == {}
+    finally:
+        demo.end()
+    figures = {name: figure["value"] for name, figure in json.loads(demo.output.read_text())["figures"].items()}
+    assert figures["mixed_versions"] == 0 and figures["digest_equal"] == 1
+    assert figures["flips"] >= 3 and figures["answers_during_switch"] >= 1_000 and figures["items"] >= 1_000
+    assert figures["hr_at_100"] > figures["popularity_hr_at_100"] > figures["random_hr_at_100"]

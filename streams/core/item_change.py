@@ -56,10 +56,11 @@ class ItemChange:
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether the batch must tell readers that the item is gone."""
+        """Whether the batch must tell readers that the item is gone. Also when only the embedding of a dead item changed: a reader that saw that
+        embedding with a live row, from an earlier life of this shard, refuses a tombstone whose embedding order is older."""
         if self.features is None or not self.features.dead:
             return False
-        return any(before is None or before.dead != after.dead for before, after in self._steps)
+        return self._embedding_changed or any(before is None or before.dead != after.dead for before, after in self._steps)
 
     def stale(self, dependencies: Dependencies) -> Stale:
         """What of a live item's row the batch made stale."""

@@ -1,0 +1,294 @@
+"""Laws of a shard: the same log gives the same shard, whatever the batches, the interleaving, the redeliveries and the crashes (I1, I4), and
+readers that follow the row-order rule end with the shard's rows, also when the shard was set back and lived through the log again.
+
+The oracle is a plain fold over each topic alone. A crash before or after the write of a batch closes the directory without another step.
+"""
+
+import itertools
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from infra.kafka.dead_letters import decode_dead_letter
+from infra.kafka.reader import SourceRecord
+from infra.rocks import Batch, Database
+from schemas.ids import encode_index_key
+from schemas.index.layout import decode_delta, decode_increment, is_newer
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from streams.core.shard_state import TopicCounts
+from streams.shard import Shard
+from streams.shard_reader import StoredItem, open_shard_reader
+from tests.streams.shard_world import (
+    ITEMS,
+    HashEncoder,
+    ManualClock,
+    delete,
+    embed,
+    everything,
+    features_record,
+    new_items_record,
+    open_test_shard,
+    rows_of,
+    upsert,
+)
+
+VERSION = 3
+FEW = ITEMS[:2]
+LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+ids = st.sampled_from(FEW)
+upserts = st.builds(
+    lambda item, version, features: upsert(item, version, **features),
+    ids,
+    st.integers(0, 3),
+    # few, so that identical events and changes that are undone are common; 1 and 1.0 are equal in Python and not the same bytes
+    st.sampled_from([{"brand": "x", "price": 1}, {"brand": "x", "price": 1.0}, {"brand": "y", "price": 1}, {"brand": "x", "stock": 2}]),
+)
+deletes = st.builds(delete, ids, st.integers(0, 4))
+bad = st.just({"op": "upsert"})
+embeddings = st.builds(lambda item, a: embed(item, a, 1, 2, 3), ids, st.sampled_from([0.0, -1.0]))
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a run goes on: records of each topic to take, what happens around their write."""
+
+    features: int
+    new_items: int
+    again: int  # so many records before them are delivered once more
+    event: str  # "", "crash before", "crash after", "save", "rewind"
+
+
+@dataclass
+class Log:
+    """Both partitions of a shard."""
+
+    features: list[SourceRecord]
+    new_items: list[SourceRecord]
+
+    @property
+    def records(self) -> dict[str, list[SourceRecord]]:
+        return {ITEM_FEATURES: self.features, NEW_ITEMS: self.new_items}
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    groups = draw(st.lists(st.lists(st.one_of(upserts, upserts, deletes, bad), min_size=1, max_size=3), max_size=8))
+    features = [features_record(i, *group) for i, group in enumerate(groups)]
+    for i in draw(st.sets(st.integers(0, 7), max_size=2)):
+        if i < len(features):  # a key without a value
+            features[i] = SourceRecord(ITEM_FEATURES, 0, i, str(draw(ids)).encode(), None, (), 1_000 + i)
+    groups = draw(st.lists(st.lists(st.one_of(embeddings, embeddings, bad), min_size=1, max_size=2), max_size=6))
+    return Log(features, [new_items_record(i, *group) for i, group in enumerate(groups)])
+
+
+def steps(*events: str) -> st.SearchStrategy[list[Step]]:
+    return st.lists(st.builds(Step, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.sampled_from(("", *events))), max_size=8)
+
+
+class Crash(Exception):
+    """The process ended here."""
+
+
+@dataclass
+class Run:
+    """A shard on its way through a log, with the deltas that all its lives have sent."""
+
+    folder: Path
+    log: Log
+    clock: ManualClock = field(default_factory=ManualClock)
+    sent: dict[int, bytes] = field(default_factory=dict)
+    deltas: list[bytes] = field(default_factory=list)
+    saved: Path | None = None
+    lives: int = 0
+
+    def __post_init__(self) -> None:
+        self.directory = self.folder / "shard-0"
+        self.shard = open_test_shard(self.directory, self.clock)
+        self.shard.start_version(HashEncoder(VERSION), {})
+
+    def step(self, step: Step) -> None:
+        if step.event == "save":
+            self.saved = self.folder / f"saved-{len(list(self.folder.iterdir()))}"
+            self.shard.create_checkpoint(self.saved)
+        elif step.event == "rewind" and self.saved is not None:
+            self.rewind(self.saved)
+        with pytest.MonkeyPatch.context() as patch:
+            if step.event.startswith("crash"):
+                patch.setattr(Database, "write", _crashing(Database.write, after=step.event == "crash after"))
+            try:
+                self.shard.apply(self.batch(step))
+            except Crash:
+                self.reopen()
+        self.send()
+        self.clock.seconds += 0.04
+
+    def batch(self, step: Step) -> list[SourceRecord]:
+        """The next records of both topics, some of the former ones before them."""
+        taken = []
+        for topic, count in ((ITEM_FEATURES, step.features), (NEW_ITEMS, step.new_items)):
+            at = self.shard.next_offsets[topic]
+            taken.append(self.log.records[topic][max(0, at - step.again) : at + count])
+        return [r for pair in itertools.zip_longest(*taken) for r in pair if r is not None]
+
+    def finish(self) -> Shard:
+        """The rest of the log in one batch."""
+        self.step(Step(99, 99, 1, ""))
+        return self.shard
+
+    def reopen(self) -> None:
+        self.shard.close()
+        self.shard = open_test_shard(self.directory, self.clock)
+
+    def rewind(self, saved: Path) -> None:
+        """The directory as it was at the save: a lost end of the write-ahead log, an older copy, another host's owner."""
+        self.shard.close()
+        self.lives += 1
+        self.directory, self.saved = saved, None
+        self.shard = open_test_shard(self.directory, self.clock)
+        self.sent = {}
+
+    def send(self) -> None:
+        """What the outbox's sender would put into index-deltas, in its order."""
+        for entry in self.shard.pending_outbox(10_000):
+            if entry.topic == INDEX_DELTAS and entry.sequence not in self.sent:
+                assert entry.value is not None
+                self.sent[entry.sequence] = entry.value
+                self.deltas.append(entry.value)
+
+
+def _crashing(write: Any, after: bool) -> Any:
+    def crash(self: Database, batch: Batch, sync: bool = False) -> None:
+        if after:
+            write(self, batch, sync)
+        raise Crash
+
+    return crash
+
+
+def straight(log: Log, folder: Path) -> Shard:
+    """Every record alone, item-features first."""
+    run = Run(folder, log)
+    for record in (*log.features, *log.new_items):
+        run.shard.apply([record])
+    return run.shard
+
+
+def oracle(log: Log) -> tuple[dict[int, tuple[Any, ...]], dict[str, TopicCounts]]:
+    """(version, offset, index, features or None) by item, and the counts: a fold in ten lines that shares nothing with the code."""
+    held: dict[int, tuple[Any, ...]] = {}
+    counts: dict[str, Counter[str]] = {topic: Counter() for topic in SHARD_TOPICS}
+    for record in log.features:
+        updates = [json.loads(record.key or b"")] if record.value is None else json.loads(record.value)["updates"]
+        for index, update in enumerate(updates):
+            if isinstance(update, int):
+                update = delete(update, held.get(update, (0,))[0])
+            if "item_id" not in update:
+                counts[ITEM_FEATURES]["dead"] += 1
+                continue
+            order = (update["version"], record.offset, index)
+            newer = update["item_id"] not in held or order > held[update["item_id"]][:3]
+            counts[ITEM_FEATURES]["applied" if newer else "superseded"] += 1
+            if newer:
+                held[update["item_id"]] = (*order, update["features"] if update["op"] == "upsert" else None)
+    for record in log.new_items:
+        counts[NEW_ITEMS].update("applied" if "item_id" in u else "dead" for u in json.loads(record.value or b"")["updates"])
+    totals = {t: TopicCounts(sum(c.values()), c["applied"], c["superseded"], c["dead"]) for t, c in counts.items()}
+    return held, totals
+
+
+def read_items(shard: Shard, folder: Path) -> list[StoredItem]:
+    shard.create_checkpoint(folder / "read")
+    with open_shard_reader(folder / "read") as reader:
+        return list(reader.scan_items())
+
+
+def contents(rows: Mapping[bytes, bytes]) -> dict[bytes, tuple[int, int, bytes]]:
+    """(dead, input hash, row bytes) by key: what readers and digests see; orders of tombstones may differ in what they do not order."""
+    decoded = {key: decode_increment(HashEncoder(VERSION).layout, value) for key, value in rows.items()}
+    return {k: (int(o["dead"]), int(o["input_hash"]), b"" if r is None else r.tobytes()) for k, (o, r) in decoded.items()}
+
+
+def follow(deltas: Sequence[bytes]) -> dict[bytes, bytes]:
+    """A reader's table after the deltas, by the row-order rule."""
+    layout = HashEncoder(VERSION).layout
+    table: dict[bytes, bytes] = {}
+    for raw in deltas:
+        for key, value in decode_delta({VERSION: layout}, raw).changes:
+            if key not in table or is_newer(decode_increment(layout, value)[0], decode_increment(layout, table[key])[0]):
+                table[key] = value
+    return table
+
+
+@LAW
+@given(logs(), steps("crash before", "crash after"))
+def test_any_batching_interleaving_redelivery_and_crash_gives_the_same_shard(log: Log, plan: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name), log)
+        for step in plan:
+            run.step(step)
+        shard = run.finish()
+        expected = straight(log, Path(name) / "straight")
+        found, wanted = everything(shard), everything(expected)
+        assert contents(rows_of(shard, VERSION)) == contents(rows_of(expected, VERSION))
+        del found["increments"], wanted["increments"]
+        assert found == wanted
+        shard.close()
+        expected.close()
+
+
+@LAW
+@given(logs(), steps("crash before", "crash after"))
+def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan: list[Step]) -> None:
+    held, counts = oracle(log)
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name), log)
+        for step in plan:
+            run.step(step)
+        shard = run.finish()
+        assert shard.counters == counts
+        assert all(c.consumed == c.applied + c.superseded + c.dead_lettered for c in shard.counters.values())
+        live = {encode_index_key(item): features for item, (*_, features) in held.items() if features is not None}
+        items = read_items(shard, Path(name))
+        assert {i.key: repr(i.raw_features) for i in items} == {k: repr(dict(sorted(f.items()))) for k, f in live.items()}
+        letters = [decode_dead_letter(list(e.headers)) for e in shard.pending_outbox(10_000) if e.topic != INDEX_DELTAS]
+        positions = [(d.topic, d.offset, d.index) for d in letters]
+        assert len(set(positions)) == len(positions) == sum(c.dead_lettered for c in counts.values())
+        shard.close()
+
+
+@LAW
+@given(logs(), steps("crash before", "crash after"))
+def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_of_the_items(log: Log, plan: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name), log)
+        for step in plan:
+            run.step(step)
+        shard = run.finish()
+        items = read_items(shard, Path(name))
+        rows = HashEncoder(VERSION).encode([i.raw_features for i in items], [i.embedding for i in items])
+        found = {k: decode_increment(HashEncoder(VERSION).layout, v) for k, v in rows_of(shard, VERSION).items()}
+        live = {k: (o, r) for k, (o, r) in found.items() if r is not None}
+        assert {k: r.tobytes() for k, (_, r) in live.items()} == {i.key: row.tobytes() for i, row in zip(items, rows, strict=True)}
+        assert {k: o.tobytes() for k, (o, _) in live.items()} == {i.key: i.order.tobytes() for i in items}
+        shard.close()
+
+
+@settings(LAW, max_examples=150)
+@given(logs(), steps("save", "rewind", "save", "rewind", "crash after"))
+def test_a_reader_ends_with_the_rows_of_the_shard_also_when_the_shard_lived_twice(log: Log, plan: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name), log)
+        for step in plan:
+            run.step(step)
+        shard = run.finish()
+        assert contents(follow(run.deltas)) == contents(rows_of(shard, VERSION))
+        shard.close()

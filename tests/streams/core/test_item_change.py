@@ -1,0 +1,71 @@
+"""What one micro-batch does to an item, step by step."""
+
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from streams.core.item_change import ItemChange
+from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, encode_raw_features
+from streams.core.stale import EVERYTHING, Stale, dependencies_of
+
+SCHEMA = FeatureSchema(
+    features=(
+        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=8),
+        Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
+        Feature("mm", Scope.ITEM, Kind.EMBEDDING, width=1),
+    ),
+    bid="price",
+    multimodal="mm",
+    multimodal_is_input=False,
+)
+TABLE = dependencies_of(SCHEMA)
+
+
+def stored(**features: object) -> StoredFeatures:
+    return StoredFeatures((1, 0, 0), False, encode_raw_features(features), (1, 0, 0))
+
+
+def put(offset: int, **features: object) -> FeaturesUpdate:
+    return FeaturesUpdate(b"k", offset, offset, 0, False, encode_raw_features(features))
+
+
+def remove(offset: int) -> FeaturesUpdate:
+    return FeaturesUpdate(b"k", offset, offset, 0, True)
+
+
+def after(before: StoredFeatures | None, *updates: FeaturesUpdate | EmbeddingUpdate) -> ItemChange:
+    change = ItemChange(b"k", before, None)
+    for update in updates:
+        change.take(update)
+    return change
+
+
+def test_a_new_and_a_recreated_item_need_everything() -> None:
+    assert after(None, put(1)).stale(TABLE) == EVERYTHING
+    assert after(stored(), remove(5), put(6)).stale(TABLE) == EVERYTHING
+
+
+def test_a_change_that_is_undone_is_still_a_change() -> None:
+    assert after(stored(brand="x"), put(5, brand="y"), put(6, brand="x")).stale(TABLE) == Stale.ROW | Stale.VECTOR
+
+
+def test_an_identical_event_and_a_superseded_one_make_nothing_stale() -> None:
+    change = ItemChange(b"k", stored(brand="x"), None)
+    assert change.take(put(5, brand="x")) and not change.take(put(4, brand="y"))
+    assert change.stale(TABLE) is Stale.NOTHING
+
+
+def test_an_embedding_makes_the_signature_stale_and_an_identical_one_nothing() -> None:
+    change = ItemChange(b"k", stored(), None)
+    assert change.take(EmbeddingUpdate(b"k", 3, 0, b"abcd"))
+    assert change.stale(TABLE) == Stale.ROW | Stale.SIGNATURE
+    later = ItemChange(b"k", stored(), change.embedding)
+    assert later.take(EmbeddingUpdate(b"k", 4, 0, b"abcd")) and later.stale(TABLE) is Stale.NOTHING
+
+
+def test_a_tombstone_is_due_when_liveness_or_the_embedding_of_a_dead_item_changed() -> None:
+    assert after(stored(), remove(5)).is_tombstone
+    assert after(None, remove(5)).is_tombstone
+    assert after(stored(), remove(5), put(6), remove(7)).is_tombstone
+    dead = after(stored(), remove(5)).features
+    assert not after(dead, remove(6)).is_tombstone
+    assert after(dead, EmbeddingUpdate(b"k", 9, 0, b"abcd")).is_tombstone
+    assert not after(None, EmbeddingUpdate(b"k", 9, 0, b"abcd")).is_tombstone
+    assert not after(dead, put(6)).is_tombstone

@@ -1,0 +1,119 @@
+"""The fold of one item's components and their bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import Corrupted
+from schemas.index.layout import ORDER, input_hash
+from streams.core.item_state import (
+    EmbeddingUpdate,
+    FeaturesUpdate,
+    StoredEmbedding,
+    StoredFeatures,
+    decode_embedding_component,
+    decode_features_component,
+    decode_raw_features,
+    encode_embedding_component,
+    encode_features_component,
+    encode_orders,
+    encode_raw_features,
+    fold_embedding,
+    fold_features,
+    order_of,
+)
+
+updates = st.builds(
+    FeaturesUpdate,
+    st.just(b"k"),
+    st.integers(0, 3),
+    st.integers(0, 5),
+    st.integers(0, 2),
+    st.booleans(),
+    st.sampled_from([b"{}", b'{"a":1}']),
+)
+
+
+def fold_all(events: list[FeaturesUpdate]) -> StoredFeatures | None:
+    stored = None
+    for event in events:
+        stored = fold_features(stored, event) or stored
+    return stored
+
+
+@given(st.lists(updates, max_size=8, unique_by=lambda u: (u.version, u.offset, u.index)), st.randoms())
+def test_the_highest_order_wins_in_whatever_order_updates_arrive_and_however_often(
+    events: list[FeaturesUpdate], random: st.DataObject
+) -> None:
+    shuffled = events + events[:3]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    once, again = fold_all(events), fold_all(shuffled)
+    if not events:
+        assert once is again is None
+        return
+    winner = max(events, key=lambda u: (u.version, u.offset, u.index))
+    for stored in (once, again):
+        assert stored is not None
+        assert (stored.order, stored.dead, stored.raw) == ((winner.version, winner.offset, winner.index), winner.dead, winner.raw)
+
+
+def test_an_identical_update_advances_the_order_and_not_the_order_of_the_last_change() -> None:
+    first = fold_features(None, FeaturesUpdate(b"k", 1, 0, 0, False, b"{}"))
+    again = fold_features(first, FeaturesUpdate(b"k", 2, 1, 0, False, b"{}"))
+    assert again is not None and again.order == (2, 1, 0) and again.changed == (1, 0, 0)
+    other = fold_features(again, FeaturesUpdate(b"k", 3, 2, 0, False, b'{"a":1}'))
+    assert other is not None and other.changed == other.order == (3, 2, 0)
+    one = fold_embedding(None, EmbeddingUpdate(b"k", 4, 1, b"abcd"))
+    two = fold_embedding(one, EmbeddingUpdate(b"k", 7, 0, b"abcd"))
+    assert two is not None and two.order == (7, 0) and two.changed == (4, 1)
+
+
+def test_a_removal_without_version_takes_the_stored_one_and_0_where_nothing_is_stored() -> None:
+    removal = FeaturesUpdate(b"k", None, 9, 0, True)
+    assert (stored := fold_features(None, removal)) is not None and stored.order == (0, 9, 0)
+    stored = fold_features(StoredFeatures((7, 3, 1), False, b"{}", (7, 3, 1)), removal)
+    assert stored is not None and stored.order == (7, 9, 0) and stored.dead
+
+
+def test_an_embedding_is_superseded_by_a_higher_offset_or_index_only() -> None:
+    stored = StoredEmbedding((5, 1), b"abcd", (5, 1))
+    assert fold_embedding(stored, EmbeddingUpdate(b"k", 5, 1, b"efgh")) is None
+    assert fold_embedding(stored, EmbeddingUpdate(b"k", 4, 9, b"efgh")) is None
+    assert fold_embedding(stored, EmbeddingUpdate(b"k", 5, 2, b"efgh")) == StoredEmbedding((5, 2), b"efgh", (5, 2))
+
+
+def test_components_have_these_bytes() -> None:
+    features = StoredFeatures((1, 2, 3), True, b"", (1, 2, 0))
+    assert encode_features_component(features).hex() == "01000000000000000200000000000000030001000000000000000200000000000000000001"
+    embedding = StoredEmbedding((2, 1), b"\x00\x00\x80?", (0, 1))
+    assert encode_embedding_component(embedding).hex() == "02000000000000000100000000000000000001000000803f"
+    assert decode_features_component(encode_features_component(features)) == features
+    assert decode_embedding_component(encode_embedding_component(embedding)) == embedding
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 36])
+def test_a_torn_features_component_is_named(value: bytes) -> None:
+    with pytest.raises(Corrupted, match="bad_features_component"):
+        decode_features_component(value)
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 19, b"x" * 22])
+def test_a_torn_embedding_component_is_named(value: bytes) -> None:
+    with pytest.raises(Corrupted, match="bad_embedding_component"):
+        decode_embedding_component(value)
+
+
+def test_equal_features_have_equal_bytes_whatever_the_order_of_names_and_unlike_values_have_not() -> None:
+    assert encode_raw_features({"b": [1, 2.5], "a": "é"}) == encode_raw_features({"a": "é", "b": [1, 2.5]})
+    distinct = [encode_raw_features({"a": value}) for value in (1, 1.0, True, "1", None, 0.0, -0.0)]
+    assert len(set(distinct)) == len(distinct)
+    assert decode_raw_features(encode_raw_features({"a": [1, "x"]})) == {"a": [1, "x"]}
+
+
+def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_embedding() -> None:
+    features = StoredFeatures((3, 9, 0), False, b"{}", (2, 4, 1))
+    assert order_of(features, None) == (2, 4, 1, -1, 0, input_hash(b"{}", b""), 0)
+    embedding = StoredEmbedding((8, 2), b"abcd", (6, 0))
+    order = encode_orders([order_of(features, embedding)])[0]
+    assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(b"{}", b"abcd")
+    assert order_of(StoredFeatures((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)

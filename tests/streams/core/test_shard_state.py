@@ -1,0 +1,54 @@
+"""A shard's own state as bytes."""
+
+import pytest
+
+from schemas.errors import Corrupted
+from schemas.ids import IdKind
+from schemas.index.control import Init
+from schemas.index.manifest import Part, PartFile
+from streams.core.shard_state import (
+    ShardState,
+    ShardVersion,
+    TopicCounts,
+    decode_shard_state,
+    decode_shard_version,
+    encode_identity,
+    encode_shard_state,
+    encode_shard_version,
+)
+
+
+def test_state_and_versions_come_back_as_they_were() -> None:
+    state = ShardState(
+        {"item-features": 3, "new-items": 9}, {"item-features": TopicCounts(6, 3, 2, 1), "new-items": TopicCounts()}, 5, 8, 1_700
+    )
+    assert decode_shard_state(encode_shard_state(state)) == state
+    part = Part("versions/4/full/00000-ab", (PartFile("1.sst", 10, "0" * 64),), 7)
+    version = ShardVersion(4, "c" * 64, "torch=2", True, {"item-features": 1}, {"item-features": 0}, part, 2)
+    assert decode_shard_version(encode_shard_version(version)) == version
+    assert decode_shard_version(encode_shard_version(ShardVersion(4, "c", "f"))) == ShardVersion(4, "c", "f")
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"counters": 1}', b'{"counters": {}, "surprise": 1}', b"\xff"])
+def test_a_damaged_state_is_named(raw: bytes) -> None:
+    with pytest.raises(Corrupted, match="bad_shard_state"):
+        decode_shard_state(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"full": 1}', b'{"full": null, "surprise": 1}'])
+def test_a_damaged_version_entry_is_named(raw: bytes) -> None:
+    with pytest.raises(Corrupted, match="bad_shard_version"):
+        decode_shard_version(raw)
+
+
+def test_the_identity_changes_with_everything_that_makes_it_another_shard() -> None:
+    topics = {"item-features": "a.item-features", "new-items": "a.new-items"}
+    base = Init(4, 4, IdKind.INT64, topics, {"item-features": "X"})
+    others = [
+        encode_identity(1, base),
+        encode_identity(0, Init(5, 4, IdKind.INT64, topics, {"item-features": "X"})),
+        encode_identity(0, Init(4, 4, IdKind.TEXT, topics, {"item-features": "X"})),
+        encode_identity(0, Init(4, 4, IdKind.INT64, topics, {"item-features": "Y"})),
+        encode_identity(0, Init(4, 4, IdKind.INT64, {**topics, "new-items": "b.new-items"}, {"item-features": "X"})),
+    ]
+    assert len({encode_identity(0, base), *others}) == 6

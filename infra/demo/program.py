@@ -160,7 +160,7 @@ def _wait_for_ctrl_c(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
     """Everything keeps running; says what to try, until Ctrl-C, which is the ordinary end here. The files stay."""
     stage.keep = True
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in stage.environment().items())
-    user = next(iter(catalogue.users())).user_id
+    user = catalogue.evaluation().users[0].user_id
     steps.say(
         f"""Everything keeps running in {stage.directory} until Ctrl-C. In another terminal:
   export {exports}

@@ -1,6 +1,6 @@
 """The file that says what to train: `[schema]` (a FeatureSchema) and, if anything differs from the defaults, `[model]` (fields of a ModelSpec).
 
-TOML, or the same as JSON. A mapping file of `aif import` has both sections and serves as it is.
+TOML, or the same as JSON. `aif import --model-out FILE` writes one for a mapped catalogue (a mapping's own [schema] holds only roles).
 """
 
 import dataclasses

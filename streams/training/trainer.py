@@ -117,8 +117,10 @@ def train_step(
 ) -> tuple[float, float]:
     """One step; returns (COPR, click cross-entropy). The user half runs once per request, the item half once per distinct row."""
     logits_BC = request_logits(network, data, batch, vectors_of)
-    gains_BC = label_gains(batch.teacher_BC, batch.clicked_BC, batch.bid_BC)
-    copr = copr_loss(logits_BC, batch.bid_BC, gains_BC, batch.mask_BC)
+    # A model that ranks by click orders clicks: bids have no part in its answer.
+    bid_BC = batch.bid_BC if network.spec.rank_by == "ecpm" else torch.ones_like(batch.bid_BC)
+    gains_BC = label_gains(batch.teacher_BC, batch.clicked_BC, bid_BC)
+    copr = copr_loss(logits_BC, bid_BC, gains_BC, batch.mask_BC)
     click = click_loss(logits_BC, batch.clicked_BC, batch.mask_BC)
     optimiser.zero_grad(set_to_none=True)
     (COPR_WEIGHT * copr + CLICK_WEIGHT * click).backward()

@@ -1,0 +1,79 @@
+"""COPR (Eq. 10): the formula by plain loops, its gradient by finite differences, and no infinity whatever the logits."""
+
+import math
+
+import pytest
+import torch
+
+from streams.training.copr import EPSILON, click_loss, copr_loss, delta_ndcg, label_gains
+
+
+def plain_copr(logits: list[float], bids: list[float], gains: list[float]) -> float:
+    """Eq. 10 for one request, pair by pair; bids relative to their mean."""
+    n, mean_bid = len(gains), sum(bids) / len(bids)
+    ecpm = [bid / mean_bid / (1 + math.exp(-x)) for x, bid in zip(logits, bids, strict=True)]
+    order = sorted(range(n), key=lambda i: -gains[i])
+    discount = {i: 1 / math.log2(2 + rank) for rank, i in enumerate(order)}
+    ideal = sum(gains[i] * discount[i] for i in range(n))
+    total = 0.0
+    for i in range(n):
+        for j in range(n):
+            if gains[i] > gains[j]:
+                weight = (gains[i] - gains[j]) * abs(discount[i] - discount[j]) / ideal
+                total += weight * math.log1p(math.exp(-(ecpm[i] / (ecpm[j] + EPSILON) - 1)))
+    return total
+
+
+def sample(requests: int = 3, items: int = 6, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    chance = torch.Generator().manual_seed(seed)
+    logits, bids, gains = (torch.rand(requests, items, generator=chance, dtype=torch.float64) for _ in range(3))
+    return 4 * logits - 2, bids + 0.1, gains, torch.ones(requests, items, dtype=torch.bool)
+
+
+def test_the_loss_is_equation_10_summed_over_pairs() -> None:
+    logits, bids, gains, mask = sample()
+    expected = [plain_copr(*(t[b].tolist() for t in (logits, bids, gains))) for b in range(len(logits))]
+    assert copr_loss(logits, bids, gains, mask).item() == pytest.approx(sum(expected) / len(expected), rel=1e-6)  # ranks are discounted in fp32
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    logits, bids, gains, mask = sample()
+    mask[0, 4:] = False
+    logits.requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda x: copr_loss(x, bids, gains, mask), (logits,))
+
+
+def test_a_masked_item_changes_nothing() -> None:
+    logits, bids, gains, mask = sample()
+    wider = [torch.cat([t, torch.full_like(t[:, :2], value)], 1) for t, value in ((logits, 9.0), (bids, 1.0), (gains, 5.0))]
+    masked = torch.cat([mask, torch.zeros_like(mask[:, :2])], 1)
+    assert copr_loss(*wider, masked).item() == pytest.approx(copr_loss(logits, bids, gains, mask).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [50.0, 1e3, 1e6])
+def test_loss_and_gradient_are_finite_at_extreme_logits(size: float) -> None:
+    _, bids, gains, mask = sample()
+    logits = (size * torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0, -1.0])).expand(3, 6).float().clone().requires_grad_(True)
+    loss = copr_loss(logits, bids.float(), gains.float(), mask) + click_loss(logits, (gains > 0.5).float(), mask)
+    loss.backward()
+    assert loss.isfinite() and logits.grad is not None and logits.grad.isfinite().all()
+
+
+def test_equal_gains_weigh_nothing_and_a_request_of_such_gives_zero() -> None:
+    logits, bids, gains, mask = sample()
+    assert copr_loss(logits, bids, torch.ones_like(gains), mask).item() == 0.0
+    weights = delta_ndcg(gains, mask)
+    assert (weights >= 0).all() and ((weights > 0) & (weights.transpose(1, 2) > 0)).sum() == 0
+
+
+def test_without_a_teacher_the_gain_is_click_times_bid() -> None:
+    teacher = torch.tensor([[1.5, float("nan"), float("nan")]])
+    assert label_gains(teacher, torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[2.0, 3.0, 4.0]])).tolist() == [[1.5, 3.0, 0.0]]
+
+
+def test_raising_the_better_item_lowers_the_loss() -> None:
+    logits, bids, gains, mask = sample(requests=1)
+    best = gains.argmax()
+    higher = logits.clone()
+    higher[0, best] += 1.0
+    assert copr_loss(higher, bids, gains, mask) < copr_loss(logits, bids, gains, mask)

@@ -1,0 +1,63 @@
+"""The join of impressions, histories and items: as of the impression's time, and never later."""
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.ids import IdKind
+from schemas.model.lsh import encode_signatures, make_w_hash
+from streams.training.impressions import TrainingSet, join_events
+from streams.training.item_table import NOT_AN_ITEM
+from tests.streams.training.shop import item, shop
+
+
+@pytest.fixture(params=list(IdKind), ids=str)
+def joined(request: pytest.FixtureRequest) -> TrainingSet:
+    spec, events = shop(request.param)
+    return join_events(spec, make_w_hash(1, spec.hash_bits, spec.schema.mm_width), events)
+
+
+def bid_column(data: TrainingSet, rows: np.ndarray) -> list[float]:
+    return data.items.bid_R[torch.from_numpy(rows)].tolist()
+
+
+def test_an_item_is_read_as_of_the_impression(joined: TrainingSet) -> None:
+    assert bid_column(joined, joined.row_QC[0, :1]) == [20.0]  # at 150: the price of 100, not that of 200
+    assert bid_column(joined, joined.row_QC[1, 1:2]) == [30.0]
+
+
+def test_a_history_ends_strictly_before_the_impression(joined: TrainingSet) -> None:
+    lengths = joined.history_end_Q - joined.histories.begin_U[joined.user_Q]
+    assert lengths.tolist() == [2, 4, 0]  # the behaviour of time 150 is not known to the impression of time 150
+
+
+def test_an_unknown_item_is_masked_and_counted_and_a_request_of_only_such_is_left_out(joined: TrainingSet) -> None:
+    assert len(joined) == 3 and joined.skipped_items == 2
+    assert joined.row_QC[1, 2] == NOT_AN_ITEM and not joined.batch(np.array([1]), 8).mask_BC[0, 2]
+
+
+def test_a_batch_holds_the_latest_behaviours_right_aligned(joined: TrainingSet) -> None:
+    batch = joined.batch(np.array([0, 1, 2]), behaviours_max=3)
+    behaviours = batch.users.behaviours
+    assert behaviours.mask_BL.tolist() == [[False, True, True], [True, True, True], [False, False, False]]
+    assert behaviours.has_signature_BL.tolist() == [[False, True, True], [True, True, False], [False, False, False]]
+    assert (behaviours.category_BL[~behaviours.mask_BL] == 0).all()
+
+
+def test_signatures_of_the_table_are_those_of_the_index(joined: TrainingSet) -> None:
+    spec = joined.spec
+    kind = spec.schema.id_kind
+    rows = joined.items.rows_as_of(joined.items.items_of([item(2, kind)]), np.array([0]))
+    mm = np.array([[float(k == 2) + 0.1 for k in range(16)]])
+    expected = encode_signatures(mm, make_w_hash(1, spec.hash_bits, spec.schema.mm_width))
+    assert (joined.items.signatures_RW[torch.from_numpy(rows)].numpy() == expected).all()
+
+
+def test_rows_as_of_is_a_plain_search(joined: TrainingSet) -> None:
+    items = np.repeat(np.arange(4), 5)
+    times = np.tile([0, 99, 100, 199, 500], 4)
+    found = joined.items.rows_as_of(items, times)
+    for number, at, row in zip(items, times, found, strict=True):
+        begin, end = joined.items.begin_I[number], joined.items.end_I[number]
+        not_after = [r for r in range(begin, end) if joined.items.version_R[r] <= at]
+        assert row == (not_after[-1] if not_after else begin)

@@ -1,0 +1,123 @@
+"""The fit: the same seed and steps give the same weights, the loss falls, and what it learns ranks better than popularity."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import Misconfigured
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from streams.training.impressions import Events, TrainingSet, join_events
+from streams.training.metrics import gauc
+from streams.training.model_file import read_model_file
+from streams.training.trainer import TrainOptions, fit, request_logits
+from tests.schemas.catalogue import small_schema, small_spec
+from tests.streams.training.shop import shop
+
+
+def network_of(data: TrainingSet, seed: int = 0) -> AifNetwork:
+    torch.manual_seed(seed)
+    return AifNetwork(data.spec, make_w_hash(1, data.spec.hash_bits, data.spec.schema.mm_width))
+
+
+def taste_world(users: int = 60, items: int = 40) -> TrainingSet:
+    """Each user likes one half of the embedding space and says so by two behaviours; items are equally popular."""
+    chance = np.random.default_rng(0)
+    side = np.arange(items) % 2
+    embeddings = chance.standard_normal((items, 16)) * 0.2 + np.where(side, 1.0, -1.0)[:, None]
+    updates = [ItemFeaturesUpdate(item_id=n, version=0, features={"category": n % 5, "price": 1.0}) for n in range(items)]
+    new_items = [NewItem(item_id=n, embedding=embeddings[n].tolist()) for n in range(items)]
+    behaviours, impressions = [], []
+    for user in range(users):
+        likes = user % 2
+        liked = [n for n in range(items) if side[n] == likes]
+        behaviours += [Behaviour(user_id=user, item_id=int(n), time_ms=10) for n in chance.choice(liked, 2)]
+        picked = chance.choice(items, 8, replace=False)
+        shown = [ShownItem(item_id=int(n), position=p, bid=1.0, clicked=bool(side[n] == likes)) for p, n in enumerate(picked)]
+        impressions.append(ImpressionRecord(request_id=str(user), user_id=user, time_ms=20, items=shown))
+    spec = dataclasses.replace(small_spec(), hash_bits=64)
+    return join_events(spec, make_w_hash(1, 64, 16), Events(updates, new_items, [], behaviours, impressions))
+
+
+def test_the_same_seed_and_steps_give_the_same_weights() -> None:
+    data = taste_world()
+    networks = [network_of(data) for _ in range(2)]
+    for network in networks:
+        fit(network, data, TrainOptions(steps_max=5, seed=3))
+    weights = [network.state_dict() for network in networks]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_bridges_learn() -> None:
+    data = taste_world()
+    network = network_of(data)
+    before = network.bea.bridges_ND.detach().clone()
+    fit(network, data, TrainOptions(steps_max=5))
+    assert not torch.equal(before, network.bea.bridges_ND)
+
+
+def test_a_taste_is_learnt_that_popularity_cannot_know() -> None:
+    data = taste_world()
+    network = network_of(data)
+    shares: list[float] = []
+    report = fit(network, data, TrainOptions(steps_max=60, batch_requests=32), shares.append)
+    assert report.steps == 60 and shares == sorted(shares) and report.click < 0.4
+    batch = data.batch(np.arange(len(data)), 8)
+    with torch.no_grad():
+        vectors = network.item_rows(data.items.inputs)[0]
+        logits = request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)])
+    users = np.repeat(np.arange(len(data)), 8)
+    assert gauc(users, logits.numpy().ravel(), data.clicked_QC.ravel()) > 0.9
+
+
+def test_logits_do_not_depend_on_who_else_is_in_the_batch() -> None:
+    spec, events = shop()
+    data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
+    network = network_of(data).eval()
+    vectors = network.item_rows(data.items.inputs)[0]
+
+    def logits(*requests: int) -> torch.Tensor:
+        batch = data.batch(np.array(requests), 8)
+        return request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])
+
+    together = logits(0, 1, 2)
+    for place, request in enumerate((0, 1, 2)):
+        known = data.row_QC[request] >= 0
+        torch.testing.assert_close(logits(request)[0][known], together[place][known], rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_to_learn_from_and_no_limit_are_said() -> None:
+    spec, events = shop()
+    nothing = join_events(spec, make_w_hash(1, spec.hash_bits, 16), dataclasses.replace(events, impressions=events.impressions[-1:]))
+    with pytest.raises(Misconfigured, match="nothing_to_learn"):
+        fit(network_of(nothing), nothing, TrainOptions(steps_max=1))
+    with pytest.raises(Misconfigured, match="no_limit"):
+        fit(network_of(taste_world()), taste_world(), TrainOptions())
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("{", "does not read"),
+        ("{}", "no \\[schema\\]"),
+        ('{"schema": {"features": 3}}', "schema"),
+        ('{"schema": SCHEMA, "model": {"depth": 3}}', "depth"),
+    ],
+)
+def test_a_bad_model_file_is_refused_by_name(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(text.replace("SCHEMA", json.dumps(small_schema().to_dict())))
+    with pytest.raises(Misconfigured, match=word):
+        read_model_file(path)
+
+
+def test_a_model_file_may_change_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "model": {"width": 12, "head_hidden": [5], "rank_by": "click"}}))
+    spec = read_model_file(path)
+    assert (spec.width, spec.head_hidden, spec.rank_by, spec.schema) == (12, (5,), "click", small_schema())

@@ -11,6 +11,7 @@ Arrays: R rows, C categorical features, N numeric features, B bag features, V va
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -63,6 +64,9 @@ class Transform(enum.StrEnum):
     LOG1P = "log1p"  # sign(x) * log(1 + |x|)
 
 
+_SALTS_KEPT = 4_096  # asked for once a value otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
     """One feature. `buckets` for categorical and bag, `transform`/`mean`/`scale`/`default` for numeric, `width` for embedding.
@@ -109,7 +113,7 @@ class Feature:
     @property
     def salt(self) -> bytes:
         """Hash salt: two features with the same values do not collide in the same way."""
-        return hashlib.blake2b(f"{self.scope}/{self.name}".encode(), digest_size=16).digest()
+        return _salt(self.scope, self.name)
 
     def bucket(self, value: object) -> int:
         """Row of this feature's embedding table; 0 if the value is missing."""
@@ -122,6 +126,11 @@ class Feature:
         if self.transform == Transform.LOG1P:
             x = math.copysign(math.log1p(abs(x)), x)
         return min(max((x - self.mean) / self.scale, -NUMBER_MAX), NUMBER_MAX)
+
+
+@functools.lru_cache(_SALTS_KEPT)
+def _salt(scope: Scope, name: str) -> bytes:
+    return hashlib.blake2b(f"{scope}/{name}".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,10 @@ class FeatureSchema:
                 name is None or item_kinds.get(name) is kind,
                 f"{role} = {name!r} must name an item feature of kind {kind}; item features: {item_kinds}",
             )
-        require(self.bid is None or self.item(self.bid).default > 0, f"the bid {self.bid!r} needs a positive default, for items that come without one")
+        require(
+            self.bid is None or self.item(self.bid).default > 0,
+            f"the bid {self.bid!r} needs a positive default, for items that come without one",
+        )
 
     def of(self, scope: Scope) -> tuple[Feature, ...]:
         """The features of one scope, in declared order."""
@@ -171,13 +183,13 @@ class FeatureSchema:
         """The item feature of that name."""
         return next(f for f in self.features if f.scope is Scope.ITEM and f.name == name)
 
-    @property
+    @functools.cached_property
     def item_half_inputs(self) -> tuple[Feature, ...]:
         """What the item network reads: item features that are neither realtime, nor the bid, nor (unless it is an input) the multimodal embedding."""
         left_out = {self.bid} | ({self.multimodal} if not self.multimodal_is_input else set())
         return tuple(f for f in self.of(Scope.ITEM) if not f.realtime and f.name not in left_out)
 
-    @property
+    @functools.cached_property
     def realtime_features(self) -> tuple[Feature, ...]:
         """What the head reads from the item's row, in the order of the row's `realtime` column."""
         return tuple(f for f in self.of(Scope.ITEM) if f.realtime)

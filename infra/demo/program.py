@@ -90,17 +90,17 @@ def _open_catalogue(options: DemoOptions) -> Catalogue:
 def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> None:
     with steps.step("broker and topics"):
         stage.start_broker()
-        worker = stage.start("worker", "worker")
-        serving = stage.start("server", "serve", "--port", str(stage.port))
+        stage.serve("worker", "worker", say=steps.say)
+        stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
             acts.publish_catalogue(publisher, catalogue, step)
         checkpoints = _train(stage, catalogue, options.train_s, steps)
         with steps.step("build the first version, load it"):
             publisher.publish_checkpoint_file(checkpoints[0])
-            stage.wait_for(worker, lambda: stage.control_state().current is not None)
+            stage.wait_for(lambda: stage.control_state().current is not None, "the first version to go live")
             server = RankingServer(stage.url)
-            stage.wait_for(serving, server.is_ready)
+            stage.wait_for(server.is_ready, "the server to have loaded it")
         evaluation = catalogue.evaluation()
         with steps.step("rank for users kept out of training", total=len(evaluation.users)) as step:
             quality = acts.show_ranking(server, evaluation, step)

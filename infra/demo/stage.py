@@ -17,14 +17,15 @@ from infra.control_log import ControlLog
 from infra.index_store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
-from infra.processes import Child, free_ports, start_child, stop_all, wait_ready, wait_until
+from infra.processes import Child, free_ports, start_child, stop_all, wait_until
+from infra.supervisor import Supervised
 from schemas.errors import Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState
 
 SHARDS = 2  # one a core of the machine the demo is meant for
 USER_PARTITIONS = 2
-_START_S_MAX = 120.0
+_READY_S_MAX = 180.0
 _REMOVE_S_MAX = 5.0
 
 
@@ -36,6 +37,7 @@ class Stage:
     id_kind: IdKind
     keep: bool
     children: list[Child] = field(default_factory=list)
+    services: list[Supervised] = field(default_factory=list)
     broker: Broker | None = None
     external_bootstrap: str = field(default_factory=lambda: os.environ.get("AIF_KAFKA__BOOTSTRAP_SERVERS", ""))
 
@@ -86,6 +88,17 @@ class Stage:
         self.children.append(child)
         return child
 
+    def serve(self, name: str, *arguments: str, say: Callable[[str], None] = lambda _: None) -> Supervised:
+        """One `aif` command that runs on, and is started again should it die."""
+
+        def start() -> Child:
+            child = self.start(name, *arguments)
+            self.children.remove(child)
+            return child
+
+        self.services.append(Supervised(start, say))
+        return self.services[-1]
+
     def run(self, name: str, *arguments: str, timeout_s: float = 600.0) -> str:
         """One `aif` command to its end; returns its log. Raises Unavailable with the end of the log if it fails."""
         return self.finish(self.start(name, *arguments), timeout_s)
@@ -99,9 +112,15 @@ class Stage:
             )
         return child.log_path.read_text()
 
-    def wait_for(self, child: Child, ready: Callable[[], bool], timeout_s: float = _START_S_MAX) -> None:
-        """Waits for a condition that a child brings about; its death ends the waiting with its log."""
-        wait_ready(child, ready, timeout_s)
+    def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float = _READY_S_MAX) -> None:
+        """Waits for a condition that the services bring about; one that was given up ends the waiting with its log."""
+
+        def is_ready() -> bool:
+            for service in self.services:
+                service.check()
+            return ready()
+
+        wait_until(is_ready, timeout_s, what, poll_s=0.002)
 
     def control_state(self) -> ControlState:
         """The fold of the control log as it is now."""
@@ -113,6 +132,9 @@ class Stage:
 
     def stop(self) -> None:
         """Stops every child, newest first, then the broker; removes the directory unless it is kept."""
+        for service in self.services[::-1]:
+            service.stop()
+        self.services.clear()
         stop_all(self.children[::-1])
         self.children.clear()
         if self.broker is not None:

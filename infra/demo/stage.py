@@ -91,12 +91,8 @@ class Stage:
     def serve(self, name: str, *arguments: str, say: Callable[[str], None] = lambda _: None) -> Supervised:
         """One `aif` command that runs on, and is started again should it die."""
 
-        def start() -> Child:
-            child = self.start(name, *arguments)
-            self.children.remove(child)
-            return child
-
-        self.services.append(Supervised(start, say))
+        # Among the children too: Ctrl-C may come before the service is in its list.
+        self.services.append(Supervised(lambda: self.start(name, *arguments), say))
         return self.services[-1]
 
     def run(self, name: str, *arguments: str, timeout_s: float = 600.0) -> str:

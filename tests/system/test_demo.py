@@ -1,15 +1,14 @@
 """`aif demo` as a person runs it: to its end, and Ctrl-C at any moment: exit code 130, no process left, no file left."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from infra.processes import wait_until
+from infra.demo.stage import json_figures
+from infra.processes import start_child, wait_until
 from tests.system.conftest import WAIT_S
 
 
@@ -17,11 +16,10 @@ class Demo:
     """A demo as a child at its own terminal, so to say. Its folder and everything that it starts is known by TMPDIR."""
 
     def __init__(self, folder: Path, bootstrap_servers: str, *more: str) -> None:
-        self.folder, self.log, self.output = folder, folder / "demo.log", folder / "demo.out"
-        environment = {**os.environ, "TMPDIR": str(folder), "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers}
+        self.folder, self.log = folder, folder / "demo.log"
+        environment = {"TMPDIR": str(folder), "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers}
         command = [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--items", "1000", "--train-seconds", "1", *more]
-        with self.log.open("wb") as log, self.output.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=log, env=environment, start_new_session=True)
+        self.process = start_child("demo", command, self.log, environment=environment).process  # dies with the test, however that ends
 
     def processes(self) -> dict[int, str]:
         """Everything alive that was started by it, itself included: an environment is inherited."""
@@ -54,6 +52,10 @@ class Demo:
             os.killpg(self.process.pid, signal.SIGINT)
         return self.process.poll() is not None
 
+    def assert_nothing_runs(self) -> None:
+        """A grandchild dies by the kernel's hand a moment after its parent."""
+        wait_until(lambda: not self.processes(), 5, f"the end of {self.processes()}")
+
     def end(self) -> None:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
@@ -74,8 +76,8 @@ def test_ctrl_c_leaves_no_process_and_no_file(moment: str, tmp_path: Path, boots
     try:
         wait_until(lambda: demo.has_started(words), WAIT_S, f"{words} to be started")
         assert demo.press_ctrl_c() == 130, demo.log.read_text()
-        assert demo.processes() == {}
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.log", "demo.out"], demo.log.read_text()
+        demo.assert_nothing_runs()
+        assert list(tmp_path.glob("aif-demo-*")) == [], demo.log.read_text()
     finally:
         demo.end()
 
@@ -87,10 +89,10 @@ def test_the_demo_plays_to_its_end_and_keeps_everything_running_until_ctrl_c(tmp
         wait_until(lambda: demo.has_said("Everything keeps running"), 5 * WAIT_S, "the demo to play to its end")
         assert {name for name in ("kafka.Kafka", " worker ", " serve ") if demo.has_started(name)} == {"kafka.Kafka", " worker ", " serve "}
         assert demo.press_ctrl_c() == 0, demo.log.read_text()
-        assert demo.processes() == {}
+        demo.assert_nothing_runs()
     finally:
         demo.end()
-    figures = {name: figure["value"] for name, figure in json.loads(demo.output.read_text())["figures"].items()}
+    figures = json_figures(demo.log.read_text())
     assert figures["mixed_versions"] == 0 and figures["digest_equal"] == 1
     assert figures["flips"] >= 3 and figures["answers_during_switch"] >= 1_000 and figures["items"] >= 1_000
     assert figures["hr_at_100"] > figures["popularity_hr_at_100"] > figures["random_hr_at_100"]

@@ -347,3 +347,19 @@ def test_orders_of_rows_only_ever_advance(tmp_path: Path) -> None:
         shard.apply([new_items_record(i, embed(A, i, 0, 0, 1))])
         seen.append(row_of(shard, 0, A)[0])
     assert all(is_newer(b, a) or b == a for a, b in itertools.pairwise(seen))
+
+
+def test_a_row_from_other_inputs_is_never_the_base_of_a_rewrite(tmp_path: Path) -> None:
+    """A version that was behind has rows of components as they once were: only their input hash says so."""
+    shard = open_test_shard(tmp_path / "s")
+    encoder = HashEncoder(4)
+    shard.start_version(encoder, {})
+    shard.apply([features_record(0, upsert(A, 1, brand="x", price=1.0))])
+    shard.update_version(4, behind=True)
+    shard.apply([features_record(1, upsert(A, 2, brand="y", price=1.0))])
+    shard.update_version(4, behind=False)
+    shard.attach_encoder(encoder)
+    shard.apply([features_record(2, upsert(A, 3, brand="y", price=2.0))])
+    assert (encoder.encoded, encoder.rewritten) == (2, 0)
+    _, row = row_of(shard, 4, A)
+    assert row.tobytes() == HashEncoder(4).encode([{"brand": "y", "price": 2.0}], [None])[0].tobytes()

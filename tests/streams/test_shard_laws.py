@@ -42,7 +42,7 @@ from tests.streams.shard_world import (
 
 VERSION = 3
 FEW = ITEMS[:2]
-LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LAW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ids = st.sampled_from(FEW)
 upserts = st.builds(
@@ -282,7 +282,7 @@ def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_
         shard.close()
 
 
-@settings(LAW, max_examples=150)
+@settings(LAW, max_examples=60)
 @given(logs(), steps("save", "rewind", "save", "rewind", "crash after"))
 def test_a_reader_ends_with_the_rows_of_the_shard_also_when_the_shard_lived_twice(log: Log, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -292,3 +292,28 @@ def test_a_reader_ends_with_the_rows_of_the_shard_also_when_the_shard_lived_twic
         shard = run.finish()
         assert contents(follow(run.deltas)) == contents(rows_of(shard, VERSION))
         shard.close()
+
+
+def test_an_identical_event_seen_by_a_former_life_does_not_hold_readers_back(tmp_path: Path) -> None:
+    """The first life applied both embeddings before the price, the second one between two prices; readers must end with the second price."""
+    log = Log(
+        [features_record(0, upsert(FEW[0], 1, price=1.0)), features_record(1, upsert(FEW[0], 2, price=2.0))],
+        [new_items_record(0, embed(FEW[0], 1, 1, 1, 1)), new_items_record(1, embed(FEW[0], 1, 1, 1, 1))],
+    )
+    run = Run(tmp_path, log)
+    for step in (Step(0, 1, 0, ""), Step(0, 0, 0, "save"), Step(0, 1, 0, ""), Step(1, 0, 0, ""), Step(2, 0, 0, "rewind")):
+        run.step(step)
+    shard = run.finish()
+    assert contents(follow(run.deltas)) == contents(rows_of(shard, VERSION)) and shard.next_offsets == {ITEM_FEATURES: 2, NEW_ITEMS: 2}
+
+
+def test_a_delete_reaches_readers_that_saw_a_newer_embedding_in_a_former_life(tmp_path: Path) -> None:
+    log = Log(
+        [features_record(0, upsert(FEW[0], 1)), features_record(1, delete(FEW[0], 2))],
+        [new_items_record(0, embed(FEW[0], 1, 1, 1, 1))],
+    )
+    run = Run(tmp_path, log)
+    for step in (Step(0, 0, 0, "save"), Step(0, 1, 0, ""), Step(1, 0, 0, ""), Step(2, 0, 0, "rewind")):
+        run.step(step)
+    shard = run.finish()
+    assert contents(follow(run.deltas)) == contents(rows_of(shard, VERSION)) == {encode_index_key(FEW[0]): (1, 0, b"")}

@@ -27,6 +27,10 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of weights, hash planes and batches.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch. More than the free cores makes it slower.")] = 1,
     publish: Annotated[bool, typer.Option("--publish", help="Publish each checkpoint to model-checkpoints.")] = False,
+    wait_impressions: Annotated[
+        int,
+        typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait."),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Fit the network to the impressions topic (COPR, bridge vectors included) and write checkpoints."""
@@ -36,7 +40,7 @@ def train(
 
     settings = load_settings(InfraSettings)
     open_logs("train", settings.log.level, settings.log.format)
-    plan = TrainPlan(out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish)
+    plan = TrainPlan(out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish, wait_impressions)
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()

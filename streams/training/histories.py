@@ -44,13 +44,15 @@ _NOTHING = BehaviourEvent("", "", 0)
 
 
 def fold_users(users: Iterable[UserFeaturesRecord], behaviours: Iterable[Behaviour]) -> dict[Id, UserHistory]:
-    """Histories of all users, folded as serving folds them; here the place in the iteration stands for the offset."""
+    """Histories of all users, folded as serving folds them; a place in the iteration stands for an offset, all of a user's for one record."""
     found: dict[Id, UserHistory] = {}
     for offset, profile in enumerate(users):
         fold_profile(found.setdefault(profile.user_id, UserHistory()), offset, profile.features)
-    for offset, b in enumerate(behaviours):
-        event = BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features)
-        fold_behaviours(found.setdefault(b.user_id, UserHistory()), offset, [event])
+    events: dict[Id, list[BehaviourEvent]] = {}
+    for b in behaviours:
+        events.setdefault(b.user_id, []).append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))
+    for user, of_user in events.items():
+        fold_behaviours(found.setdefault(user, UserHistory()), 0, of_user)
     return found
 
 

@@ -8,13 +8,12 @@ Arrays: Q requests, B requests of a batch, C shown items (padded to the longest)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.features import Scope, encode_features
 from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
 from schemas.model.spec import ModelSpec
@@ -132,7 +131,8 @@ def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events) -
     shown = [impression for impression in events.impressions if any(s.item_id in items.index for s in impression.items)]
     time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
     user_Q = np.fromiter((histories.index[i.user_id] for i in shown), np.int64, len(shown))
-    item_QC = _padded(shown, lambda impression: items.items_of([s.item_id for s in impression.items]), NOT_AN_ITEM, np.int64)
+    columns = _Columns(shown)
+    item_QC = columns.padded(items.items_of([s.item_id for s in columns.listed]), NOT_AN_ITEM)
     row_QC = items.rows_as_of(item_QC, np.broadcast_to(time_Q[:, None], item_QC.shape))
     total = sum(len(i.items) for i in events.impressions)
     return TrainingSet(
@@ -142,17 +142,28 @@ def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events) -
         user_Q=user_Q,
         history_end_Q=histories.ends_as_of(user_Q, time_Q),
         row_QC=row_QC,
-        bid_QC=_padded(shown, lambda i: [s.bid for s in i.items], 1.0, np.float32),
-        teacher_QC=_padded(shown, lambda i: [np.nan if s.teacher_ecpm is None else s.teacher_ecpm for s in i.items], 0.0, np.float32),
-        clicked_QC=_padded(shown, lambda i: [float(s.clicked) for s in i.items], 0.0, np.float32),
+        bid_QC=columns.numbers(lambda s: s.bid, 1.0),
+        teacher_QC=columns.numbers(lambda s: np.nan if s.teacher_ecpm is None else s.teacher_ecpm, 0.0),
+        clicked_QC=columns.numbers(lambda s: s.clicked, 0.0),
         context=FeatureTensors.from_block(encode_features(spec.schema.of(Scope.CONTEXT), [i.context for i in shown])),
         skipped_items=total - int((row_QC != NOT_AN_ITEM).sum()),
     )
 
 
-def _padded(shown: Sequence[ImpressionRecord], values: Callable[[ImpressionRecord], Any], fill: float, dtype: Any) -> np.ndarray:
-    """[Q, C] of one value per shown item, C = most items of a request."""
-    out = np.full((len(shown), max((len(i.items) for i in shown), default=1)), fill, dtype)
-    for q, impression in enumerate(shown):
-        out[q, : len(impression.items)] = values(impression)
-    return out
+class _Columns:
+    """One value per shown item of some requests, side by side: [Q, C], C = most items of a request."""
+
+    def __init__(self, shown: Sequence[ImpressionRecord]) -> None:
+        self.listed = [s for impression in shown for s in impression.items]
+        count_Q = np.fromiter((len(i.items) for i in shown), np.int64, len(shown))
+        self._used_QC = np.arange(count_Q.max(initial=1)) < count_Q[:, None]
+
+    def padded(self, values: np.ndarray, fill: float) -> np.ndarray:
+        """Values of `listed` in their places, `fill` in the others."""
+        out_QC = np.full(self._used_QC.shape, fill, values.dtype)
+        out_QC[self._used_QC] = values
+        return out_QC
+
+    def numbers(self, value: Callable[[ShownItem], float], fill: float) -> np.ndarray:
+        """The same of one number per shown item, float32."""
+        return self.padded(np.fromiter(map(value, self.listed), np.float32, len(self.listed)), fill)

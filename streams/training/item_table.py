@@ -64,9 +64,7 @@ def build_item_table(
     wanted: Collection[Id] | None,
 ) -> ItemTable:
     """Columns of the items in `wanted` (None: all). Deletes are passed over: an impression of an item that is gone still teaches."""
-    embeddings = {
-        n.item_id: n.embedding for n in new_items if (wanted is None or n.item_id in wanted) and len(n.embedding) == spec.schema.mm_width
-    }
+    embeddings = _latest_embeddings(spec, new_items, wanted)
     kept = [u for u in updates if u.op == "upsert" and (wanted is None or u.item_id in wanted)]
     index = {item: number for number, item in enumerate(dict.fromkeys(u.item_id for u in kept))}
     item_R = np.fromiter((index[u.item_id] for u in kept), np.int64, len(kept))
@@ -90,7 +88,14 @@ def build_item_table(
     )
 
 
-def _with_embedding(spec: ModelSpec, update: ItemFeaturesUpdate, embeddings: Mapping[Id, list[float]]) -> Mapping[str, Any]:
+def _latest_embeddings(spec: ModelSpec, new_items: Iterable[NewItem], wanted: Collection[Id] | None) -> dict[Id, np.ndarray]:
+    """The last embedding of each item in the log, [M] float64; one of another width is none."""
+    width = spec.schema.mm_width
+    found = {n.item_id: n.embedding for n in new_items if (wanted is None or n.item_id in wanted) and len(n.embedding) == width}
+    return dict(zip(found, np.array(list(found.values()), np.float64), strict=True))
+
+
+def _with_embedding(spec: ModelSpec, update: ItemFeaturesUpdate, embeddings: Mapping[Id, np.ndarray]) -> Mapping[str, Any]:
     embedding = embeddings.get(update.item_id)
     return (
         update.features if embedding is None or spec.schema.multimodal is None else {**update.features, spec.schema.multimodal: embedding}
@@ -98,12 +103,12 @@ def _with_embedding(spec: ModelSpec, update: ItemFeaturesUpdate, embeddings: Map
 
 
 def _signatures(
-    spec: ModelSpec, w_hash_KM: np.ndarray | None, rows: Sequence[ItemFeaturesUpdate], embeddings: Mapping[Id, list[float]]
+    spec: ModelSpec, w_hash_KM: np.ndarray | None, rows: Sequence[ItemFeaturesUpdate], embeddings: Mapping[Id, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packed signatures [R, W] and whether a row has one [R]."""
     has_R = np.array([u.item_id in embeddings for u in rows], bool)
     signatures_RW = np.zeros((len(rows), spec.signature_bytes), np.uint8)
     if w_hash_KM is not None and has_R.any():
-        mm_RM = np.array([embeddings[u.item_id] for u in rows if u.item_id in embeddings], np.float64)
+        mm_RM = np.array([embeddings[u.item_id] for u in rows if u.item_id in embeddings])
         signatures_RW[has_R] = encode_signatures(mm_RM, w_hash_KM)
     return signatures_RW, has_R & bool(spec.signature_bytes)

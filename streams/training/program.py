@@ -1,6 +1,9 @@
 """One run of `aif train`, from the topics to checkpoint files: read, join, fit, write, and shorter fits from there."""
 
+import contextlib
+import gc
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +40,7 @@ class TrainPlan:
     seed: int
     threads: int
     publish: bool
+    wait_impressions: int = 0
 
 
 def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
@@ -47,7 +51,7 @@ def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
     figures = Figures("train", {"seconds": plan.seconds, "steps": plan.steps, "seed": plan.seed, "threads": plan.threads})
     with _progress() as progress:
         reading = progress.add_task("read the topics", total=None)
-        data = _read(settings, network)
+        data = _read(settings, network, plan.wait_impressions)
         progress.update(reading, total=1, completed=1)
         figures.add("requests", len(data), "count")
         figures.add("skipped_items", data.skipped_items, "count")
@@ -80,11 +84,24 @@ def _open_network(plan: TrainPlan) -> AifNetwork:
     return AifNetwork(spec, make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
 
 
-def _read(settings: InfraSettings, network: AifNetwork) -> TrainingSet:
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the cyclic garbage collector: hundreds of thousands of events are made and kept here, no cycles, and its passes over all of
+    them cost three times what decoding costs (measured: 4.0 s against 1.0 s for 20,000 items and 111,000 behaviours)."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@_collector_paused()
+def _read(settings: InfraSettings, network: AifNetwork, wait_impressions: int) -> TrainingSet:
     index = settings.index
     topics = TopicEvents(
         settings.bootstrap_servers(), settings.kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind)
     )
+    topics.wait_for_impressions(wait_impressions)
     return join_events(network.spec, network.w_hash_KM, topics.read())
 
 

@@ -5,11 +5,13 @@ who own the topics. Reading stops at the end offsets taken at the start, so a ru
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
+from infra.processes import wait_until
 from schemas.errors import RejectedInput
 from schemas.events import (
     Behaviour,
@@ -27,6 +29,9 @@ from schemas.ids import Id, IdKind, decode_id
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
 from streams.training.impressions import Events
 
+_WAIT_S_MAX = 900.0
+_POLL_S = 0.2
+
 
 class TopicEvents:
     """Reads the topics of one index. `skipped` counts records and updates that were refused, by topic."""
@@ -35,6 +40,19 @@ class TopicEvents:
         self._bootstrap, self._prefix, self._kind = bootstrap, prefix, kind
         self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
         self.skipped: Counter[str] = Counter()
+
+    def wait_for_impressions(self, records: int) -> None:
+        """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.
+
+        Whoever publishes impressions last can start training early: what they refer to is in the log when the last of them is.
+        """
+        topic = self._prefix + IMPRESSIONS
+
+        def held() -> int:
+            return sum(end_offsets(self._bootstrap, topic).values()) - sum(start_offsets(self._bootstrap, topic).values())
+
+        if records:
+            wait_until(lambda: held() >= records, _WAIT_S_MAX, f"{records} records in {topic}", poll_s=_POLL_S)
 
     def read(self) -> Events:
         """All five topics side by side."""
@@ -46,8 +64,9 @@ class TopicEvents:
             impressions = pool.submit(self._records, IMPRESSIONS, ImpressionRecord)
             return Events(items.result(), new_items.result(), users.result(), behaviours.result(), impressions.result())
 
-    def _read(self, topic: str) -> Iterator[SourceRecord]:
-        return read_topic(self._bootstrap, topic, prefix=self._prefix)
+    def _read(self, topic: str) -> list[SourceRecord]:
+        """In the order of the log, partition by partition: how a broker interleaves them must not show in what is learnt."""
+        return sorted(read_topic(self._bootstrap, topic, prefix=self._prefix), key=lambda r: (r.partition, r.offset))
 
     def _updates(self, topic: str, record_type: Any, update_type: Any, owner: Callable[[Any], Id]) -> list[Any]:
         found = []

@@ -16,6 +16,8 @@ from schemas.index.layout import FORMAT
 from schemas.index.manifest import Part, PartFile
 from schemas.topics import SHARD_TOPICS
 
+COMPONENTS_FORMAT = 2  # of the bytes in item_state.py and outbox.py; a directory of another one is refused, not misread
+
 
 @dataclass(frozen=True, slots=True)
 class TopicCounts:
@@ -109,6 +111,7 @@ def encode_identity(number: int, init: Init) -> bytes:
     """What a directory belongs to: the shard's number, N, id kind, format, topics (A1). Another identity is another index."""
     identity: dict[str, Any] = {
         "format": FORMAT,
+        "components": COMPONENTS_FORMAT,
         "shard": number,
         "shards": init.shards,
         "id_kind": str(init.id_kind),

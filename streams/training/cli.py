@@ -21,7 +21,9 @@ def train(
     warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
     seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of the fit.")] = 20.0,
-    steps: Annotated[int, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated. 0 = none.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more. 0 = none.")
+    ] = 0,
     more: Annotated[int, typer.Option(min=0, max=1000, help="Further checkpoints, each from a short warm start.")] = 0,
     more_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of each of them.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of weights, hash planes and batches.")] = 0,

@@ -80,7 +80,7 @@ def build_item_table(
         end_I=np.cumsum(count_I),
         version_R=version_R[order],
         inputs=FeatureTensors.from_block(encode_features(spec.schema.item_half_inputs, raw)),
-        realtime_RQ=torch.tensor([encode_realtime(spec.schema, r) for r in raw], dtype=torch.float32).reshape(len(raw), -1),
+        realtime_RQ=torch.tensor([encode_realtime(spec.schema, r) for r in raw]).reshape(len(raw), len(spec.schema.realtime_features)),
         category_R=torch.tensor([spec.schema.category_of(r) for r in raw], dtype=torch.int64),
         bid_R=torch.tensor([spec.schema.bid_of(r) for r in raw], dtype=torch.float32),
         signatures_RW=torch.from_numpy(signatures_RW),

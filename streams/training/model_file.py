@@ -3,10 +3,11 @@
 TOML, or the same as JSON. `aif import --model-out FILE` writes one for a mapped catalogue (a mapping's own [schema] holds only roles).
 """
 
+import contextlib
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,46 @@ from streams.training.trainer import default_spec
 
 
 def read_model_file(path: Path) -> ModelSpec:
-    """The spec that a file describes. Raises Misconfigured naming the file and what does not fit."""
+    """The spec that a file describes. Raises Misconfigured (`bad_model_file`) naming the file, the section and what does not fit."""
     try:
         raw = path.read_text()
         sections = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
     except (OSError, ValueError) as error:
         raise Misconfigured("bad_model_file", f"{path} does not read: {error}") from error
-    if "schema" not in sections:
+    schema = _section(path, sections, "schema")
+    if schema is None:
         raise Misconfigured("bad_model_file", f"{path} has no [schema]; sections found: {sorted(sections)}; docs/IMPORT.md shows one")
-    return apply_choices(default_spec(decode_feature_schema(sections["schema"])), sections.get("model", {}), str(path))
+    choices = _section(path, sections, "model") or {}
+    with _named(f"{path} [schema]"):
+        spec = default_spec(decode_feature_schema(schema))
+    with _named(f"{path} [model]"):
+        return apply_choices(spec, choices)
 
 
-def apply_choices(spec: ModelSpec, choices: Mapping[str, Any], where: str) -> ModelSpec:
-    """`spec` with the named fields replaced."""
-    known = {f.name for f in dataclasses.fields(ModelSpec)} - {"schema"}
-    unknown = sorted(set(choices) - known)
+def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
+    """`spec` with the named fields replaced. Raises Misconfigured naming the field."""
+    default = {f.name: getattr(spec, f.name) for f in dataclasses.fields(ModelSpec) if f.name != "schema"}
+    unknown = sorted(set(choices) - set(default))
     if unknown:
-        raise Misconfigured("bad_model_file", f"{where}: [model] has {unknown}, expected some of {sorted(known)}")
-    return dataclasses.replace(spec, **{k: tuple(v) if isinstance(v, list) else v for k, v in choices.items()})
+        raise Misconfigured("bad_model_file", f"unknown {unknown}, expected some of {sorted(default)}")
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in choices.items()}
+    for name, value in plain.items():
+        if type(value) is not type(default[name]):
+            raise Misconfigured("bad_model_file", f"{name} = {value!r}, expected a value like {default[name]!r}")
+    return dataclasses.replace(spec, **plain)
+
+
+def _section(path: Path, sections: Any, name: str) -> Mapping[str, Any] | None:
+    found = sections.get(name) if isinstance(sections, dict) else sections
+    if found is not None and not isinstance(found, dict):
+        raise Misconfigured("bad_model_file", f"{path}: {name} is {type(found).__name__}, expected a table with names")
+    return found
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Says where in which file what was refused stands."""
+    try:
+        yield
+    except Misconfigured as error:
+        raise Misconfigured("bad_model_file", f"{where}: {error.message}") from error

@@ -2,12 +2,14 @@
 
 import contextlib
 import gc
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first optimiser imports it, which takes a second: better here, while the topics still fill
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -106,12 +108,12 @@ def _read(settings: InfraSettings, network: AifNetwork, wait_impressions: int) -
 
 
 def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, progress: Progress) -> TrainReport:
-    """The first fit, or the `number`-th short warm start: a lower learning rate and other batches."""
+    """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where given, are the only limit."""
     first = number == 0
     task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
     options = TrainOptions(
-        seconds_max=plan.seconds if first else plan.more_seconds,
-        steps_max=plan.steps if first else plan.steps // 10,
+        seconds_max=math.inf if plan.steps else plan.seconds if first else plan.more_seconds,
+        steps_max=plan.steps if first else -(-plan.steps // 10),
         learning_rate=TrainOptions.learning_rate if first and plan.warm_start is None else TrainOptions.learning_rate / 4,
         seed=plan.seed + number,
     )

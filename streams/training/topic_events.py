@@ -7,7 +7,7 @@ who own the topics. Reading stops at the end offsets taken at the start, so a ru
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
@@ -31,6 +31,8 @@ from streams.training.impressions import Events
 
 _WAIT_S_MAX = 900.0
 _POLL_S = 0.2
+
+R = TypeVar("R")
 
 
 class TopicEvents:
@@ -60,8 +62,8 @@ class TopicEvents:
             items = pool.submit(self._updates, ITEM_FEATURES, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id)
             new_items = pool.submit(self._updates, NEW_ITEMS, NewItemsRecord, NewItem, lambda u: u.item_id)
             behaviours = pool.submit(self._updates, USER_BEHAVIOURS, BehavioursRecord, Behaviour, lambda u: u.user_id)
-            users = pool.submit(self._records, USER_FEATURES, UserFeaturesRecord)
-            impressions = pool.submit(self._records, IMPRESSIONS, ImpressionRecord)
+            users = pool.submit(self._records, USER_FEATURES, self._user)
+            impressions = pool.submit(self._records, IMPRESSIONS, self._impression)
             return Events(items.result(), new_items.result(), users.result(), behaviours.result(), impressions.result())
 
     def _read(self, topic: str) -> list[SourceRecord]:
@@ -76,15 +78,26 @@ class TopicEvents:
             self.skipped[topic] += len(decoded.rejected)
         return found
 
-    def _records(self, topic: str, record_type: Any) -> list[Any]:
+    def _records(self, topic: str, decode: Callable[[SourceRecord], R]) -> list[R]:
         found = []
         for record in self._read(topic):
-            if record.value is None:  # a user who asked to be forgotten
-                continue
             try:
-                one = decode_record(record_type, record.value)
-                decode_id(one.user_id, self._kind)
-                found.append(one)
+                found.append(decode(record))
             except RejectedInput:
                 self.skipped[topic] += 1
         return found
+
+    def _user(self, record: SourceRecord) -> UserFeaturesRecord:
+        """A record without a value forgets the profile, so it is one without features."""
+        if record.value is None:
+            key = (record.key or b"").decode(errors="replace")
+            return UserFeaturesRecord(user_id=decode_id(key, self._kind), features={})
+        user = decode_record(UserFeaturesRecord, record.value)
+        return user.model_copy(update={"user_id": decode_id(user.user_id, self._kind)})
+
+    def _impression(self, record: SourceRecord) -> ImpressionRecord:
+        impression = decode_record(ImpressionRecord, record.value)
+        if self._kind is IdKind.INT64 and not any(isinstance(i, str) for i in (impression.user_id, *(s.item_id for s in impression.items))):
+            return impression
+        items = [s.model_copy(update={"item_id": decode_id(s.item_id, self._kind)}) for s in impression.items]
+        return impression.model_copy(update={"user_id": decode_id(impression.user_id, self._kind), "items": items})

@@ -1,5 +1,6 @@
 """A tiny shop for tests of training: four items, two users, three impressions, times in milliseconds."""
 
+from infra.kafka.publisher import Publisher
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.ids import Id, IdKind
 from schemas.model.spec import ModelSpec
@@ -40,3 +41,15 @@ def shop(kind: IdKind = IdKind.INT64) -> tuple[ModelSpec, Events]:
             ImpressionRecord(request_id="d", user_id=item(2, kind), time_ms=100, items=shown(kind, (9, True))),
         ],
     )
+
+
+def publish_shop(bootstrap: str, prefix: str, kind: IdKind) -> None:
+    """Every event of the shop into topics of two shards and two user partitions, impressions last."""
+    _, events = shop(kind)
+    with Publisher(bootstrap, prefix, "test", 2, 2, kind) as publisher:
+        publisher.publish_items(events.items)
+        publisher.publish_new_items(events.new_items)
+        publisher.publish_users(events.users)
+        publisher.publish_behaviours(events.behaviours)
+        publisher.flush()
+        publisher.publish_impressions(events.impressions)

@@ -38,6 +38,34 @@ def test_the_loss_is_equation_10_summed_over_pairs() -> None:
     )  # ranks are discounted in fp32
 
 
+def test_delta_ndcg_is_what_swapping_two_items_costs() -> None:
+    _, _, gains, mask = sample()
+
+    def dcg(order: list[int], of: list[float]) -> float:
+        return sum(of[i] / math.log2(2 + rank) for rank, i in enumerate(order))
+
+    for found, of in zip(delta_ndcg(gains, mask).tolist(), gains.tolist(), strict=True):
+        best = sorted(range(len(of)), key=lambda i: -of[i])
+        for i in range(len(of)):
+            for j in range(len(of)):
+                swapped = [j if n == i else i if n == j else n for n in best]
+                lost = 1 - dcg(swapped, of) / dcg(best, of) if of[i] > of[j] else 0.0
+                assert found[i][j] == pytest.approx(lost, abs=1e-6)
+
+
+@pytest.mark.parametrize("logits", [(0.3, -0.4), (-3.0, 2.0), (4.0, -4.0)])
+def test_the_gradient_of_one_pair_has_its_closed_form(logits: tuple[float, float]) -> None:
+    """d/dx_i = -w sigmoid(1 - rho) rho (1 - y_i) and d/dx_j = +w sigmoid(1 - rho) rho (1 - y_j) e_j / (e_j + epsilon), rho = e_i / (e_j + epsilon)."""
+    x = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
+    gains, mask = torch.tensor([[3.0, 1.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    copr_loss(x, torch.ones_like(gains), gains, mask).backward()
+    y_i, y_j = (1 / (1 + math.exp(-v)) for v in logits)
+    rho = y_i / (y_j + EPSILON)
+    slope = delta_ndcg(gains, mask)[0, 0, 1].item() / (1 + math.exp(rho - 1)) * rho
+    assert x.grad is not None
+    assert x.grad[0].tolist() == pytest.approx([-slope * (1 - y_i), slope * (1 - y_j) * y_j / (y_j + EPSILON)], rel=1e-6)
+
+
 def test_the_gradient_is_that_of_finite_differences() -> None:
     logits, bids, gains, mask = sample()
     mask[0, 4:] = False

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.model.lsh import encode_signatures, make_w_hash
-from streams.training.impressions import TrainingSet, join_events
+from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.item_table import NOT_AN_ITEM
-from tests.streams.training.shop import item, shop
+from tests.streams.training.shop import item, shop, shown
 
 
 @pytest.fixture(params=list(IdKind), ids=str)
@@ -42,6 +45,32 @@ def test_a_batch_holds_the_latest_behaviours_right_aligned(joined: TrainingSet) 
     assert behaviours.mask_BL.tolist() == [[False, True, True], [True, True, True], [False, False, False]]
     assert behaviours.has_signature_BL.tolist() == [[False, True, True], [True, True, False], [False, False, False]]
     assert (behaviours.category_BL[~behaviours.mask_BL] == 0).all()
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=25)
+def test_no_future_in_any_join(seed: int) -> None:
+    """Random logs against plain loops over the events: the last version not after the impression, the behaviours before it."""
+    chance = np.random.default_rng(seed)
+    spec, _ = shop()
+    versions = [(int(chance.integers(4)), int(at)) for at in chance.permutation(40)[:12]] + [(n, 50) for n in range(4)]
+    updates = [ItemFeaturesUpdate(item_id=n, version=at, features={"price": float(1 + at)}) for n, at in versions]
+    actions = [(int(chance.integers(3)), int(chance.integers(4)), int(at)) for at in np.sort(chance.integers(0, 60, 15))]
+    behaviours = [Behaviour(user_id=u, item_id=n, time_ms=at) for u, n, at in actions]
+    requests = [(int(chance.integers(3)), int(chance.integers(4)), int(chance.integers(0, 60))) for _ in range(8)]
+    impressions = [ImpressionRecord(request_id="r", user_id=u, time_ms=at, items=shown(IdKind.INT64, (n, True))) for u, n, at in requests]
+    data = join_events(spec, None, Events(updates, [], [], behaviours, impressions))
+
+    def price_at(number: int, time_ms: int) -> float:
+        times = sorted(at for n, at in versions if n == number)
+        return 1.0 + max([at for at in times if at <= time_ms], default=times[0])
+
+    batch = data.batch(np.arange(len(requests)), behaviours_max=100)
+    for q, (user, number, time_ms) in enumerate(requests):
+        assert bid_column(data, data.row_QC[q]) == [price_at(number, time_ms)]
+        expected = [price_at(n, at) for u, n, at in actions if u == user and at < time_ms]
+        mask = batch.users.behaviours.mask_BL[q]
+        assert data.items.bid_R[batch.rows_BL[q][mask]].tolist() == expected
 
 
 def test_signatures_of_the_table_are_those_of_the_index(joined: TrainingSet) -> None:

@@ -1,36 +1,85 @@
-"""What training reads from a real broker: every good event, and a count of the bad ones."""
+"""What training reads from a real broker: every good event in the order of the log, and a count of the bad ones."""
+
+import threading
 
 import pytest
 from confluent_kafka import Producer
 
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
-from schemas.ids import IdKind
+from schemas.events import ImpressionRecord, ShownItem, UserFeaturesRecord
+from schemas.ids import IdKind, partition_of
+from schemas.users import UserHistory
+from streams.training.histories import fold_users
 from streams.training.topic_events import TopicEvents
-from tests.streams.training.shop import shop
+from tests.streams.training.shop import publish_shop, shop
+
+
+def produce(bootstrap_servers: str, topic: str, value: bytes | None, key: str | None = None, partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    refused: list[object] = []
+    producer.produce(topic, value, key=key, partition=partition, on_delivery=lambda error, _: refused.append(error) if error else None)
+    assert producer.flush(30) == 0 and not refused
 
 
 @pytest.mark.parametrize("kind", list(IdKind), ids=str)
 def test_every_good_event_is_read_in_log_order_and_bad_ones_are_counted(bootstrap_servers: str, topic_prefix: str, kind: IdKind) -> None:
     apply_topics(bootstrap_servers, topic_prefix, 2, 2)
     _, events = shop(kind)
-    with Publisher(bootstrap_servers, topic_prefix, "test", 2, 2, kind) as publisher:
-        publisher.publish_items(events.items)
-        publisher.publish_new_items(events.new_items)
-        publisher.publish_users(events.users)
-        publisher.publish_behaviours(events.behaviours)
-        publisher.publish_impressions(events.impressions)
-        publisher.publish_user(events.users[0].user_id, None)
-    raw = Producer({"bootstrap.servers": bootstrap_servers})
-    for topic in ("item-features", "impressions", "user-behaviours"):
-        raw.produce(topic_prefix + topic, b"\xff not json")
-    assert raw.flush(30) == 0
+    publish_shop(bootstrap_servers, topic_prefix, kind)
+    for topic in ("item-features", "impressions", "user-behaviours", "user-features"):
+        produce(bootstrap_servers, topic_prefix + topic, b"\xff not json", key="a compacted topic wants one")
     topics = TopicEvents(bootstrap_servers, topic_prefix, 2, 2, kind)
     read = topics.read()
+    of_item_1 = [[u for u in log if u.item_id == events.items[1].item_id] for log in (read.items, events.items)]
+    assert of_item_1[0] == of_item_1[1] and len(of_item_1[0]) == 3
     assert sorted(read.items, key=repr) == sorted(events.items, key=repr)
-    assert [u for u in read.items if u.item_id == events.items[-1].item_id] == [
-        u for u in events.items if u.item_id == events.items[-1].item_id
-    ]
     assert list(read.behaviours) == events.behaviours and list(read.users) == events.users
-    assert {i.request_id for i in read.impressions} == {"a", "b", "c", "d"}
-    assert topics.skipped == {"item-features": 1, "impressions": 1, "user-behaviours": 1, "new-items": 0}
+    assert sorted(read.impressions, key=lambda i: i.request_id) == events.impressions
+    assert topics.skipped == {"item-features": 1, "impressions": 1, "user-behaviours": 1, "user-features": 1, "new-items": 0}
+    assert TopicEvents(bootstrap_servers, topic_prefix, 2, 2, kind).read() == read  # however the broker interleaves the partitions
+
+
+def test_an_id_of_another_kind_is_refused_and_a_long_one_in_text_is_the_number(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    long = 2**60 + 1
+    shown = [ShownItem(item_id=str(long), position=0, bid=1.0, clicked=True)]
+    for user, items in ((str(long), shown), ("anna", shown), (7, [ShownItem(item_id="red shoe", position=0, bid=1.0, clicked=True)])):
+        record = ImpressionRecord(request_id="r", user_id=user, time_ms=1, items=items)
+        produce(bootstrap_servers, topic_prefix + "impressions", record.model_dump_json(by_alias=True).encode())
+    profile = UserFeaturesRecord(user_id=str(long), features={"country": "UK"})
+    produce(bootstrap_servers, topic_prefix + "user-features", profile.model_dump_json(by_alias=True).encode(), key=str(long))
+    topics = TopicEvents(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64)
+    read = topics.read()
+    assert [(i.user_id, i.items[0].item_id) for i in read.impressions] == [(long, long)]
+    assert [u.user_id for u in read.users] == [long] and topics.skipped["impressions"] == 2
+
+
+@pytest.mark.parametrize("kind", list(IdKind), ids=str)
+def test_a_user_who_asked_to_be_forgotten_has_no_profile(bootstrap_servers: str, topic_prefix: str, kind: IdKind) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 2)
+    user = 7 if kind is IdKind.INT64 else "anna"
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, 2, kind) as publisher:
+        publisher.publish_user(user, {"country": "UK"})
+        publisher.publish_user(user, None)
+    produce(bootstrap_servers, topic_prefix + "user-features", None, key="", partition=partition_of(user, 2))  # forgets nobody
+    topics = TopicEvents(bootstrap_servers, topic_prefix, 1, 2, kind)
+    users = topics.read().users
+    assert fold_users(users, []) == {user: UserHistory(profile_offset=len(users) - 1)} and topics.skipped["user-features"] == 1
+
+
+def test_reading_may_wait_for_impressions_that_are_still_being_published(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    topics = TopicEvents(bootstrap_servers, topic_prefix, 2, 2, IdKind.INT64)
+    topics.wait_for_impressions(0)
+    waiting = threading.Thread(target=topics.wait_for_impressions, args=(4,), daemon=True)
+    waiting.start()
+    _, events = shop()
+    with Publisher(bootstrap_servers, topic_prefix, "test", 2, 2, IdKind.INT64) as publisher:
+        publisher.publish_impressions(events.impressions[:3])
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    with Publisher(bootstrap_servers, topic_prefix, "test", 2, 2, IdKind.INT64) as publisher:
+        publisher.publish_impressions(events.impressions[3:])
+    waiting.join(30)
+    assert not waiting.is_alive()

@@ -1,8 +1,6 @@
 """The fit: the same seed and steps give the same weights, the loss falls, and what it learns ranks better than popularity."""
 
 import dataclasses
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +10,11 @@ from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
-from streams.training.impressions import Events, TrainingSet, join_events
+from streams.training.copr import click_loss, copr_loss, label_gains
+from streams.training.impressions import Batch, Events, TrainingSet, join_events
 from streams.training.metrics import gauc
-from streams.training.model_file import read_model_file
 from streams.training.trainer import TrainOptions, fit, request_logits
-from tests.schemas.catalogue import small_schema, small_spec
+from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import shop
 
 
@@ -53,6 +51,21 @@ def test_the_same_seed_and_steps_give_the_same_weights() -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_other_seeds_give_other_weights() -> None:
+    data = taste_world()
+    networks = [network_of(data) for _ in range(2)]
+    for seed, network in enumerate(networks):
+        fit(network, data, TrainOptions(steps_max=5, seed=seed))
+    assert not torch.equal(networks[0].bea.bridges_ND, networks[1].bea.bridges_ND)
+
+
+def test_both_losses_fall() -> None:
+    data = taste_world()
+    network = network_of(data)
+    first, last = (fit(network, data, TrainOptions(steps_max=steps)) for steps in (1, 40))
+    assert last.copr < first.copr and last.click < first.click
+
+
 def test_bridges_learn() -> None:
     data = taste_world()
     network = network_of(data)
@@ -71,8 +84,40 @@ def test_a_taste_is_learnt_that_popularity_cannot_know() -> None:
     with torch.no_grad():
         vectors = network.item_rows(data.items.inputs)[0]
         logits = request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)])
-    users = np.repeat(np.arange(len(data)), 8)
-    assert gauc(users, logits.numpy().ravel(), data.clicked_QC.ravel()) > 0.9
+    users, clicked = np.repeat(np.arange(len(data)), 8), data.clicked_QC.ravel()
+    popularity = np.bincount(data.row_QC.ravel(), weights=clicked)[data.row_QC].ravel()
+    assert gauc(users, logits.numpy().ravel(), clicked) > 0.9 > gauc(users, popularity, clicked)
+
+
+def test_what_stands_in_masked_and_padded_places_never_matters() -> None:
+    spec, events = shop()
+    data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
+    network = network_of(data).eval()
+    batch = data.batch(np.arange(3), 8)
+    b = batch.users.behaviours
+    junk = dataclasses.replace(
+        b,
+        item_bucket_BL=b.item_bucket_BL.where(b.mask_BL, 1),
+        kind_BL=b.kind_BL.where(b.mask_BL, 1),
+        category_BL=b.category_BL.where(b.mask_BL, 7),
+        signatures_BLW=b.signatures_BLW.where(b.has_signature_BL[..., None], 0xA5),
+    )
+    changed = dataclasses.replace(
+        batch,
+        users=dataclasses.replace(batch.users, behaviours=junk),
+        bid_BC=batch.bid_BC.where(batch.mask_BC, 1e6),
+        teacher_BC=batch.teacher_BC.where(batch.mask_BC, 1e6),
+        clicked_BC=batch.clicked_BC.where(batch.mask_BC, 1.0),
+    )
+
+    def losses(of: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        filler = torch.where(of.users.behaviours.mask_BL[..., None], 0.1, 99.0 if of is changed else 0.0)
+        logits = request_logits(network, data, of, lambda rows: filler.expand(*rows.shape, spec.width))
+        gains = label_gains(of.teacher_BC, of.clicked_BC, of.bid_BC)
+        return copr_loss(logits, of.bid_BC, gains, of.mask_BC), click_loss(logits, of.clicked_BC, of.mask_BC)
+
+    for expected, found in zip(losses(batch), losses(changed), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_logits_do_not_depend_on_who_else_is_in_the_batch() -> None:
@@ -98,26 +143,3 @@ def test_nothing_to_learn_from_and_no_limit_are_said() -> None:
         fit(network_of(nothing), nothing, TrainOptions(steps_max=1))
     with pytest.raises(Misconfigured, match="no_limit"):
         fit(network_of(taste_world()), taste_world(), TrainOptions())
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("{", "does not read"),
-        ("{}", "no \\[schema\\]"),
-        ('{"schema": {"features": 3}}', "schema"),
-        ('{"schema": SCHEMA, "model": {"depth": 3}}', "depth"),
-    ],
-)
-def test_a_bad_model_file_is_refused_by_name(tmp_path: Path, text: str, word: str) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(text.replace("SCHEMA", json.dumps(small_schema().to_dict())))
-    with pytest.raises(Misconfigured, match=word):
-        read_model_file(path)
-
-
-def test_a_model_file_may_change_sizes(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({"schema": small_schema().to_dict(), "model": {"width": 12, "head_hidden": [5], "rank_by": "click"}}))
-    spec = read_model_file(path)
-    assert (spec.width, spec.head_hidden, spec.rank_by, spec.schema) == (12, (5,), "click", small_schema())

@@ -1,0 +1,52 @@
+"""Items as columns: which version, which embedding, which items."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.features import encode_features
+from schemas.ids import Id, IdKind
+from schemas.model.lsh import encode_signatures, make_w_hash
+from streams.training.item_table import NOT_AN_ITEM, build_item_table
+from tests.schemas.catalogue import small_spec
+from tests.streams.training.shop import item
+
+
+def upsert(item_id: Id, version: int, price: float) -> ItemFeaturesUpdate:
+    return ItemFeaturesUpdate(item_id=item_id, version=version, features={"price": price, "category": 3})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=25), st.integers(0, 3), st.integers(-1, 10))
+def test_the_row_as_of_a_time_is_the_last_version_not_after_it(log: list[tuple[int, int]], number: int, time_ms: int) -> None:
+    """The oldest where all are later; of equal versions the one last in the log."""
+    table = build_item_table(small_spec(), None, [upsert(n, at, float(1 + place)) for place, (n, at) in enumerate(log)], [], None)
+    (row,) = table.rows_as_of(table.items_of([number]), np.array([time_ms]))
+    mine = [(at, float(1 + place)) for place, (n, at) in enumerate(log) if n == number]
+    if not mine:
+        assert row == NOT_AN_ITEM
+        return
+    expected = max([v for v in mine if v[0] <= time_ms], default=min(mine))
+    assert (table.version_R[row], float(table.bid_R[row])) == expected
+
+
+@pytest.mark.parametrize("kind", list(IdKind), ids=str)
+def test_the_latest_embedding_of_the_right_width_counts(kind: IdKind) -> None:
+    spec, w_hash = small_spec(kind), make_w_hash(3, 16, 16)
+    ids = [item(n, kind) for n in range(3)]
+    chance = np.random.default_rng(0)
+    first, second = chance.standard_normal((2, 16))
+    embeddings = [(ids[0], first), (ids[0], second), (ids[1], first), (ids[1], second[:5])]
+    news = [NewItem(item_id=i, embedding=e.tolist()) for i, e in embeddings]
+    table = build_item_table(spec, w_hash, [upsert(i, 1, 2.0) for i in ids], news, None)
+    expected = encode_signatures(np.stack([second, first]), w_hash)
+    assert np.array_equal(table.signatures_RW[:2].numpy(), expected) and table.has_signature_R.tolist() == [True, True, False]
+    raw = [{"price": 2.0, "category": 3, **({"image": e.tolist()} if e is not None else {})} for e in (second, first, None)]
+    assert np.array_equal(table.inputs.embeddings.numpy(), encode_features(spec.schema.item_half_inputs, raw).embeddings_RE)
+
+
+def test_only_wanted_items_are_kept_and_a_deleted_one_still_teaches() -> None:
+    log = [upsert(1, 1, 2.0), upsert(2, 1, 3.0), ItemFeaturesUpdate(op="delete", item_id=1, version=5)]
+    table = build_item_table(small_spec(), None, log, [], {1})
+    assert table.items_of([1, 2]).tolist() == [0, NOT_AN_ITEM] and table.version_R.tolist() == [1]

@@ -27,14 +27,8 @@ STYLES, QUALITY_ATTRIBUTES, FACETS, FACET_WIDTH, INTERESTS = 4, 6, 6, 4, 4
 HISTORY_MAX, HISTORY_MIN, HISTORY_MEDIAN = 96, 12, 45
 RECENT = 20  # behaviours dominated by the current interest
 CHUNK_ITEMS = 65_536
-SIGNALS = {
-    "interest": 1.5,
-    "current": 0.7,
-    "style": 0.3,
-    "facet": 0.9,
-    "quality": 0.9,
-    "price": 0.5,
-}
+NOISE_CHUNK_ITEMS = 256  # so that the embedding of one item costs little
+SIGNALS = {"interest": 1.5, "current": 0.7, "style": 0.3, "facet": 0.9, "quality": 0.9, "price": 0.5}
 CLICK_BIAS = -4.5
 
 _ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of random numbers: a change in one leaves the others alone
@@ -120,10 +114,7 @@ class World:
     def _draw_items(self, chunk: int) -> dict[str, np.ndarray]:
         constants, categories = self.rng(_CONSTANTS), self.size.categories
         centre_CZ = _unit(_normal(constants, categories, LATENT_WIDTH))
-        layer, out = (
-            _normal(constants, QUALITY_ATTRIBUTES, 16) * 0.6,
-            _normal(constants, 16) * 0.4,
-        )
+        layer, out = (_normal(constants, QUALITY_ATTRIBUTES, 16) * 0.6, _normal(constants, 16) * 0.4)
         category_price = _normal(constants, categories) * 0.7
         first = chunk * CHUNK_ITEMS
         rows = min(CHUNK_ITEMS, self.size.items - first)
@@ -151,23 +142,16 @@ class World:
     def embeddings_of(self, first: int, last: int) -> np.ndarray:
         """The published multimodal embeddings of items first..last-1: a noisy linear view of the latents, [last - first, EMBEDDING_WIDTH]."""
         view_ZE = _normal(self.rng(_CONSTANTS, 1), LATENT_WIDTH, EMBEDDING_WIDTH) / np.sqrt(LATENT_WIDTH)
-        noise = [
-            _normal(self.rng(_EMBEDDINGS, chunk), CHUNK_ITEMS, EMBEDDING_WIDTH)[
-                max(0, first - chunk * CHUNK_ITEMS) : last - chunk * CHUNK_ITEMS
-            ]
-            for chunk in range(first // CHUNK_ITEMS, -(-last // CHUNK_ITEMS))
-        ]
-        return np.round(self.items.latent_IZ[first:last] @ view_ZE + 0.12 * np.concatenate(noise), 4)
+        chunks = range(first // NOISE_CHUNK_ITEMS, -(-last // NOISE_CHUNK_ITEMS))
+        noise = np.concatenate([_normal(self.rng(_EMBEDDINGS, chunk), NOISE_CHUNK_ITEMS, EMBEDDING_WIDTH) for chunk in chunks])
+        noise = noise[first % NOISE_CHUNK_ITEMS :][: last - first]
+        return np.round(self.items.latent_IZ[first:last] @ view_ZE + 0.12 * noise, 4)
 
     @cached_property
     def _by_category(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Items in category order, and where each category begins and how many it has."""
         count = np.bincount(self.items.category_I, minlength=self.size.categories)
-        return (
-            np.argsort(self.items.category_I, kind="stable"),
-            np.cumsum(count) - count,
-            count,
-        )
+        return (np.argsort(self.items.category_I, kind="stable"), np.cumsum(count) - count, count)
 
     def draw_in_category(self, rng: np.random.Generator, categories: np.ndarray) -> np.ndarray:
         """A uniform item of each given category, same shape."""
@@ -201,30 +185,18 @@ class World:
         recent = rng.random((n, RECENT)) < 0.7
         which[:, -RECENT:] = np.where(recent, users.current_U[:, None], which[:, -RECENT:])
         stray = rng.random((n, HISTORY_MAX)) < 0.1  # curiosity: any item of any category
-        category = np.where(
-            stray,
-            rng.integers(0, self.size.categories, which.shape),
-            np.take_along_axis(users.interests_UQ, which, 1),
-        )
+        category = np.where(stray, rng.integers(0, self.size.categories, which.shape), np.take_along_axis(users.interests_UQ, which, 1))
         blocks = [self._choose(rng, slice(a, a + 256), which, stray, category) for a in range(0, n, 256)]
         item, utility = (np.concatenate(part) for part in zip(*blocks, strict=True))
         return Histories(item, utility > np.quantile(utility, 0.85), length)
 
     def _choose(
-        self,
-        rng: np.random.Generator,
-        block: slice,
-        which: np.ndarray,
-        stray: np.ndarray,
-        category: np.ndarray,
+        self, rng: np.random.Generator, block: slice, which: np.ndarray, stray: np.ndarray, category: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         users, items = self.users, self.items
         offered = self.draw_in_category(rng, np.repeat(category[block][:, :, None], 6, axis=2))
         row = np.arange(len(offered))[:, None]
-        centre, taste = (
-            users.centre_UQZ[block][row, which[block]],
-            users.style_taste_UQA[block][row, which[block]],
-        )
+        centre, taste = (users.centre_UQZ[block][row, which[block]], users.style_taste_UQA[block][row, which[block]])
         liking = 4 * np.einsum("uhkz,uhz->uhk", items.latent_IZ[offered], centre) + np.einsum(
             "uhka,uha->uhk", items.style_IA[offered], taste
         )

@@ -11,23 +11,8 @@ from typing import Any
 import numpy as np
 
 from infra.data.catalogue import Evaluation, HeldOutUser
-from infra.data.world import (
-    EMBEDDING_WIDTH,
-    FACET_WIDTH,
-    FACETS,
-    HISTORY_MAX,
-    QUALITY_ATTRIBUTES,
-    STYLES,
-    World,
-)
-from schemas.events import (
-    Behaviour,
-    ImpressionRecord,
-    ItemFeaturesUpdate,
-    NewItem,
-    ShownItem,
-    UserFeaturesRecord,
-)
+from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, HISTORY_MAX, QUALITY_ATTRIBUTES, STYLES, World
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id
 
@@ -41,11 +26,7 @@ RELEVANT = 10
 KINDS = ("click", "buy")
 _SHOWN, _TIMES, _CANDIDATES, _CHANGES, _PROFILES = range(10, 15)
 
-_VIEWS = {
-    "style": STYLES,
-    "attribute": QUALITY_ATTRIBUTES,
-    "trait": FACET_WIDTH,
-}  # groups of numeric item features
+_VIEWS = {"style": STYLES, "attribute": QUALITY_ATTRIBUTES, "trait": FACET_WIDTH}  # groups of numeric item features
 
 
 def world_schema() -> FeatureSchema:
@@ -55,16 +36,7 @@ def world_schema() -> FeatureSchema:
         Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=1_024),
         Feature("occasion", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
         *numbers,
-        Feature(
-            "price",
-            Scope.ITEM,
-            Kind.NUMERIC,
-            transform=Transform.LOG1P,
-            mean=2.6,
-            scale=0.9,
-            default=12.0,
-            realtime=True,
-        ),
+        Feature("price", Scope.ITEM, Kind.NUMERIC, transform=Transform.LOG1P, mean=2.6, scale=0.9, default=12.0, realtime=True),
         Feature("bid", Scope.ITEM, Kind.NUMERIC, default=1.0),
         Feature("picture", Scope.ITEM, Kind.EMBEDDING, width=EMBEDDING_WIDTH),
     )
@@ -73,22 +45,10 @@ def world_schema() -> FeatureSchema:
         Feature("price_level", Scope.USER, Kind.NUMERIC, mean=2.5, scale=0.6, default=2.5),
     )
     other = (
-        Feature(
-            "dwell_s",
-            Scope.BEHAVIOUR,
-            Kind.NUMERIC,
-            transform=Transform.LOG1P,
-            mean=3.0,
-        ),
+        Feature("dwell_s", Scope.BEHAVIOUR, Kind.NUMERIC, transform=Transform.LOG1P, mean=3.0),
         Feature("hour", Scope.CONTEXT, Kind.CATEGORICAL, buckets=64),
     )
-    return FeatureSchema(
-        (*item, *user, *other),
-        sim_category="category",
-        bid="bid",
-        multimodal="picture",
-        behaviour_kinds=KINDS,
-    )
+    return FeatureSchema((*item, *user, *other), sim_category="category", bid="bid", multimodal="picture", behaviour_kinds=KINDS)
 
 
 class WorldCatalogue:
@@ -121,33 +81,16 @@ class WorldCatalogue:
     def _item_features(self, rows: np.ndarray) -> list[dict[str, Any]]:
         items = self.world.items
         names = [f"{name}_{n}" for name, count in _VIEWS.items() for n in range(count)]
-        numbers = np.round(
-            np.concatenate(
-                [items.style_IA[rows], items.attributes_IA[rows], items.facet_IF[rows]],
-                1,
-            ).astype(np.float64),
-            3,
-        )
+        numbers = np.round(np.concatenate([items.style_IA[rows], items.attributes_IA[rows], items.facet_IF[rows]], 1).astype(np.float64), 3)
         price, bid = (
             np.round(np.expm1(items.log_price_I[rows].astype(np.float64).clip(0.1)), 2),
             np.round(items.bid_I[rows].astype(np.float64), 4),
         )
         columns = zip(
-            items.category_I[rows].tolist(),
-            items.occasion_I[rows].tolist(),
-            numbers.tolist(),
-            price.tolist(),
-            bid.tolist(),
-            strict=True,
+            items.category_I[rows].tolist(), items.occasion_I[rows].tolist(), numbers.tolist(), price.tolist(), bid.tolist(), strict=True
         )
         return [
-            {
-                "category": f"c{c}",
-                "occasion": f"o{o}",
-                **dict(zip(names, values, strict=True)),
-                "price": p,
-                "bid": b,
-            }
+            {"category": f"c{c}", "occasion": f"o{o}", **dict(zip(names, values, strict=True)), "price": p, "bid": b}
             for c, o, values, p, b in columns
         ]
 
@@ -162,10 +105,7 @@ class WorldCatalogue:
     def _profiles(self) -> list[dict[str, Any]]:
         users, rng = self.world.users, self.world.rng(_PROFILES)
         facets = np.round(users.facets_UGF + 0.1 * rng.standard_normal(users.facets_UGF.shape), 3)
-        level = np.round(
-            users.price_level_U + 0.1 * rng.standard_normal(users.price_level_U.shape),
-            3,
-        )
+        level = np.round(users.price_level_U + 0.1 * rng.standard_normal(users.price_level_U.shape), 3)
         return [
             {**{f"facet_{g}": f for g, f in enumerate(fs)}, "price_level": p} for fs, p in zip(facets.tolist(), level.tolist(), strict=True)
         ]
@@ -184,13 +124,7 @@ class WorldCatalogue:
         time_ms = NOW_MS - 1 - (age * 30 * DAY_MS).astype(np.int64)
         dwell_s = np.round(np.exp(rng.normal(3.0, 0.7, used.shape) + 0.5 * histories.bought_UH))
         user = np.broadcast_to(np.arange(len(length))[:, None], used.shape)
-        columns = {
-            "user": user,
-            "item": histories.item_UH,
-            "bought": histories.bought_UH,
-            "dwell_s": dwell_s,
-            "time_ms": time_ms,
-        }
+        columns = {"user": user, "item": histories.item_UH, "bought": histories.bought_UH, "dwell_s": dwell_s, "time_ms": time_ms}
         order = np.argsort(time_ms[used], kind="stable")
         return {name: values[used][order] for name, values in columns.items()}
 
@@ -202,11 +136,7 @@ class WorldCatalogue:
     @staticmethod
     def _behaviour(user: int, item: int, bought: bool, dwell_s: float, time_ms: int) -> Behaviour:
         return Behaviour(
-            user_id=FIRST_USER_ID + user,
-            item_id=FIRST_ITEM_ID + item,
-            kind=KINDS[bought],
-            time_ms=time_ms,
-            features={"dwell_s": dwell_s},
+            user_id=FIRST_USER_ID + user, item_id=FIRST_ITEM_ID + item, kind=KINDS[bought], time_ms=time_ms, features={"dwell_s": dwell_s}
         )
 
     @cached_property
@@ -215,79 +145,38 @@ class WorldCatalogue:
         world, size, rng = self.world, self.world.size, self.world.rng(_SHOWN)
         user_R = np.tile(np.arange(size.users), size.requests_per_user)
         shape = (len(user_R), size.shown_per_request)
-        interest = np.take_along_axis(
-            world.users.interests_UQ[user_R],
-            rng.integers(0, world.users.interests_UQ.shape[1], shape),
-            1,
-        )
-        liked, any_item = (
-            world.draw_in_category(rng, interest),
-            rng.integers(0, size.items, shape),
-        )
+        interest = np.take_along_axis(world.users.interests_UQ[user_R], rng.integers(0, world.users.interests_UQ.shape[1], shape), 1)
+        liked, any_item = (world.draw_in_category(rng, interest), rng.integers(0, size.items, shape))
         item_RS = np.where(np.arange(shape[1]) % 2 == 0, liked, any_item)
         blocks = range(0, len(user_R), 1_024)
         probability = np.concatenate([world.click_probability(user_R[a : a + 1_024], item_RS[a : a + 1_024]) for a in blocks])
         time_R = np.sort(NOW_MS - (rng.random(len(user_R)) * 2 * DAY_MS).astype(np.int64))
-        return {
-            "user": user_R,
-            "item": item_RS,
-            "probability": probability,
-            "clicked": rng.random(shape) < probability,
-            "time_ms": time_R,
-        }
+        return {"user": user_R, "item": item_RS, "probability": probability, "clicked": rng.random(shape) < probability, "time_ms": time_R}
 
     def impressions(self) -> Iterator[ImpressionRecord]:
-        shown, bids = (
-            self._shown,
-            np.round(self.world.items.bid_I.astype(np.float64), 4),
-        )
+        shown, bids = (self._shown, np.round(self.world.items.bid_I.astype(np.float64), 4))
         for r, (user, time_ms) in enumerate(zip(shown["user"].tolist(), shown["time_ms"].tolist(), strict=True)):
             item, bid = shown["item"][r], bids[shown["item"][r]]
             ecpm = np.round(shown["probability"][r] * bid, 6)
-            rows = zip(
-                item.tolist(),
-                bid.tolist(),
-                ecpm.tolist(),
-                shown["clicked"][r].tolist(),
-                strict=True,
-            )
+            rows = zip(item.tolist(), bid.tolist(), ecpm.tolist(), shown["clicked"][r].tolist(), strict=True)
             seen: set[int] = set()
             listed = [
-                ShownItem(
-                    item_id=FIRST_ITEM_ID + i,
-                    position=position,
-                    bid=b,
-                    teacher_ecpm=e,
-                    clicked=c,
-                )
+                ShownItem(item_id=FIRST_ITEM_ID + i, position=position, bid=b, teacher_ecpm=e, clicked=c)
                 for position, (i, b, e, c) in enumerate(rows)
                 if not (i in seen or seen.add(i))
             ]
             context = {"hour": f"h{time_ms // 3_600_000 % 24}"}
-            yield ImpressionRecord(
-                request_id=f"world-{r}",
-                user_id=FIRST_USER_ID + user,
-                time_ms=time_ms,
-                context=context,
-                items=listed,
-            )
+            yield ImpressionRecord(request_id=f"world-{r}", user_id=FIRST_USER_ID + user, time_ms=time_ms, context=context, items=listed)
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
-        """n drifted items: price and bid each move by some percent, never the same again for another seed."""
+        """n drifted items: price and bid each move by at least 5 percent, never the same again for another seed."""
         rng = self.world.rng(_CHANGES, seed)
         rows = rng.integers(0, self.item_count, n)
-        drift = np.exp(rng.normal(0, 0.2, (n, 2)))
+        drift = np.exp(rng.choice((-1, 1), (n, 2)) * (0.05 + np.abs(rng.normal(0, 0.2, (n, 2)))))
         for k, (row, features) in enumerate(zip(rows.tolist(), self._item_features(rows), strict=True)):
-            price, bid = (
-                max(0.01, round(features["price"] * drift[k, 0], 2)),
-                max(0.0001, round(features["bid"] * drift[k, 1], 4)),
-            )
+            price, bid = (max(0.01, round(features["price"] * drift[k, 0], 2)), max(0.0001, round(features["bid"] * drift[k, 1], 4)))
             version = NOW_MS + seed * DAY_MS + k
-            yield ItemFeaturesUpdate(
-                item_id=FIRST_ITEM_ID + row,
-                version=version,
-                features={**features, "price": price, "bid": bid},
-            )
+            yield ItemFeaturesUpdate(item_id=FIRST_ITEM_ID + row, version=version, features={**features, "price": price, "bid": bid})
 
     def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem]]:
         """n new items made like random ones of the catalogue, with other embeddings; ids after the catalogue's, apart for each seed."""
@@ -297,13 +186,7 @@ class WorldCatalogue:
             item_id = FIRST_ITEM_ID + self.item_count + seed * 1_000_000 + k
             embedding = self.world.embeddings_of(row, row + 1)[0] + 0.05 * rng.standard_normal(EMBEDDING_WIDTH)
             update = ItemFeaturesUpdate(item_id=item_id, version=NOW_MS + k, features=features)
-            yield (
-                update,
-                NewItem(
-                    item_id=item_id,
-                    embedding=np.round(embedding.astype(np.float64), 4).tolist(),
-                ),
-            )
+            yield (update, NewItem(item_id=item_id, embedding=np.round(embedding.astype(np.float64), 4).tolist()))
 
     def evaluation(self) -> Evaluation:
         held_out = np.arange(self.world.size.users, self.world.size.users + self.world.size.held_out)
@@ -312,22 +195,9 @@ class WorldCatalogue:
         users = []
         for user in held_out.tolist():
             rows = np.sort(rng.choice(self.item_count, count, replace=False))
-            best = rows[
-                np.argsort(
-                    -self.world.true_ecpm(np.array([user]), rows[None])[0],
-                    kind="stable",
-                )[:RELEVANT]
-            ]
+            best = rows[np.argsort(-self.world.true_ecpm(np.array([user]), rows[None])[0], kind="stable")[:RELEVANT]]
             relevant: frozenset[Id] = frozenset((FIRST_ITEM_ID + best).tolist())
-            users.append(
-                HeldOutUser(
-                    FIRST_USER_ID + user,
-                    self._profiles[user],
-                    histories[user],
-                    FIRST_ITEM_ID + rows,
-                    relevant,
-                )
-            )
+            users.append(HeldOutUser(FIRST_USER_ID + user, self._profiles[user], histories[user], FIRST_ITEM_ID + rows, relevant))
         return Evaluation(tuple(users), self._popularity(), "hr", NOW_MS)
 
     def _histories_of(self, users: np.ndarray) -> dict[int, list[Behaviour]]:

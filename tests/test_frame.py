@@ -78,7 +78,12 @@ def test_a_cli_file_imports_only_typer_the_standard_library_and_other_light_file
         if path.relative_to(ROOT).parts[0] not in ("infra", "streams", "serving", "schemas"):
             continue
         for name in _imports_at_module_level(path):
-            allowed = name == "typer" or name.split(".")[0] in sys.stdlib_module_names or name in ours_and_light or name.endswith((".cli", "_cli"))
+            allowed = (
+                name == "typer"
+                or name.split(".")[0] in sys.stdlib_module_names
+                or name in ours_and_light
+                or name.endswith((".cli", "_cli"))
+            )
             assert allowed, f"{path.relative_to(ROOT)} imports {name} at module level; move it into the command"
 
 

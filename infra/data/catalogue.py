@@ -25,8 +25,9 @@ from schemas.ids import Id
 
 @dataclass(frozen=True)
 class HeldOutUser:
-    """A user who is in no impression: what is known of them when they are measured, and the right answer.
+    """A user to measure on: what is known of them at the evaluation time, and the right answer, which no impression tells.
 
+    In the synthetic world such a user is in no impression at all; in mapped data, split by time, their earlier impressions may teach.
     behaviours oldest first; candidates an array of ids (int64, or object for text); relevant ids are among the candidates.
     """
 
@@ -71,6 +72,10 @@ class Catalogue(Protocol):
     @property
     def item_count(self) -> int: ...
 
+    @property
+    def impression_count(self) -> int | None:
+        """How many `impressions()` yields; None where that is known only once they are made."""
+
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         """Every item; where features depend on time, several versions of an item, oldest first, with the time (ms) as version."""
 
@@ -84,7 +89,7 @@ class Catalogue(Protocol):
         """Histories in order of time, held-out users included, nothing from after the evaluation time."""
 
     def impressions(self) -> Iterator[ImpressionRecord]:
-        """What training learns from; never of a held-out user. Raises Misconfigured if the source has nothing to learn from."""
+        """What training learns from, nothing from after the evaluation time. Raises Misconfigured if the source has nothing to learn from."""
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
         """n later versions of random items with another price and bid. A larger seed gives later versions."""

@@ -59,6 +59,10 @@ class MappedCatalogue:
     def item_count(self) -> int:
         return len(self._alive)
 
+    @property
+    def impression_count(self) -> None:
+        """Not known before they are sampled."""
+
     @cached_property
     def _alive(self) -> np.ndarray:
         """Places of the items that exist when the held-out users are measured, ascending."""

@@ -68,6 +68,10 @@ class WorldCatalogue:
     def item_count(self) -> int:
         return self.world.size.items
 
+    @property
+    def impression_count(self) -> int:
+        return self.world.size.users * self.world.size.requests_per_user
+
     def true_ecpm(self, user_ids: np.ndarray, item_ids: np.ndarray) -> np.ndarray:
         """The teacher's eCPM of users [U] on their items [U, S], as ids."""
         return self.world.true_ecpm(np.asarray(user_ids) - FIRST_USER_ID, np.asarray(item_ids) - FIRST_ITEM_ID)

@@ -18,11 +18,12 @@ from infra.demo import acts
 from infra.demo.progress import Steps
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage, json_figures
+from infra.processes import Child
 from schemas.errors import AifError
 
 SWITCHES = 3
-TRAIN_S = 10.0
 WARM_START_S = 0.7
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DemoOptions:
     data: Path | None = None
     mapping: Path | None = None
     keep: bool = False
-    train_s: float = TRAIN_S
+    train_s: float = 7.0
 
 
 def run_demo(options: DemoOptions) -> Figures:
@@ -92,10 +93,13 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         stage.start_broker()
         stage.serve("worker", "worker", say=steps.say)
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
+    trainer = _start_trainer(stage, catalogue, options.train_s) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
             acts.publish_catalogue(publisher, catalogue, step)
-        checkpoints = _train(stage, catalogue, options.train_s, steps)
+        with steps.step("train on the impressions topic"):
+            stage.finish(trainer or _start_trainer(stage, catalogue, options.train_s))
+        checkpoints = sorted((stage.directory / CHECKPOINTS).glob("*.safetensors"))
         with steps.step("build the first version, load it"):
             publisher.publish_checkpoint_file(checkpoints[0])
             stage.wait_for(lambda: stage.control_state().current is not None, "the first version to go live")
@@ -121,14 +125,17 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         _audit(stage, load, figures)
 
 
-def _train(stage: Stage, catalogue: Catalogue, train_s: float, steps: Steps) -> list[Path]:
-    """One training and its short warm starts, from the topics alone. The trainer gets the schema, never the world."""
-    folder, model = stage.directory / "checkpoints", stage.directory / "model.json"
+def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
+    """One training and its short warm starts, from the topics alone: it gets the schema, never the world.
+
+    Where the number of impressions is known it can start beside their publication, because they are published last.
+    """
+    model = stage.directory / "model.json"
     model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}))
+    files = ("--model", str(model), "--out", str(stage.directory / CHECKPOINTS))
     limits = ("--seconds", str(train_s), "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
-    with steps.step("train on the impressions topic"):
-        stage.run("train", "train", "--model", str(model), "--out", str(folder), *limits, "--json")
-    return sorted(folder.glob("*.safetensors"))
+    wait = ("--wait-impressions", str(catalogue.impression_count or 0))
+    return stage.start("train", "train", *files, *limits, *wait, "--json")
 
 
 def _add_quality(figures: Figures, quality: acts.Quality) -> None:

@@ -15,7 +15,7 @@ steps a short training has; f has a skip connection.
 import torch
 from torch import Tensor, nn
 
-from schemas.model.embeddings import build_mlp
+from schemas.model.embeddings import build_mlp, normal_parameter
 from schemas.model.spec import ModelSpec
 
 BRIDGE_STD = 1.5
@@ -26,7 +26,7 @@ class BridgeEmbedding(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.bridges_ND = nn.Parameter(torch.randn(spec.bridges, spec.width) * BRIDGE_STD)
+        self.bridges_ND = normal_parameter(spec.bridges, spec.width, std=BRIDGE_STD)
         self.user_key = nn.Linear(spec.width, spec.width)
         self.user_norm = nn.LayerNorm(spec.width)
         self.f = build_mlp(spec.width, spec.bridge_hidden, spec.bridge_width)

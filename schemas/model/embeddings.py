@@ -22,6 +22,15 @@ VALUE_ABS_MAX = 1e6
 TABLE_STD = 0.25
 
 
+def normal_parameter(*shape: int, std: float = TABLE_STD) -> nn.Parameter:
+    """A parameter drawn from N(0, std^2); on the meta device its shape only.
+
+    There a draw or a product would import torch's compiler: 1.6 s in every process that reads a checkpoint.
+    """
+    values = torch.empty(shape)
+    return nn.Parameter(values if values.is_meta else values.normal_(0.0, std))
+
+
 class FeatureEmbedding(nn.Module):
     """`width` = width of the output; a scope without features is one column of zeros, so that nothing after it is empty."""
 
@@ -34,7 +43,7 @@ class FeatureEmbedding(nn.Module):
         self._bag_starts = starts[len(of[Kind.CATEGORICAL]) :]
         self.widths = [embedding_width] * len(looked_up) + [1] * len(of[Kind.NUMERIC]) + [f.width for f in of[Kind.EMBEDDING]]
         self.width = max(1, sum(self.widths))
-        self.table = nn.Parameter(torch.randn(sum(f.buckets for f in looked_up), embedding_width) * TABLE_STD) if looked_up else None
+        self.table = normal_parameter(sum(f.buckets for f in looked_up), embedding_width) if looked_up else None
 
     def forward(self, inputs: FeatureTensors) -> Tensor:
         """[..., width]."""

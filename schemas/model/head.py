@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from schemas.features import Feature, Kind, Scope
 from schemas.model.bea import join_bridges
 from schemas.model.din import din_from_sums
-from schemas.model.embeddings import TABLE_STD, VALUE_ABS_MAX, FeatureEmbedding, build_mlp
+from schemas.model.embeddings import VALUE_ABS_MAX, FeatureEmbedding, build_mlp, normal_parameter
 from schemas.model.hamming import decode_signs
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserStates
 from schemas.model.sim_hard import look_up_sim
@@ -45,7 +45,7 @@ class RealtimeFeatures(nn.Module):
         self._categorical = [i for i, f in enumerate(features) if f.kind is Kind.CATEGORICAL]
         buckets = [features[i].buckets for i in self._categorical]
         self._starts = [sum(buckets[:i]) for i in range(len(buckets))]
-        self.table = nn.Parameter(torch.randn(sum(buckets), embedding_width) * TABLE_STD) if buckets else None
+        self.table = normal_parameter(sum(buckets), embedding_width) if buckets else None
         self.width = len(self._numeric) + len(buckets) * embedding_width
 
     def forward(self, realtime_BCQ: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.features import Scope
-from schemas.model.embeddings import TABLE_STD, FeatureEmbedding, build_mlp
+from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
 from schemas.model.inputs import Behaviours, FeatureTensors
 from schemas.model.spec import ModelSpec
 
@@ -45,9 +45,7 @@ class BehaviourProjection(nn.Module):
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    table = nn.Embedding(rows, width)
-    nn.init.normal_(table.weight, std=TABLE_STD)
-    return table
+    return nn.Embedding(rows, width, _weight=normal_parameter(rows, width))
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
@@ -89,7 +87,7 @@ class UserHalf(nn.Module):
         self.w_profile = nn.Linear(self.features.width, spec.width)
         self.attention = UserAttention(spec)
         self.rows = nn.ModuleList(nn.Linear(width, spec.width, bias=False) for width in self.features.widths)
-        self.row_identity_GD = nn.Parameter(torch.randn(len(self.features.widths) + 2, spec.width))
+        self.row_identity_GD = normal_parameter(len(self.features.widths) + 2, spec.width, std=1.0)
 
     def forward(self, profile: FeatureTensors, projected_BLD: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
         """(user_BU = [profile; Eq. 2; Eq. 3] [B, 3 D], rows_BGD = U of Algorithm 1)."""

@@ -40,13 +40,14 @@ def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:
 
 
 def print_data(data: Mapping[str, Any], as_json: bool) -> None:
-    """Print `data` on standard output: as one JSON object, or a line `name  value` each."""
+    """Print `data` on standard output: as one JSON object, or a line `name  value` each, where what has parts is JSON too."""
     if as_json:
         typer.echo(json.dumps(data, default=str))
         return
     width = max((len(name) for name in data), default=0)
     for name, value in data.items():
-        typer.echo(f"{name:<{width}}  {value}")
+        text = json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else value
+        typer.echo(f"{name:<{width}}  {text}")
 
 
 def print_table(name: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:

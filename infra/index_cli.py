@@ -25,6 +25,7 @@ Version = Annotated[int, typer.Argument(min=0, help="The version number (`aif in
 OptionalVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the one that is served.")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the log later.")]
 _BY = "aif index"
+_FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime")
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -168,7 +169,16 @@ def show_model(
     """Sizes of a checkpoint, bytes of a row, and the compression from raw features to async vectors."""
     from schemas.model.checkpoint import describe_checkpoint
 
-    print_data(describe_checkpoint(file), as_json)
+    data = describe_checkpoint(file)
+    if as_json:
+        print_data(data, True)
+        return
+    spec = dict(data.pop("spec"))
+    schema = spec.pop("schema")
+    features = schema.pop("features")
+    print_data({**data, "spec": spec, "schema": schema}, False)
+    typer.echo("")
+    print_table("features", [{"feature": f["name"], **{key: f.get(key, "") for key in _FEATURE_COLUMNS}} for f in features], False)
 
 
 def status(as_json: AsJson = False) -> None:

@@ -71,6 +71,15 @@ def pytest_configure(config: pytest.Config) -> None:
     _on_demand.start()
 
 
+# Modules that start processes, longest first: xdist hands out modules in this order, so that no long one is left for a single worker at the end.
+_LONG = ("test_demo", "test_worker_killed", "test_faults", "test_whole_path", "test_worker", "test_server", "test_serve_process")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(_LONG)))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     global _on_demand
     if _on_demand is not None:

@@ -95,4 +95,4 @@ def test_the_demo_plays_to_its_end_and_keeps_everything_running_until_ctrl_c(tmp
     figures = json_figures(demo.log.read_text())
     assert figures["mixed_versions"] == 0 and figures["digest_equal"] == 1
     assert figures["flips"] >= 3 and figures["answers_during_switch"] >= 1_000 and figures["items"] >= 1_000
-    assert figures["hr_at_100"] > figures["popularity_hr_at_100"] > figures["random_hr_at_100"]
+    assert figures["hr_at_100"] >= 1.3 * figures["popularity_hr_at_100"] > 1.3 * figures["random_hr_at_100"]

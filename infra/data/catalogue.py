@@ -43,7 +43,7 @@ class Evaluation:
     """Held-out users, the plain score to beat, and what the measure is called.
 
     popularity  a score per item from the same impressions (clicks times bid); an item that is absent scores 0
-    measure     "hr": share of the teacher's top 10 found in our top k; "recall": hits / min(k, relevant)
+    measure     "HR": share of the teacher's top 10 found in our top k; "recall": hits / min(k, relevant)
     """
 
     users: tuple[HeldOutUser, ...]

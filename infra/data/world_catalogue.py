@@ -202,7 +202,7 @@ class WorldCatalogue:
             best = rows[np.argsort(-self.world.true_ecpm(np.array([user]), rows[None])[0], kind="stable")[:RELEVANT]]
             relevant: frozenset[Id] = frozenset((FIRST_ITEM_ID + best).tolist())
             users.append(HeldOutUser(FIRST_USER_ID + user, self._profiles[user], histories[user], FIRST_ITEM_ID + rows, relevant))
-        return Evaluation(tuple(users), self._popularity(), "hr", NOW_MS)
+        return Evaluation(tuple(users), self._popularity(), "HR", NOW_MS)
 
     def _histories_of(self, users: np.ndarray) -> dict[int, list[Behaviour]]:
         columns = self._behaviour_columns

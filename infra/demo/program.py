@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from infra.bench.report import Figures
-from infra.data.catalogue import Catalogue, open_mapping, open_world
+from infra.data.catalogue import Catalogue, Evaluation, open_mapping, open_world
 from infra.demo import acts
 from infra.demo.progress import Steps
 from infra.demo.server import RankingServer
@@ -49,11 +49,11 @@ def run_demo(options: DemoOptions) -> Figures:
             with steps.step("open the catalogue"):
                 catalogue = _open_catalogue(options)
             stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, keep=False)
-            _play(stage, catalogue, options, figures, steps)
+            evaluation = _play(stage, catalogue, options, figures, steps)
             figures.add("seconds_total", time.monotonic() - started, "s")
-        steps.print_figures(figures)
+        steps.print_figures(figures, f"{evaluation.measure}@{evaluation.k}")
         if options.keep:
-            _wait_for_ctrl_c(stage, catalogue, steps)
+            _wait_for_ctrl_c(stage, evaluation, steps)
     except AifError:
         if stage is not None:
             steps.say(f"The demo failed; the logs of its processes are in {stage.keep_logs()}")
@@ -88,7 +88,7 @@ def _open_catalogue(options: DemoOptions) -> Catalogue:
     return open_world(options.items, options.seed)
 
 
-def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> None:
+def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> Evaluation:
     with steps.step("broker and topics"):
         stage.start_broker()
         stage.serve("worker", "worker", say=steps.say)
@@ -123,6 +123,7 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         _add_switches(figures, flips, load)
     with steps.step("recompute the answers; replay the topics"):
         _audit(stage, load, figures)
+    return evaluation
 
 
 def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
@@ -163,11 +164,11 @@ def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
     figures.add("items", replayed["items"], "count")
 
 
-def _wait_for_ctrl_c(stage: Stage, catalogue: Catalogue, steps: Steps) -> None:
+def _wait_for_ctrl_c(stage: Stage, evaluation: Evaluation, steps: Steps) -> None:
     """Everything keeps running; says what to try, until Ctrl-C, which is the ordinary end here. The files stay."""
     stage.keep = True
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in stage.environment().items())
-    user = catalogue.evaluation().users[0].user_id
+    user = evaluation.users[0].user_id
     steps.say(
         f"""Everything keeps running in {stage.directory} until Ctrl-C. In another terminal:
   export {exports}

@@ -15,8 +15,8 @@ from infra.bench.report import Figures
 _ROWS = (
     ("items", "items in the index", "{:,.0f}"),
     ("hr_at_100", "HR@100 of the model", "{:.3f}"),
-    ("popularity_hr_at_100", "HR@100 of popularity", "{:.3f}"),
-    ("random_hr_at_100", "HR@100 of chance", "{:.3f}"),
+    ("popularity_hr_at_100", "{measure} of popularity", "{:.3f}"),
+    ("random_hr_at_100", "{measure} of chance", "{:.3f}"),
     ("rank_p50_ms", "one ranking over HTTP, median (ms)", "{:.1f}"),
     ("update_visible_ms", "changed price to changed score, median (ms)", "{:.0f}"),
     ("new_item_visible_ms", "new item to its first score, median (ms)", "{:.0f}"),
@@ -60,13 +60,13 @@ class Steps:
         """A line between the bars."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def print_figures(self, figures: Figures) -> None:
-        """The final table."""
+    def print_figures(self, figures: Figures, measure: str) -> None:
+        """The final table; `measure` is what the data allows: HR@100 with a teacher, recall@100 without."""
         known = figures.as_dict()["figures"]
         table = Table(title="aif demo", show_header=False)
         for name, title, form in _ROWS:
             value = known[name]["value"]
-            table.add_row(title, "not measured" if value is None else form.format(value))
+            table.add_row(title.format(measure=measure), "not measured" if value is None else form.format(value))
         self._console.print(table)
 
 

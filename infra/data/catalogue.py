@@ -1,13 +1,12 @@
 """What a catalogue is to the rest of the system: a schema, events in publish order, and held-out users to measure on.
 
-Here: the `Catalogue` protocol, what `evaluation()` returns, and the two ways to open one. Not here: how a source becomes events
-(world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so whoever publishes, trains
+Here: the `Catalogue` protocol, what `evaluation()` returns. Not here: opening one
+(open_catalogue.py), how a source becomes events (world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so whoever publishes, trains
 or measures cannot tell them apart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,22 +98,3 @@ class Catalogue(Protocol):
 
     def evaluation(self) -> Evaluation:
         """Held-out users and the plain score to beat. Raises Misconfigured if the source has nothing to measure on."""
-
-
-def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
-    """The synthetic world with that many items."""
-    from infra.data.world import World, WorldSize
-    from infra.data.world_catalogue import WorldCatalogue
-
-    return WorldCatalogue(World(seed, WorldSize(items=items)))
-
-
-def open_mapping(directory: str | Path, mapping_file: str | Path, limit: int | None = None) -> Catalogue:
-    """CSV or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
-
-    Raises Misconfigured that names the mapping file, the key, the column and the expectation.
-    """
-    from infra.data.mapped_catalogue import MappedCatalogue
-    from infra.data.mapping import read_mapping
-
-    return MappedCatalogue(read_mapping(Path(mapping_file)), Path(directory), limit)

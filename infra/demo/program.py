@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from infra.bench.report import Figures
-from infra.data.catalogue import Catalogue, Evaluation, open_mapping, open_world
+from infra.data.catalogue import Catalogue, Evaluation
+from infra.data.open_catalogue import open_mapping, open_world
 from infra.demo import acts
 from infra.demo.progress import Steps
 from infra.demo.server import RankingServer

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.data.catalogue import open_mapping
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from infra.data.open_catalogue import open_mapping
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import Kind, Scope

@@ -1,0 +1,24 @@
+"""The two sources of a catalogue: the synthetic world, and files read as a mapping says. Each source is imported only when it is opened."""
+
+from pathlib import Path
+
+from infra.data.catalogue import Catalogue
+
+
+def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
+    """The synthetic world with that many items."""
+    from infra.data.world import World, WorldSize
+    from infra.data.world_catalogue import WorldCatalogue
+
+    return WorldCatalogue(World(seed, WorldSize(items=items)))
+
+
+def open_mapping(directory: str | Path, mapping_file: str | Path, limit: int | None = None) -> Catalogue:
+    """CSV or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
+
+    Raises Misconfigured that names the mapping file, the key, the column and the expectation.
+    """
+    from infra.data.mapped_catalogue import MappedCatalogue
+    from infra.data.mapping import read_mapping
+
+    return MappedCatalogue(read_mapping(Path(mapping_file)), Path(directory), limit)

@@ -1,8 +1,8 @@
 """What a catalogue is to the rest of the system: a schema, events in publish order, and held-out users to measure on.
 
-Here: the `Catalogue` protocol, what `evaluation()` returns. Not here: opening one
-(open_catalogue.py), how a source becomes events (world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so whoever publishes, trains
-or measures cannot tell them apart.
+Here: the `Catalogue` protocol and what `evaluation()` returns. Not here: opening one (open_catalogue.py), how a source becomes events
+(world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so whoever publishes, trains or
+measures cannot tell them apart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

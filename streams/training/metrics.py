@@ -1,48 +1,79 @@
-"""How good a ranking is: HR@K, recall@K, GAUC and NDCG, vectorised over users.
+"""How good a ranking is: HR@K, recall@K, GAUC, expected GAUC, NDCG and calibration, vectorised over users.
 
-Here: pure numpy functions of scores and labels. Not here: what is scored (evaluation.py). Ties are broken by the order of the
-columns in HR, recall and NDCG (give candidates in ascending id order, as answers do) and count one half in GAUC.
+Here: pure numpy functions of scores and labels; each measure per user (`UserValues`), so that an interval over users can be drawn
+(bootstrap.py), and as one number. Not here: what is scored (evaluation/). Ties are broken by the order of the columns in HR, recall and
+NDCG (give candidates in ascending id order, as answers do) and count one half in GAUC.
 
-Arrays: U users, C candidates, X impressions of all users. Source: design section 8; oracles in the tests: sklearn per user.
+Arrays: U users, C candidates, X impressions of all users, G users that occur in X, N bins. Source: design section 8; oracles in the tests:
+sklearn per user.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import rankdata
 
 
+@dataclass(frozen=True)
+class UserValues:
+    """A measure of each user and what the user counts in the mean; weight 0 = the measure says nothing of this user."""
+
+    value_U: np.ndarray
+    weight_U: np.ndarray
+
+    def mean(self) -> float:
+        """The weighted mean; NaN if nobody counts."""
+        return float(np.average(self.value_U, weights=self.weight_U)) if self.weight_U.sum() > 0 else float("nan")
+
+
 def top_k_hits(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> np.ndarray:
     """How many relevant candidates are among each user's k best, [U] int64."""
-    k = min(k, scores_UC.shape[1])
-    best_UK = np.argsort(-scores_UC, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(relevant_UC, best_UK, 1).sum(1)
+    return np.take_along_axis(relevant_UC, best_columns(scores_UC, k), 1).sum(1)
+
+
+def best_columns(scores_UC: np.ndarray, k: int) -> np.ndarray:
+    """The columns of each user's k best candidates, best first, ties in the order of the columns: int64 [U, min(k, C)]."""
+    return np.argsort(-scores_UC, axis=1, kind="stable")[:, :k]
+
+
+def hit_rates(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> UserValues:
+    """HR@K: share of the relevant candidates found in the top k; users without any count nothing."""
+    total_U = relevant_UC.sum(1)
+    return UserValues(top_k_hits(scores_UC, relevant_UC, k) / np.maximum(total_U, 1), (total_U > 0).astype(float))
 
 
 def hit_rate(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> float:
-    """HR@K: share of the relevant candidates found in the top k, mean over users with any."""
+    """The mean of `hit_rates`; 0 if nobody has a relevant candidate."""
+    return _mean_or_zero(hit_rates(scores_UC, relevant_UC, k))
+
+
+def recalls_at_k(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> UserValues:
+    """Hits in the top k over min(k, relevant); users without any count nothing."""
     total_U = relevant_UC.sum(1)
-    hits_U = top_k_hits(scores_UC, relevant_UC, k)
-    return float(np.mean((hits_U / np.maximum(total_U, 1))[total_U > 0])) if (total_U > 0).any() else 0.0
+    return UserValues(top_k_hits(scores_UC, relevant_UC, k) / np.clip(total_U, 1, k), (total_U > 0).astype(float))
 
 
 def recall_at_k(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> float:
-    """Hits in the top k over min(k, relevant), mean over users with any."""
-    total_U = relevant_UC.sum(1)
-    hits_U = top_k_hits(scores_UC, relevant_UC, k)
-    return float(np.mean((hits_U / np.clip(total_U, 1, k))[total_U > 0])) if (total_U > 0).any() else 0.0
+    """The mean of `recalls_at_k`; 0 if nobody has a relevant candidate."""
+    return _mean_or_zero(recalls_at_k(scores_UC, relevant_UC, k))
 
 
 def ndcg(scores_UC: np.ndarray, gains_UC: np.ndarray, k: int) -> float:
     """NDCG@K with linear gains, mean over users with any gain."""
     k = min(k, scores_UC.shape[1])
     discount_K = 1 / np.log2(np.arange(k) + 2)
-    order_UK = np.argsort(-scores_UC, axis=1, kind="stable")[:, :k]
-    got_U = (np.take_along_axis(gains_UC, order_UK, 1) * discount_K).sum(1)
+    got_U = (np.take_along_axis(gains_UC, best_columns(scores_UC, k), 1) * discount_K).sum(1)
     best_U = (-np.sort(-gains_UC, axis=1)[:, :k] * discount_K).sum(1)
     return float(np.mean(got_U[best_U > 0] / best_U[best_U > 0])) if (best_U > 0).any() else 0.0
 
 
 def gauc(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -> float:
-    """AUC per user, mean weighted by the user's impressions; users with only clicks or no click are left out. NaN if none is left.
+    """AUC per user, mean weighted by the user's impressions; users with only clicks or no click are left out. NaN if none is left."""
+    return user_aucs(user_X, scores_X, clicked_X).mean()
+
+
+def user_aucs(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -> UserValues:
+    """The AUC of each user that occurs, in ascending order of the user, weighted by impressions (0 with only clicks or no click).
 
     One sort for all users: the AUC of a user is (sum of the ranks of their clicks - P(P+1)/2) / (P N), ranks within the user.
     """
@@ -54,8 +85,48 @@ def gauc(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -> flo
     clicks_G = np.bincount(group_X, weights=clicked_X)
     rank_sum_G = np.bincount(group_X, weights=(rank_X - before_G[group_X]) * clicked_X)
     pairs_G = clicks_G * (size_G - clicks_G)
-    usable_G = pairs_G > 0
-    if not usable_G.any():
-        return float("nan")
-    auc_G = (rank_sum_G - clicks_G * (clicks_G + 1) / 2)[usable_G] / pairs_G[usable_G]
-    return float(np.average(auc_G, weights=size_G[usable_G]))
+    auc_G = (rank_sum_G - clicks_G * (clicks_G + 1) / 2) / np.maximum(pairs_G, 1)
+    return UserValues(auc_G, np.where(pairs_G > 0, size_G, 0).astype(float))
+
+
+def expected_aucs(scores_UC: np.ndarray, probability_UC: np.ndarray) -> UserValues:
+    """The AUC that a user's clicks would give on average, from the true probability of each: no noise of drawn clicks. Weight: expected clicks.
+
+    A candidate counts as positive with weight p and as negative with weight 1 - p, never against itself; a tie counts one half.
+    """
+    order_UC = np.argsort(scores_UC, axis=1, kind="stable")
+    scores_UC, p_UC = (np.take_along_axis(values, order_UC, 1).astype(np.float64) for values in (scores_UC, probability_UC))
+    negative_UC = 1 - p_UC
+    below_UC = np.cumsum(negative_UC, 1) - negative_UC
+    first_UC, last_UC = _tie_bounds(scores_UC)
+    worse_UC = np.take_along_axis(below_UC, first_UC, 1)
+    tied_UC = np.take_along_axis(below_UC + negative_UC, last_UC, 1) - worse_UC - negative_UC
+    pairs_U = p_UC.sum(1) * negative_UC.sum(1) - (p_UC * negative_UC).sum(1)
+    won_U = (p_UC * (worse_UC + tied_UC / 2)).sum(1)
+    return UserValues(won_U / np.where(pairs_U > 0, pairs_U, 1), np.where(pairs_U > 0, p_UC.sum(1), 0.0))
+
+
+def _tie_bounds(sorted_UC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each place of ascending rows: the first and the last column with the same value."""
+    place_C = np.broadcast_to(np.arange(sorted_UC.shape[1]), sorted_UC.shape)
+    starts_UC = np.diff(sorted_UC, axis=1, prepend=-np.inf) != 0
+    ends_UC = np.diff(sorted_UC, axis=1, append=np.inf) != 0
+    first_UC = np.maximum.accumulate(np.where(starts_UC, place_C, 0), axis=1)
+    last_UC = np.minimum.accumulate(np.where(ends_UC, place_C, place_C.max(initial=0))[:, ::-1], axis=1)[:, ::-1]
+    return first_UC, last_UC
+
+
+def calibration(probability_X: np.ndarray, clicked_X: np.ndarray) -> float:
+    """Predicted clicks over clicks: 1 is calibrated, above 1 is too high. NaN without a click."""
+    return float(np.sum(probability_X) / np.sum(clicked_X)) if np.sum(clicked_X) else float("nan")
+
+
+def calibration_error(probability_X: np.ndarray, clicked_X: np.ndarray, bins: int = 10) -> float:
+    """Expected calibration error: mean distance of predicted and seen click rate over bins of equal width, weighted by their impressions."""
+    bin_X = np.minimum((probability_X * bins).astype(np.int64), bins - 1)
+    gap_N = np.bincount(bin_X, weights=probability_X - clicked_X, minlength=bins)
+    return float(np.abs(gap_N).sum() / max(1, len(bin_X)))
+
+
+def _mean_or_zero(values: UserValues) -> float:
+    return values.mean() if values.weight_U.any() else 0.0

@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from streams.training.metrics import gauc, hit_rate, ndcg, recall_at_k, top_k_hits
+from streams.training.metrics import (
+    calibration,
+    calibration_error,
+    expected_aucs,
+    gauc,
+    hit_rate,
+    hit_rates,
+    ndcg,
+    recall_at_k,
+    top_k_hits,
+    user_aucs,
+)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=60))
@@ -19,6 +30,11 @@ def test_gauc_is_sklearns_auc_per_user_weighted_by_impressions(rows: list[tuple[
     else:
         expected = sum(n * roc_auc_score(clicked[at], score[at]) for n, at in parts) / sum(n for n, _ in parts)
         assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_users_with_one_kind_of_label_only_have_no_weight() -> None:
+    values = user_aucs(np.array([7, 7, 8, 8, 9]), np.arange(5.0), np.array([1, 0, 1, 1, 0]))
+    assert values.weight_U.tolist() == [2, 0, 0] and values.value_U[0] == 0.0
 
 
 @given(st.integers(0, 1000), st.integers(1, 12))
@@ -35,9 +51,51 @@ def test_hits_and_recall_are_those_of_a_plain_loop(seed: int, k: int) -> None:
     assert top_k_hits(scores, relevant, k).tolist() == hits
     assert hit_rate(scores, relevant, k) == pytest.approx(np.mean(shares) if shares else 0.0)
     assert recall_at_k(scores, relevant, k) == pytest.approx(np.mean(recalls) if recalls else 0.0)
+    assert hit_rates(scores, relevant, k).weight_U.tolist() == relevant.any(1).tolist()
 
 
 def test_ndcg_is_sklearns() -> None:
     chance = np.random.default_rng(0)
     scores, gains = chance.random((5, 20)), chance.random((5, 20))
     assert ndcg(scores, gains, 7) == pytest.approx(ndcg_score(gains, scores, k=7))
+
+
+@given(st.integers(0, 10_000))
+def test_expected_auc_counts_every_pair_of_two_candidates_by_its_probabilities(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    scores, p = chance.integers(0, 4, (2, 7)).astype(float), chance.random((2, 7))
+    found = expected_aucs(scores, p)
+    for u in range(2):
+        pairs = [(p[u, i] * (1 - p[u, j]), scores[u, i] - scores[u, j]) for i in range(7) for j in range(7) if i != j]
+        expected = sum(w * (1.0 if d > 0 else 0.5 if d == 0 else 0.0) for w, d in pairs) / sum(w for w, _ in pairs)
+        assert found.value_U[u] == pytest.approx(expected)
+        assert found.weight_U[u] == pytest.approx(p[u].sum())
+
+
+def test_with_certain_clicks_expected_auc_is_sklearns_auc() -> None:
+    chance = np.random.default_rng(1)
+    scores, clicked = chance.integers(0, 9, (4, 30)).astype(float), chance.random((4, 30)) < 0.3
+    expected = [roc_auc_score(clicked[u], scores[u]) for u in range(4)]
+    assert expected_aucs(scores, clicked.astype(float)).value_U.tolist() == pytest.approx(expected)
+
+
+def test_drawn_clicks_give_the_expected_auc_on_average() -> None:
+    chance = np.random.default_rng(2)
+    scores, p = chance.standard_normal((1, 400)), chance.random((1, 400)) * 0.4
+    drawn = chance.random((300, 400)) < p
+    average = np.mean([roc_auc_score(clicked, scores[0]) for clicked in drawn])
+    assert expected_aucs(scores, p).mean() == pytest.approx(average, abs=0.005)
+
+
+def test_calibration_is_the_ratio_of_predicted_to_seen_clicks() -> None:
+    clicked = np.array([1, 0, 0, 1])
+    assert calibration(np.full(4, 0.5), clicked) == 1.0 and calibration(np.full(4, 0.75), clicked) == 1.5
+    assert np.isnan(calibration(np.full(2, 0.5), np.zeros(2)))
+
+
+def test_the_calibration_error_is_zero_where_every_bin_is_right_and_grows_with_the_distance() -> None:
+    probability = np.repeat([0.15, 0.75], 20)
+    right = np.concatenate([np.arange(20) < 3, np.arange(20) < 15])
+    assert calibration_error(probability, right) == pytest.approx(0.0)
+    assert calibration_error(probability, np.zeros(40)) == pytest.approx(0.45)
+    assert calibration_error(np.ones(3), np.zeros(3)) == pytest.approx(1.0)

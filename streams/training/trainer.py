@@ -1,4 +1,4 @@
-"""Fits a network to a training set with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
+"""Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
 
 Here: loss, optimiser, schedule, the vectors of behaviours. Not here: where data comes from (topic_events.py), files (schemas/model/checkpoint.py).
 
@@ -8,7 +8,7 @@ Deterministic: the same data, seed and steps give the same weights on one machin
 Measured on the synthetic world (20,000 items, 12,000 impressions of 24; HR@100 of 200 users kept out, 10,000 candidates; 300 steps of
 32 requests at 4e-3 = 7 s of one core; another seed or learning rate, 2e-3 to 8e-3, moves HR by .01; popularity has .16):
 
-    COPR_WEIGHT, EPSILON   click alone   1, .01   .1, .01   .3, .1   1, .1   .1, .3   .3, .3   1, .3   .3, 1   1, 1
+    COPR weight, EPSILON   click alone   1, .01   .1, .01   .3, .1   1, .1   .1, .3   .3, .3   1, .3   .3, 1   1, 1
     HR@100                 .550          .494     .537      .597     .608    .610     .660     .691    .655    .697
     click cross-entropy    .355          .389     .358      .421     .503    .421     .522     .710    .524    .785
 
@@ -35,13 +35,11 @@ from schemas.features import FeatureSchema
 from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
-from streams.training.copr import click_loss, copr_loss, label_gains
 from streams.training.impressions import Batch, TrainingSet
+from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses
 
 VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
-COPR_WEIGHT = 0.3
-CLICK_WEIGHT = 1.0
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
 
 
@@ -55,6 +53,7 @@ class TrainOptions:
     behaviours_max: int = 256
     learning_rate: float = 4e-3
     seed: int = 0
+    loss: LossWeights = DEFAULT_LOSS
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,8 @@ def fit(network: AifNetwork, data: TrainingSet, options: TrainOptions, progress:
             vectors.renew()
         requests = chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
         optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
-        losses.append(train_step(network, data, data.batch(requests, options.behaviours_max), vectors.of, optimiser))
+        found = train_step(network, data, data.batch(requests, options.behaviours_max), vectors.of, optimiser, options.loss)
+        losses.append((float(found.copr.detach()), float(found.click.detach())))
         step += 1
         progress(share)
     network.eval()
@@ -124,20 +124,22 @@ def _schedule(share: float) -> float:
 
 
 def train_step(
-    network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor], optimiser: torch.optim.Optimizer
-) -> tuple[float, float]:
-    """One step; returns (COPR, click cross-entropy). The user half runs once per request, the item half once per distinct row."""
+    network: AifNetwork,
+    data: TrainingSet,
+    batch: Batch,
+    vectors_of: Callable[[Tensor], Tensor],
+    optimiser: torch.optim.Optimizer,
+    weights: LossWeights,
+) -> LossValues:
+    """One step; returns its losses. The user half runs once per request, the item half once per distinct row."""
     logits_BC = request_logits(network, data, batch, vectors_of)
-    # A model that ranks by click orders clicks: bids have no part in its answer.
-    bid_BC = batch.bid_BC if network.spec.rank_by == "ecpm" else torch.ones_like(batch.bid_BC)
-    gains_BC = label_gains(batch.teacher_BC, batch.clicked_BC, bid_BC)
-    copr = copr_loss(logits_BC, bid_BC, gains_BC, batch.mask_BC)
-    click = click_loss(logits_BC, batch.clicked_BC, batch.mask_BC)
+    labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC)
+    losses = batch_losses(weights, logits_BC, labels, network.spec.rank_by)
     optimiser.zero_grad(set_to_none=True)
-    (COPR_WEIGHT * copr + CLICK_WEIGHT * click).backward()
+    losses.total.backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
     optimiser.step()
-    return float(copr.detach()), float(click.detach())
+    return losses
 
 
 def request_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:

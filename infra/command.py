@@ -14,6 +14,8 @@ import typer
 # The type of the flag that every command has which prints data: `def show(as_json: AsJson = False)`.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
+BENCH_HELP = "Measure; every command starts what it needs and removes it."  # of the group `aif bench`, which several parts fill
+
 # "module:Class" of every process's settings, for `aif config show`; each part registers its own, and none is imported before it is shown.
 _SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 
@@ -60,6 +62,18 @@ def print_table(name: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> 
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_figures(report: Mapping[str, Any], as_json: bool) -> None:
+    """Print what `Figures.as_dict` gives: the whole object as JSON, or a line a figure."""
+    if as_json:
+        typer.echo(json.dumps(report, default=str, allow_nan=False))
+        return
+    rows = [
+        {"figure": name, "value": "-" if figure["value"] is None else f"{figure['value']:,.6g}", "unit": figure["unit"]}
+        for name, figure in report["figures"].items()
+    ]
+    print_table("figures", rows, as_json)
 
 
 def say(message: str) -> None:

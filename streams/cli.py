@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, print_data, register_settings
+from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_settings
 from streams.replay_cli import register as register_replay
 from streams.training.cli import register as register_train
 
@@ -14,8 +14,20 @@ def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
     register_settings("streams.settings:WorkerSettings")
     app.command("worker")(worker)
+    command_group(app, "bench", BENCH_HELP).command("nearline")(bench_nearline)
     register_replay(app)
     register_train(app)
+
+
+def bench_nearline(
+    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
+    updates: Annotated[int, typer.Option(min=1_000, help="Increments, one per record and again 256 per record.")] = 50_000,
+    as_json: AsJson = False,
+) -> None:
+    """Items/s of a full build beside the bare network; updates/s of a worker, one and 256 per record; memory; start."""
+    from streams.bench import measure_nearline
+
+    print_figures(measure_nearline(items, updates).as_dict(), as_json)
 
 
 def worker(

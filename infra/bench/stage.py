@@ -1,0 +1,200 @@
+"""Where a bench plays: a broker, an index store and processes of its own in one directory, a catalogue and a model nobody has to train.
+
+Here: the stage of the demo with settings of the bench, a checkpoint of random weights, the progress of workers as readers are told it. Not here: what
+is measured. A random model costs what a learnt one of the same sizes does; nothing here judges relevance.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from infra.command import say
+from infra.data.catalogue import Catalogue
+from infra.demo.stage import SHARDS, Stage
+from infra.kafka.admin import end_offsets
+from infra.kafka.reader import TopicFollower
+from infra.processes import Child, start_child, wait_until
+from schemas.ids import IdKind
+from schemas.index.layout import decode_delta
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+
+# The sizes that the goals are given for: 32-wide fp16 vector, 10 bridge weights, 64-bit signature.
+MODEL_SIZES: Mapping[str, Any] = {"width": 32, "bridges": 10, "hash_bits": 64}
+_W_HASH_SEED = 7
+_LIVE_S_MAX = 1_800.0
+_APPLIED_S_MAX = 600.0
+_STOP_S_MAX = 30.0
+_IMPORTED = '{"imported_at_s": '
+_WORKER = (
+    "import streams.worker, time; print('" + _IMPORTED + "%.6f}' % time.time(), flush=True); from infra.cli import main; main()"
+)  # the import of what a worker needs at once, stamped: its start counts from here
+
+
+@dataclass
+class BenchStage(Stage):
+    """The demo's stage with further settings in the environment of every child."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), **self.settings}
+
+    def start_worker(self, name: str = "worker", **environment: str) -> Child:
+        """One `aif worker`; its log has the moment at which its imports were done. Returns at once."""
+        return self.start_python(name, _WORKER, "worker", **environment)
+
+    def start_python(self, name: str, code: str, *arguments: str, **environment: str) -> Child:
+        """A child that runs `code` with `arguments`, with the settings of this stage and `environment` on top."""
+        command = [sys.executable, "-c", code, *arguments]
+        child = start_child(name, command, self.directory / "logs" / f"{name}.log", environment={**self.environment(), **environment})
+        self.children.append(child)
+        return child
+
+    def stop_worker(self, child: Child) -> None:
+        """SIGTERM to the worker alone, and wait: its shards are closed cleanly."""
+        os.kill(child.pid, signal.SIGTERM)
+        wait_until(lambda: not child.alive(), _STOP_S_MAX, f"{child.name} to end after SIGTERM (log {child.log_path})")
+        child.kill()
+        self.children.remove(child)
+
+    def publish_catalogue(self, catalogue: Catalogue) -> int:
+        """Features and embeddings of every item, packed; how many updates."""
+        with self.publisher() as publisher:
+            return publisher.publish_items(catalogue.items()) + publisher.publish_new_items(catalogue.new_items())
+
+    def publish_model(self, catalogue: Catalogue, seed: int = 0) -> int:
+        """A checkpoint of random weights; its version."""
+        path = self.directory / "checkpoints" / f"random-{seed}.safetensors"
+        write_random_checkpoint(path, catalogue, seed)
+        with self.publisher() as publisher:
+            return publisher.publish_checkpoint_file(path).offset
+
+    def wait_live(self, version: int, child: Child | None = None) -> None:
+        """Until `version` is the live one."""
+
+        def is_live() -> bool:
+            assert child is None or child.alive(), f"{child.name} ended: {child.log_tail()}"
+            current = self.control_state().current
+            return current is not None and current.version == version
+
+        wait_until(is_live, _LIVE_S_MAX, f"version {version} to be live", poll_s=0.01)
+
+    def source_ends(self) -> dict[int, tuple[int, ...]]:
+        """End offsets of every shard's source topics, in the order of a delta header."""
+        ends = [end_offsets(self.bootstrap_servers, self.topic_prefix + topic) for topic in SHARD_TOPICS]
+        return {shard: tuple(by_partition[shard] for by_partition in ends) for shard in range(SHARDS)}
+
+    def delta_ends(self) -> dict[int, int]:
+        """End offsets of index-deltas."""
+        return end_offsets(self.bootstrap_servers, self.topic_prefix + INDEX_DELTAS)
+
+
+@contextmanager
+def open_bench_stage(keep: bool = False, **settings: str) -> Iterator[BenchStage]:
+    """A stage with its broker, removed at the end with everything in it."""
+    directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
+    stage = BenchStage(directory, IdKind.INT64, keep, settings=settings)
+    try:
+        stage.start_broker()
+        yield stage
+    finally:
+        stage.stop()
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_random_checkpoint(path: Path, catalogue: Catalogue, seed: int = 0) -> None:
+    """A checkpoint for the catalogue's schema with weights nobody trained."""
+    import torch
+
+    from schemas.model.checkpoint import write_checkpoint
+    from schemas.model.lsh import make_w_hash
+    from schemas.model.network import AifNetwork
+    from schemas.model.spec import ModelSpec
+
+    spec = ModelSpec(catalogue.schema, **{**MODEL_SIZES, **catalogue.model})
+    torch.manual_seed(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(path, AifNetwork(spec, make_w_hash(_W_HASH_SEED, spec.hash_bits, spec.schema.mm_width)), f"random-{seed}", {})
+
+
+# --- how far the workers are ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one record of index-deltas says: until when (ms, the producer's clock) which shard had applied up to which offsets."""
+
+    at_ms: int
+    shard: int
+    next_offsets: tuple[int, ...]
+
+
+class AppliedWatch:
+    """Follows index-deltas from now on, from before the workers are started. Use as a context manager."""
+
+    def __init__(self, stage: BenchStage) -> None:
+        self._stage = stage
+        self._follower = TopicFollower(stage.bootstrap_servers, INDEX_DELTAS, stage.delta_ends(), prefix=stage.topic_prefix)
+        self.seen: list[Applied] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._follower.close()
+
+    def poll(self, timeout_s: float = 0.05) -> None:
+        """Reads what is there."""
+        for record in self._follower.poll(1_000, timeout_s):
+            assert record.value is not None
+            header = decode_delta({}, record.value).header
+            self.seen.append(Applied(record.timestamp_ms, header.shard, header.next_offsets))
+
+    def wait(self, ends: Mapping[int, tuple[int, ...]], timeout_s: float = _APPLIED_S_MAX) -> None:
+        """Until every shard told that it applied up to `ends`."""
+
+        def reached() -> bool:
+            self.poll()
+            told = dict.fromkeys(ends, (0,) * len(SHARD_TOPICS))
+            for applied in self.seen:
+                told[applied.shard] = tuple(map(max, told[applied.shard], applied.next_offsets))
+            return all(a >= b for shard, wanted in ends.items() for a, b in zip(told[shard], wanted, strict=True))
+
+        wait_until(reached, timeout_s, f"{dict(ends)} to be applied", poll_s=0.1)
+
+
+def imported_at_s(child: Child) -> float:
+    """When a worker of `start_worker` had its imports, by the clock of this machine."""
+    stamps = [json.loads(line)["imported_at_s"] for line in child.log_path.read_text().splitlines() if line.startswith(_IMPORTED)]
+    return float(stamps[-1])
+
+
+def peak_rss_mb(child: Child) -> dict[str, float]:
+    """Largest resident memory so far, in MB, by role: the child itself, and the largest of the processes that it started."""
+    peaks = {"self": 0.0, "children": 0.0}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        except OSError:  # it has just ended
+            continue
+        role = {fields["Pid"].strip(): "self", fields["PPid"].strip(): "children"}.get(str(child.pid))
+        if role is not None and "VmHWM" in fields:  # a process that just ends has no memory
+            peaks[role] = max(peaks[role], int(fields["VmHWM"].split()[0]) / 1024)
+    return peaks
+
+
+def tell(message: str, began: float | None = None) -> float:
+    """A line of progress on standard error; returns now, for the next one."""
+    now = time.monotonic()
+    say(message if began is None else f"{message} ({now - began:.1f} s)")
+    return now

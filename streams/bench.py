@@ -1,0 +1,223 @@
+"""`aif bench nearline`: what the nearline path makes of a catalogue, beside the bare network on the same rows in the same process.
+
+    full build      a shard's checkpoint in, the rows of its full part out (streams/builder.py), in this process
+    floor           the item network alone, in the same blocks and arithmetic, on features that are tensors already
+    increments      a real worker on a real broker: price changes of a live version, one update per record and 256 per record
+    start           a worker with that catalogue in its shards: from the end of its imports to the first batch it applied
+
+Not here: freshness, crashes, sizes (infra/bench). The rates of increments come from what the worker tells readers: offsets and times of index-deltas.
+"""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infra.bench.report import Figures
+from infra.bench.stage import AppliedWatch, BenchStage, imported_at_s, open_bench_stage, peak_rss_mb, tell, write_random_checkpoint
+from infra.clock import SystemClock
+from infra.data.catalogue import Catalogue
+from infra.data.open_catalogue import open_world
+from infra.kafka.reader import SourceRecord
+from schemas.events import ItemFeaturesRecord, NewItemsRecord, encode_record
+from schemas.features import encode_features
+from schemas.ids import IdKind
+from schemas.index.control import Init
+from schemas.limits import UPDATES_PER_RECORD_MAX
+from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from schemas.model.encode_rows import encode_rows
+from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from streams.builder import encode_blocks
+from streams.encoder import RowEncoder
+from streams.shard import Shard, open_shard
+from streams.shard_reader import ShardReader, open_shard_reader
+
+_ROUNDS = 3  # floor and build in turns, the best of each: other processes share the machine
+_FP32_BLOCK_ROWS = 4_096
+_APPLY_RECORDS = 4
+
+
+def measure_nearline(items: int, updates: int) -> Figures:
+    """Every figure of the bench on a world of `items` items, with `updates` increments of each kind."""
+    figures = Figures("bench nearline", {"items": items, "updates": updates})
+    catalogue = open_world(items)
+    with tempfile.TemporaryDirectory(prefix="aif-bench-") as folder:
+        _measure_build(Path(folder), catalogue, figures)
+    with open_bench_stage() as stage:
+        _measure_worker(stage, catalogue, updates, figures)
+    return figures
+
+
+# --- full build, in this process -------------------------------------------------------------------------------------------
+
+
+def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None:
+    torch.set_num_threads(1)  # as in a builder process
+    write_random_checkpoint(folder / "model.safetensors", catalogue)
+    checkpoint = read_checkpoint(folder / "model.safetensors")
+    began = tell("fill a shard")
+    seconds = fill_shard(folder / "shard", catalogue, folder / "checkpoint")
+    tell("shard filled", began)
+    encoder, rates = RowEncoder(0, checkpoint), _Rates()
+    for _ in range(_ROUNDS):
+        with open_shard_reader(folder / "checkpoint") as reader:
+            rates.take("build", lambda reader=reader: _build(encoder, reader))  # type: ignore[misc]
+        with open_shard_reader(folder / "checkpoint") as reader:
+            _take_floors(checkpoint, reader, rates)
+    figures.add("full_items_per_s", rates.best["build"], "items/s")
+    figures.add("floor_items_per_s", rates.best["floor"], "items/s")
+    figures.add("full_over_floor", rates.best["build"] / rates.best["floor"], "ratio")
+    figures.add("floor_fp32_items_per_s", rates.best["floor_fp32"], "items/s")
+    figures.add("fold_updates_per_s", 2 * catalogue.item_count / seconds, "updates/s")
+
+
+def fill_shard(directory: Path, catalogue: Catalogue, checkpoint: Path) -> float:
+    """One shard with the whole catalogue and a checkpoint of it; seconds that `Shard.apply` took, without a version."""
+    init = Init(1, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})
+    shard, seconds = open_shard(directory, 0, init, SystemClock()), 0.0
+    try:
+        for topic, record_type, events in (
+            (ITEM_FEATURES, ItemFeaturesRecord, catalogue.items()),
+            (NEW_ITEMS, NewItemsRecord, catalogue.new_items()),
+        ):
+            records = _records(topic, record_type, events)
+            while batch := list(itertools.islice(records, _APPLY_RECORDS)):
+                seconds += _timed(shard, batch)
+        shard.create_checkpoint(checkpoint)
+    finally:
+        shard.close()
+    return seconds
+
+
+def _timed(shard: Shard, batch: list[SourceRecord]) -> float:
+    began = time.perf_counter()
+    shard.apply(batch)
+    return time.perf_counter() - began
+
+
+def _records(topic: str, record_type: Callable[..., Any], events: Iterable[Any]) -> Iterator[SourceRecord]:
+    remaining = iter(events)
+    for offset in itertools.count():
+        updates = list(itertools.islice(remaining, UPDATES_PER_RECORD_MAX))
+        if not updates:
+            return
+        yield SourceRecord(topic, 0, offset, b"", encode_record(record_type(updates=updates)), (), 0)
+
+
+class _Rates:
+    """The best rate of each thing that was measured in turns."""
+
+    def __init__(self) -> None:
+        self.best: dict[str, float] = {}
+
+    def take(self, name: str, work: Callable[[], int]) -> None:
+        began = time.perf_counter()
+        rows = work()
+        self.best[name] = max(self.best.get(name, 0.0), rows / (time.perf_counter() - began))
+
+
+def _build(encoder: RowEncoder, reader: ShardReader) -> int:
+    """What a builder does up to the bytes of its file, which are written at disk speed."""
+    return sum(len(block) for block in encode_blocks(encoder, reader.scan_items()))
+
+
+def _take_floors(checkpoint: Checkpoint, reader: ShardReader, rates: _Rates) -> None:
+    """The network alone: as rows are encoded (fp64 in blocks of 256), and in fp32 at whatever block is fast, whose bits could not be kept."""
+    schema = checkpoint.spec.schema
+    raw = [
+        {**item.raw_features, schema.multimodal: item.embedding} if schema.multimodal else item.raw_features for item in reader.scan_items()
+    ]
+    block = encode_features(schema.item_half_inputs, raw)
+    rates.take("floor", lambda: len(encode_rows(checkpoint.network, block).vectors_RD))
+    tensors = FeatureTensors.from_block(block)
+    rates.take("floor_fp32", lambda: _run_fp32(checkpoint, tensors, len(raw)))
+
+
+@torch.inference_mode()
+def _run_fp32(checkpoint: Checkpoint, tensors: FeatureTensors, rows: int) -> int:
+    for at in range(0, rows, _FP32_BLOCK_ROWS):
+        checkpoint.network.item_half(map_tensors(tensors, lambda t, at=at: t[at : at + _FP32_BLOCK_ROWS]))  # type: ignore[misc]
+    return rows
+
+
+# --- increments and start, a real worker -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of a worker over records that waited for it."""
+
+    updates_per_s: float
+    start_s: float
+    peak_rss_mb: float
+    builder_rss_mb: float
+
+
+def _measure_worker(stage: BenchStage, catalogue: Catalogue, updates: int, figures: Figures) -> None:
+    began = tell("publish the catalogue")
+    stage.publish_catalogue(catalogue)
+    version = stage.publish_model(catalogue)
+    began = tell("worker: full build of a version", began)
+    with AppliedWatch(stage) as watch:
+        worker = stage.start_worker()
+        stage.wait_live(version, worker)
+        watch.wait(stage.source_ends())
+    peaks = peak_rss_mb(worker)
+    stage.stop_worker(worker)
+    began = tell("worker: one update per record", began)
+    single = _run_worker(stage, lambda: _publish_single(stage, catalogue, updates))
+    began = tell("worker: 256 updates per record", began)
+    batched = _run_worker(stage, lambda: _publish_batched(stage, catalogue, updates))
+    tell("done", began)
+    figures.add("single_events_per_s", single.updates_per_s, "updates/s")
+    figures.add("batched_items_per_s", batched.updates_per_s, "updates/s")
+    figures.add("peak_rss_mb", max(peaks["self"], single.peak_rss_mb, batched.peak_rss_mb), "MB")
+    figures.add("builder_peak_rss_mb", peaks["children"], "MB")
+    figures.add("start_s", single.start_s, "s")
+
+
+def _publish_single(stage: BenchStage, catalogue: Catalogue, updates: int) -> int:
+    with stage.publisher() as publisher:
+        for update in catalogue.price_changes(updates, 1):
+            publisher.publish_update(update)
+    return updates
+
+
+def _publish_batched(stage: BenchStage, catalogue: Catalogue, updates: int) -> int:
+    with stage.publisher() as publisher:
+        return publisher.publish_items(catalogue.price_changes(updates, 2))
+
+
+def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
+    """Publishes while no worker runs, then lets one catch up."""
+    before, updates = stage.source_ends(), publish()
+    after = stage.source_ends()
+    with AppliedWatch(stage) as watch:
+        worker = stage.start_worker()
+        watch.wait(after)
+        peaks = peak_rss_mb(worker)
+        stage.stop_worker(worker)
+        watch.poll()
+    per_record = updates / sum(after[shard][0] - before[shard][0] for shard in after)
+    moments = [(a.at_ms, a.shard, a.next_offsets[0]) for a in watch.seen if a.next_offsets[0] > before[a.shard][0]]
+    rate = _rate(moments, {shard: offsets[0] for shard, offsets in before.items()}) * per_record
+    return _Run(rate, min(at_ms for at_ms, _, _ in moments) / 1000 - imported_at_s(worker), peaks["self"], peaks["children"])
+
+
+def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:
+    """Records per second between the first moment told and the first at which all is applied; what was there at the first does not count."""
+    told, ends = dict(before), {shard: max(n for _, s, n in moments if s == shard) for shard in {s for _, s, _ in moments}}
+    first: tuple[int, int] | None = None
+    for at_ms, shard, offset in sorted(moments):
+        told[shard] = max(told[shard], offset)
+        first = first or (at_ms, sum(told.values()))
+        if all(told[s] >= end for s, end in ends.items()):
+            return float(np.divide(sum(told.values()) - first[1], max(at_ms - first[0], 1))) * 1_000
+    raise AssertionError("the ends were told, so the loop returned")

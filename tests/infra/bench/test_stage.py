@@ -1,0 +1,29 @@
+"""The stage of the benches: a model nobody trained, and memory of a child and of what it started."""
+
+import sys
+from pathlib import Path
+
+from infra.bench.stage import peak_rss_mb, write_random_checkpoint
+from infra.data.open_catalogue import open_world
+from infra.processes import start_child, wait_until
+from schemas.model.checkpoint import read_checkpoint
+
+
+def test_a_random_model_passes_every_check_and_its_seed_decides_its_bytes(tmp_path: Path) -> None:
+    catalogue = open_world(100)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_random_checkpoint(tmp_path / name, catalogue, seed)
+    assert read_checkpoint(tmp_path / "a").spec.width == 32
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+def test_memory_is_told_apart_by_child_and_grandchildren(tmp_path: Path) -> None:
+    grandchild = "x = bytearray(60 << 20); print('up', flush=True); import time; time.sleep(60)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    child = start_child("sleeper", [sys.executable, "-c", code], tmp_path / "log")
+    try:
+        wait_until(lambda: "up" in (tmp_path / "log").read_text(), 30, "the grandchild")
+        peaks = peak_rss_mb(child)
+    finally:
+        child.kill()
+    assert peaks["children"] > 60 > peaks["self"] > 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.index.manifest import Part, Seal
+from schemas.index.snapshot import ShardSnapshot
 from schemas.limits import ROWS_PER_FILE_BLOCK
 
 SLICE_ROWS = 8 * ROWS_PER_FILE_BLOCK
@@ -46,12 +47,26 @@ class SealJob:
     checkpoint_directory: str = ""
 
 
-Job = BuildJob | SealJob
-Result = BuildResult | Seal
+@dataclass(frozen=True, slots=True)
+class SnapshotJob:
+    """Which shard's checkpoint to put into the store as a snapshot; the other fields are what the checkpoint says of itself."""
+
+    shard: int
+    identity: str
+    next_offsets: Mapping[str, int]
+    updates: int
+    parts: tuple[str, ...]
+    checkpoint_directory: str
+
+
+Job = BuildJob | SealJob | SnapshotJob
+Result = BuildResult | Seal | ShardSnapshot
 
 
 def describe_job(job: Job) -> str:
     """A job for people."""
+    if isinstance(job, SnapshotJob):
+        return f"snapshot of shard {job.shard}"
     doing = f"seal of revision {job.revision}" if isinstance(job, SealJob) else "build"
     return f"{doing} of version {job.version}, shard {job.shard}"
 

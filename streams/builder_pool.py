@@ -2,7 +2,7 @@
 
 Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py).
 Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again; the others go on. No child outlives this
-process (infra/processes.py). Seals go before builds, so that revisions of what is live never queue behind a new version (B4).
+process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
 """
 
 import itertools
@@ -20,10 +20,10 @@ from typing import Self
 from infra.processes import Child, start_child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
-from streams.build_jobs import Done, Failed, Job, Result, RowsDone, SealJob, describe_job
+from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
 
 _POLL_S = 0.1
-_SEALS_FIRST, _BUILDS_AFTER, _END = 0, 1, 2
+_SEALS_FIRST, _BUILDS_AFTER, _END = 0, 1, 2  # snapshots are as short as seals
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class BuilderPool:
     def submit(self, job: Job) -> Ticket:
         """Queues a job. The future ends with its result, or one of our errors."""
         ticket = Ticket(job)
-        self._queue.put((_SEALS_FIRST if isinstance(job, SealJob) else _BUILDS_AFTER, next(self._numbers), ticket))
+        self._queue.put((_BUILDS_AFTER if isinstance(job, BuildJob) else _SEALS_FIRST, next(self._numbers), ticket))
         return ticket
 
     def close(self) -> None:

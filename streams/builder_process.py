@@ -1,6 +1,6 @@
 """A builder process: takes jobs from its parent over a private socket, one after the other, until the parent is gone.
 
-Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py), the parent's side (builder_pool.py).
+Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py, shard_snapshot.py), the parent's side (builder_pool.py).
 Started as `python -m streams.builder_process FD STORE_URL`, early, because loading torch takes seconds. It stays alive between versions and
 ends when the socket closes; the kernel kills it when the parent dies. One torch thread: parallelism is more processes, and a row's bits do
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
@@ -14,16 +14,19 @@ import torch
 
 from infra.index_store import IndexStore, open_index_store
 from schemas.errors import AifError
-from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
+from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
 from streams.builder import Progress, build_full_part
 from streams.encoder import EncoderCache
 from streams.sealer import write_seal
+from streams.shard_snapshot import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
 
 
 def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progress) -> Result:
     """One job, from its checkpoint to its result."""
+    if isinstance(job, SnapshotJob):
+        return write_snapshot(store, job)
     encoder = encoders.get(job.version, job.checkpoint_sha256)
     if isinstance(job, BuildJob):
         return build_full_part(store, encoder, job, progress)

@@ -12,19 +12,20 @@ from itertools import groupby
 from pathlib import Path
 
 from infra.clock import Clock
+from infra.index_store import IndexStore
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible
 from schemas.index.control import Init
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
 from streams.core.gaps import GapWatch, Partition, plan_runs
-from streams.shard_start import fetch_log_ranges, start_shard
+from streams.shard_start import LogRange, fetch_log_ranges, start_shard
 from streams.shard_task import ShardTask
 
 _log = logging.getLogger("aif.streams.owned")
 
 
 class OwnedShards:
-    """Lives in the worker's event loop; `tasks` may be read by any thread."""
+    """Lives in the worker's event loop; `tasks` may be read by any thread. `store` has the snapshots that a shard may start from."""
 
     def __init__(
         self,
@@ -36,9 +37,10 @@ class OwnedShards:
         make_task: Callable[..., ShardTask],
         next_checkpoint_offset: Callable[[], int],
         on_opened: Callable[[], None] = lambda: None,
+        store: IndexStore | None = None,
     ) -> None:
         self._bootstrap, self._prefix, self._folder = bootstrap, prefix, folder
-        self._init, self._clock = init, clock
+        self._init, self._clock, self._store = init, clock, store
         self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
         self._tasks: dict[int, ShardTask] = {}
         self._gaps = GapWatch()
@@ -71,8 +73,8 @@ class OwnedShards:
         self._on_opened()
         return offsets
 
-    def _open(self, number: int, log: Mapping[str, object]) -> None:
-        shard = start_shard(self._folder / f"{number:05d}", number, self._init, self._clock, log)  # type: ignore[arg-type]
+    def _open(self, number: int, log: Mapping[str, LogRange]) -> None:
+        shard = start_shard(self._folder / f"{number:05d}", number, self._init, self._clock, log, self._store)
         self._tasks[number] = self._make_task(shard)
 
     def begin_close(self) -> None:

@@ -1,9 +1,9 @@
 """The life of versions, driven: what the control log wants and what the owned shards have are brought together, one step after the other.
 
 Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (core/versions.py), the work of builders (builder.py, sealer.py),
-manifest and entries (publication.py).
+manifest and entries (publication.py), what builders are at (running_jobs.py).
 
-    for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted
+    for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted; take a snapshot when due
     for the index            manifest -> publish -> promote; want a revision when the last publish is old
 
 Invariants:
@@ -17,23 +17,19 @@ Not yet: a revision reuses the full part and exports a new incremental part; rew
 the revive of frozen versions (B11), come later.
 """
 
-import shutil
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from infra.clock import Clock
 from infra.control_log import ControlLog
-from infra.index_parts import new_unique
 from infra.index_store import IndexStore
-from schemas.errors import AifError, Unavailable
+from schemas.errors import AifError
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus
+from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import RESEAL_INTERVAL_HOURS
-from streams.build_jobs import BuildJob, BuildResult, Job, SealJob, describe_job
-from streams.builder_pool import Ticket
+from streams.build_jobs import BuildJob, BuildResult, Job, SealJob, SnapshotJob
 from streams.core.shard_state import ShardVersion
 from streams.core.versions import (
     Build,
@@ -51,29 +47,10 @@ from streams.core.versions import (
 from streams.encoders import Encoder, Encoders
 from streams.log_ends import LogEnds
 from streams.publication import Publication
+from streams.running_jobs import Builders, JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.sealer import prepare_seal
 from streams.shard import Shard
-
-T = TypeVar("T")
-
-_SHARD_STEP_S_MAX = 60.0
-
-
-class OwnedShard(Protocol):
-    """What is needed of a shard's serial task (streams/shard_task.py)."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def admitted(self) -> bool: ...
-    def admit(self) -> None: ...
-    def submit(self, step: Callable[[Shard], T], /) -> "Future[T]": ...
-
-
-class Builders(Protocol):
-    """What is needed of the builder processes (streams/builder_pool.py)."""
-
-    def submit(self, job: Job, /) -> Ticket: ...
+from streams.snapshot_keeper import SNAPSHOT, SnapshotKeeper, SnapshotTimes, prepare_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +60,7 @@ class ReconcileSettings:
     reseal_interval_s: float = RESEAL_INTERVAL_HOURS * 3600.0
     build_stall_s_max: float = 600.0
     retry_s: float = 2.0
+    snapshots: SnapshotTimes = field(default_factory=SnapshotTimes)
 
 
 @dataclass
@@ -101,16 +79,6 @@ class StepReport:
     def count(self, kind: str) -> None:
         """One more of `kind`."""
         self.done[kind] = self.done.get(kind, 0) + 1
-
-
-@dataclass
-class _Running:
-    """A job that a builder has, for the shard task that owned the shard when it began."""
-
-    ticket: Ticket
-    task: OwnedShard
-    directory: Path
-    began: float
 
 
 class Reconciler:
@@ -135,13 +103,13 @@ class Reconciler:
     ) -> None:
         self._control_log, self._clock, self._settings = control_log, clock, settings
         self._owned, self._builders, self._log_ends = owned, builders, log_ends
-        self._scratch, self._announce = scratch, announce
+        self._announce = announce
         self._encoders = encoders
         self._publication = Publication(control_log, store, clock, by)
-        self._running: dict[tuple[int, int], _Running] = {}  # by (shard, version)
+        self._jobs = RunningJobs(builders, clock, scratch)  # by (shard, version)
+        self._snapshots = SnapshotKeeper(store, clock, settings.snapshots)
         self._retry_at: dict[Hashable, float] = {}
         self._report = StepReport()
-        shutil.rmtree(scratch, ignore_errors=True)
 
     def step(self) -> StepReport:
         """One round. Raises what reading the control log raises (Unavailable, Corrupted); everything else is in the report."""
@@ -152,7 +120,7 @@ class Reconciler:
             return report
         for task in self._owned():
             self._guard(("shard", task.number), lambda task=task: self._step_shard(state, task))  # type: ignore[misc]
-        self._drop_lost_jobs()
+        self._jobs.drop_lost({task.number for task in self._owned()})
         sealed: dict[Revision, list[int]] = {}
         for wanted in plan_publications(state):
             self._guard(wanted, lambda wanted=wanted: self._publish(state, wanted, sealed))  # type: ignore[misc]
@@ -188,17 +156,25 @@ class Reconciler:
             self._guard(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
         if not task.admitted and state.init is not None:
             self._admit(state, task, failed_before)
+        if task.admitted and state.init is not None and not self._jobs.has(key := (task.number, SNAPSHOT)):
+            self._guard(key, lambda: self._snapshot(key, task))
+
+    def _snapshot(self, key: JobKey, task: OwnedShard) -> None:
+        if self._snapshots.is_due(task):
+            init = self._control_log.state.init
+            assert init is not None
+            self._jobs.begin(key, task, lambda directory: prepare_snapshot(task, init, directory))
 
     def _fingerprint(self, state: ControlState) -> str:
         """This process's encoder, asked for only when a version needs it: it loads torch."""
         return self._encoders.fingerprint if state.receiving else ""
 
     def _facts(self, task: OwnedShard) -> ShardFacts:
-        return _on(task, lambda shard: ShardFacts(shard.number, shard.next_offsets, shard.versions))
+        return on_shard(task, lambda shard: ShardFacts(shard.number, shard.next_offsets, shard.versions))
 
     def _attach_encoders(self, state: ControlState, task: OwnedShard) -> None:
         """After a reopen. A version of another encoder (the process moved to another machine) is marked behind."""
-        for version in _on(task, Shard.needs_encoders):
+        for version in on_shard(task, Shard.needs_encoders):
             if version.version not in state.versions:
                 self._report.errors.append(
                     f"shard {task.number} has version {version.version}, which the control log does not: another index store?"
@@ -207,7 +183,7 @@ class Reconciler:
                 self._perform(state, task, MarkBehind(task.number, version.version))
             elif version.version in {s.version for s in state.receiving}:
                 encoder = self._encoders.get(version.version, version.checkpoint_sha256)
-                _on(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
+                on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
 
     def _admit(self, state: ControlState, task: OwnedShard, failed_before: int) -> None:
         """Lets batches in, unless a version that servers may follow could not be started. One that only builds may start later."""
@@ -226,20 +202,20 @@ class Reconciler:
             case Start(_, version, behind):
                 self._start(state.versions[version], task, behind)
             case Stop(shard, version):
-                self._abandon(shard, version)
-                _on(task, lambda s: s.stop_version(version))
+                self._jobs.abandon((shard, version))
+                on_shard(task, lambda s: s.stop_version(version))
                 self._tell("stopped", version, shard=shard)
             case MarkBehind(shard, version):
-                _on(task, lambda s: s.update_version(version, behind=True))
+                on_shard(task, lambda s: s.update_version(version, behind=True))
                 self._tell("behind", version, shard=shard, reason=f"this worker's encoder is {self._encoders.fingerprint}")
             case Build(shard, version) | SealShard(shard, version):
-                if (shard, version) not in self._running:
+                if not self._jobs.has((shard, version)):
                     self._begin(state.versions[version], task, action)
 
     def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:
         encoder = self._encoders.get(status.version, status.checkpoint_sha256)
         ends = self._log_ends.sources_end(task.number)
-        _on(task, lambda shard: shard.start_version(encoder, ends, behind=behind))
+        on_shard(task, lambda shard: shard.start_version(encoder, ends, behind=behind))
         self._tell("behind" if behind else "building", status.version, shard=task.number)
 
     # --- builders ------------------------------------------------------------------------------------------------------
@@ -247,76 +223,42 @@ class Reconciler:
     def _begin(self, status: VersionStatus, task: OwnedShard, action: Build | SealShard) -> None:
         """Takes a checkpoint of the shard and hands the job to a builder."""
         shard, version = action.shard, action.version
-        directory = self._scratch / f"{shard:05d}-{version}-{new_unique()}"
         common = (status.checkpoint_sha256, status.encoder_fingerprint)
 
-        def create_checkpoint(into: Path) -> None:
-            _on(task, lambda s: s.create_checkpoint(into))
-
-        try:
-            job: Job
+        def prepare(directory: Path) -> Job:
             if isinstance(action, Build):
-                create_checkpoint(directory)
-                job = BuildJob(version, shard, *common, str(directory))
-            else:
-                full = _on(task, lambda s: s.versions[version].full)
-                assert full is not None, action
-                unprepared = SealJob(version, action.revision, shard, *common, full)
-                job = prepare_seal(unprepared, lambda: self._log_ends.deltas_end(shard), create_checkpoint, directory)
-            self._running[shard, version] = _Running(self._builders.submit(job), task, directory, self._clock.monotonic())
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+                create_checkpoint(task, directory)
+                return BuildJob(version, shard, *common, str(directory))
+            full = on_shard(task, lambda s: s.versions[version].full)
+            assert full is not None, action
+            unprepared = SealJob(version, action.revision, shard, *common, full)
+            return prepare_seal(unprepared, lambda: self._log_ends.deltas_end(shard), lambda into: create_checkpoint(task, into), directory)
+
+        self._jobs.begin((shard, version), task, prepare)
         self._report.count("build_begun" if isinstance(action, Build) else "seal_begun")
 
     def _collect(self, task: OwnedShard) -> None:
         """Takes in what builders have finished for this shard, and raises the alarm for what stands still (B4)."""
-        for (shard, version), running in list(self._running.items()):
-            if shard != task.number:
-                continue
-            if running.task is not task:
-                self._abandon(shard, version)
-            elif running.ticket.future.done():
-                del self._running[shard, version]
-                shutil.rmtree(running.directory, ignore_errors=True)
-                self._guard((shard, version, "result"), lambda running=running: self._take_in(running))  # type: ignore[misc]
-            else:
-                self._check_stall(running)
+        for running in self._jobs.take_finished(task):
+            self._guard((task.number, running.key, "result"), lambda running=running: self._take_in(running))  # type: ignore[misc]
+        self._report.alarms += self._jobs.stalled(task, self._settings.build_stall_s_max)
 
-    def _take_in(self, running: _Running) -> None:
+    def _take_in(self, running: RunningJob) -> None:
         job, task = running.ticket.job, running.task
         if running.ticket.future.cancelled():
             return
         result = running.ticket.future.result()
-        if isinstance(job, BuildJob):
-            assert isinstance(result, BuildResult)
-            if _on(task, lambda shard: _accept_full(shard, job.version, result)):
-                self._report.build_seconds.append(self._clock.monotonic() - running.began)
-                self._tell("built", job.version, shard=job.shard)
-        else:
-            _on(task, lambda shard: _accept_seal(shard, job))
-            self._tell("sealed", job.version, job.revision, job.shard)
-
-    def _check_stall(self, running: _Running) -> None:
-        ticket, job = running.ticket, running.ticket.job
-        if ticket.progress_at is not None and self._clock.monotonic() - ticket.progress_at > self._settings.build_stall_s_max:
-            self._report.alarms.append(
-                f"no progress for {self._settings.build_stall_s_max:g} s: {describe_job(job)}, {ticket.rows} rows done; "
-                f"to give it up: aif index abort {job.version}"
-            )
-
-    def _abandon(self, shard: int, version: int) -> None:
-        running = self._running.pop((shard, version), None)
-        if running is not None:
-            running.ticket.abandon()
-            shutil.rmtree(running.directory, ignore_errors=True)
-
-    def _drop_lost_jobs(self) -> None:
-        """Jobs of shards that this process does not own any more."""
-        owned = {task.number for task in self._owned()}
-        for shard, version in list(self._running):
-            if shard not in owned:
-                self._abandon(shard, version)
+        match job, result:
+            case BuildJob(), BuildResult():
+                if on_shard(task, lambda shard: _accept_full(shard, job.version, result)):
+                    self._report.build_seconds.append(self._clock.monotonic() - running.began)
+                    self._tell("built", job.version, shard=job.shard)
+            case SealJob(), _:
+                on_shard(task, lambda shard: _accept_seal(shard, job))
+                self._tell("sealed", job.version, job.revision, job.shard)
+            case SnapshotJob(), ShardSnapshot():
+                self._snapshots.taken(result)
+                self._report.count("snapshot")
 
     # --- the index -----------------------------------------------------------------------------------------------------
 
@@ -348,19 +290,7 @@ class Reconciler:
 
     def close(self) -> None:
         """Gives up what is running; the next owner of the shards does it again."""
-        for shard, version in list(self._running):
-            self._abandon(shard, version)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _on(task: OwnedShard, step: Callable[[Shard], T]) -> T:
-    """Runs a step between two micro-batches of a shard and waits for it."""
-    try:
-        return task.submit(step).result(_SHARD_STEP_S_MAX)
-    except TimeoutError as error:
-        raise Unavailable(
-            "shard_busy", f"shard {task.number} did not get to a step in {_SHARD_STEP_S_MAX:g} s; look at its batches"
-        ) from error
+        self._jobs.close()
 
 
 def _accept_full(shard: Shard, version: int, result: BuildResult) -> bool:

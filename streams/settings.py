@@ -10,6 +10,7 @@ from pydantic import Field
 from infra.folders import user_data_dir
 from infra.settings import ProcessSettings, Section
 from schemas.limits import MICRO_BATCH_RECORDS_MAX
+from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 
 
 class WorkerSection(Section):
@@ -30,6 +31,9 @@ class BuildSection(Section):
     processes: int = Field(1, ge=1, le=256)  # builder processes of one worker; they stay alive between versions
     revise_every_s: float = Field(24 * 3600.0, ge=1.0)  # age of a published version at which its next revision is wanted
     stall_s_max: float = Field(600.0, ge=1.0)  # a build without progress for so long raises an alarm
+    # Snapshots of shards, for an owner without the directory: one an hour, sooner after so many updates. At most half of the topics' retention.
+    snapshot_every_s: float = Field(3600.0, ge=1.0, le=SNAPSHOT_INTERVAL_HOURS * 3600.0)
+    snapshot_every_updates: int = Field(200_000, ge=1)
     # Folders from which announced checkpoints may be read; nothing else on this machine is, and no link is followed.
     checkpoint_roots: tuple[Path, ...] = Field(default_factory=lambda: (user_data_dir() / "checkpoints",))
     checkpoint_fetch_s_max: float = Field(60.0, ge=0.1)  # a checkpoint that cannot be read for so long is rejected

@@ -1,13 +1,22 @@
 """The start of a shard: where its data comes from, and the checks before the first record is applied (protocol A7).
 
-    the directory, else offset 0 if the log still starts at 0, else a named refusal (a snapshot to start from comes with retention)
+    the directory, else the newest snapshot that the log can complete, else offset 0 if the log still starts at 0, else a named refusal
 
-Here: opening, setting a damaged directory aside, the comparison with the log. Not here: versions and their encoders (streams/reconcile.py), topic ids
-(the index's identity is compared by infra/control_log.py and is inside the directory).
-Invariant: never a silent earliest or latest: a shard goes on exactly at its next offset, or says why not.
+Here: the choice, setting a directory that fails aside, the comparison with the log. Not here: the files of snapshots (shard_snapshot.py), versions and
+their encoders (streams/reconcile.py), topic ids (the index's identity is compared by infra/control_log.py and is inside directory and snapshot).
+
+    the directory ...                      then
+    is of another index or shard           refused (`other_shard`): it is somebody's data
+    does not open                          set aside, the next source
+    needs records that the log lost        set aside if a snapshot can start, else refused (`log_gone`)
+    is ahead of the log                    refused (`log_shorter`): another log, or one that lost its end
+
+Invariants: never a silent earliest or latest: a shard goes on exactly at its next offset, or says why not, and why no snapshot helped. A shard that was
+opened may be behind its former self, so it seals nothing before it has applied what the log held at this moment.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +24,15 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.files import fsync_folder
+from infra.index_store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
+from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
+from streams.core.shard_state import encode_identity
 from streams.shard import Shard, open_shard
+from streams.shard_snapshot import FoundSnapshot, list_snapshots, restore_snapshot
 
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1
@@ -43,24 +56,117 @@ def fetch_log_ranges(bootstrap: str, prefix: str) -> dict[str, dict[int, LogRang
     return ranges
 
 
-def start_shard(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange]) -> Shard:
-    """Opens shard `number` and checks that the log holds what it needs next. `log` is of its partition, by topic.
+def start_shard(
+    directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None = None
+) -> Shard:
+    """Opens shard `number` and checks that the log holds what it needs next. `log` is of its partition, by topic; `store` has its snapshots.
 
-    Raises Incompatible (`log_gone`, `log_shorter`, `other_shard`), Unavailable (`database_locked` after a minute).
+    Raises Incompatible (`log_gone`, `log_shorter`, `other_shard`), Unavailable (`database_locked` after a minute, or the store does not answer).
     """
-    try:
-        shard = _open_waiting(directory, number, init, clock)
-    except Corrupted as error:
-        aside = _set_aside(directory)
-        _log.error("shard %d does not open (%s); its directory is now %s, it is rebuilt from the log", number, error, aside)
+    shard = _open_directory(directory, number, init, clock, log, store) or _restore(directory, number, init, clock, log, store)
+    if shard is None:
         shard = open_shard(directory, number, init, clock)
     try:
-        for topic, next_offset in shard.next_offsets.items():
-            check_log(number, topic, next_offset, log[topic])
+        _check_logs(shard, log)
+        _note_ends(shard, log)
     except BaseException:
         shard.close()
         raise
     return shard
+
+
+def _open_directory(
+    directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None
+) -> Shard | None:
+    """The shard in its directory; None if there is none, or if it was set aside."""
+    if not (directory / "CURRENT").exists() and not _has_files(directory):
+        return None
+    try:
+        shard = _open_waiting(directory, number, init, clock)
+    except Corrupted as error:
+        _log.error("shard %d does not open (%s); its directory is now %s", number, error, _set_aside(directory))
+        return None
+    try:
+        _check_logs(shard, log)
+    except Incompatible as error:
+        shard.close()
+        if error.code != "log_gone" or not _usable_snapshots(number, init, log, store)[0]:
+            raise
+        _log.error("%s; its directory is now %s, it starts from a snapshot", error, _set_aside(directory))
+        return None
+    return shard
+
+
+def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None) -> Shard | None:
+    """The shard from the newest snapshot that restores and opens. None if there is none and the log still starts at 0."""
+    usable, refused = _usable_snapshots(number, init, log, store)
+    for found in usable:
+        assert store is not None
+        try:
+            if _has_files(directory):
+                _set_aside(directory)
+            shutil.rmtree(directory, ignore_errors=True)
+            restore_snapshot(store, found.snapshot, directory)
+            shard = open_shard(directory, number, init, clock)
+        except (Corrupted, Unavailable) as error:
+            if isinstance(error, Unavailable) and error.code != "missing_file":
+                raise
+            refused.append(f"{found.snapshot.directory}: {error}")
+            _log.error("shard %d does not start from %s: %s", number, found.snapshot.directory, error)
+            continue
+        _log.info("shard %d starts from snapshot %s at %s", number, found.snapshot.unique, shard.next_offsets)
+        return shard
+    gone = {topic: r.start for topic, r in log.items() if r.start > 0}
+    if gone:
+        tried = "; ".join(refused) or "the index store has no snapshot of it"
+        raise Incompatible(
+            "log_gone",
+            f"shard {number} has no directory here and the log starts at {gone}, not at 0; {tried}. Start the worker that has its directory, restore "
+            "a snapshot into the index store, or publish the catalogue again into a new index",
+        )
+    return None
+
+
+def _usable_snapshots(
+    number: int, init: Init, log: Mapping[str, LogRange], store: IndexStore | None
+) -> tuple[list[FoundSnapshot], list[str]]:
+    """Snapshots of this very shard that the log completes, the least to replay first; and why the others are not."""
+    if store is None:
+        return [], []
+    found, refused = list_snapshots(store, number)
+    usable = []
+    for one in found:
+        misfit = _find_misfit(one.snapshot, number, init, log)
+        if misfit:
+            refused.append(f"{one.snapshot.directory}: {misfit}")
+        else:
+            usable.append(one)
+    return usable, refused
+
+
+def _find_misfit(snapshot: ShardSnapshot, number: int, init: Init, log: Mapping[str, LogRange]) -> str:
+    """Why a shard cannot start from a snapshot; empty when it can."""
+    if snapshot.identity != (expected := encode_identity(number, init).decode()):
+        return f"it belongs to {snapshot.identity}, expected {expected}"
+    try:
+        for topic in SHARD_TOPICS:
+            check_log(number, topic, snapshot.next_offsets[topic], log[topic])
+    except Incompatible as error:
+        return error.code + ": " + error.message
+    return ""
+
+
+def _check_logs(shard: Shard, log: Mapping[str, LogRange]) -> None:
+    for topic, next_offset in shard.next_offsets.items():
+        check_log(shard.number, topic, next_offset, log[topic])
+
+
+def _note_ends(shard: Shard, log: Mapping[str, LogRange]) -> None:
+    """Versions of a shard that is behind the log seal only after they caught up with it."""
+    for version in shard.versions.values():
+        ends = {topic: max(version.want_end_offsets.get(topic, 0), log[topic].end) for topic in SHARD_TOPICS}
+        if any(shard.next_offsets[topic] < end for topic, end in ends.items()):
+            shard.update_version(version.version, want_end_offsets=ends)
 
 
 def check_log(number: int, topic: str, next_offset: int, log: LogRange) -> None:
@@ -68,8 +174,8 @@ def check_log(number: int, topic: str, next_offset: int, log: LogRange) -> None:
     if next_offset < log.start:
         raise Incompatible(
             "log_gone",
-            f"shard {number} continues {topic} at offset {next_offset}, the log starts at {log.start}: records are gone; restore the shard's "
-            "directory from a copy, or publish the catalogue again into a new index",
+            f"shard {number} continues {topic} at offset {next_offset}, the log starts at {log.start}: records are gone, and no "
+            "snapshot in the index store helps; restore one, or publish the catalogue again into a new index",
         )
     if next_offset > log.end:
         raise Incompatible(
@@ -89,6 +195,10 @@ def _open_waiting(directory: Path, number: int, init: Init, clock: Clock) -> Sha
             if error.code != "database_locked" or clock.monotonic() > end:
                 raise
         time.sleep(_LOCK_POLL_S)
+
+
+def _has_files(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())
 
 
 def _set_aside(directory: Path) -> Path:

@@ -17,8 +17,10 @@ from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builder_pool import BuilderPool
 from streams.encoders import LazyEncoders
 from streams.log_ends import KafkaLogEnds
-from streams.reconcile import OwnedShard, Reconciler, ReconcileSettings, StepReport
+from streams.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.running_jobs import OwnedShard
 from streams.settings import BuildSection
+from streams.snapshot_keeper import SnapshotTimes
 from streams.version_messages import VersionMessages
 
 _log = logging.getLogger("aif.streams.versions")
@@ -63,7 +65,11 @@ class VersionSide:
             control_log,
             store,
             clock,
-            ReconcileSettings(settings.revise_every_s, settings.stall_s_max),
+            ReconcileSettings(
+                settings.revise_every_s,
+                settings.stall_s_max,
+                snapshots=SnapshotTimes(settings.snapshot_every_s, settings.snapshot_every_updates),
+            ),
             owned,
             self.builders,
             KafkaLogEnds(bootstrap, prefix),

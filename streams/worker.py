@@ -85,6 +85,7 @@ class Worker:
             self._make_task,
             self._next_checkpoint_offset,
             self._wake.set,
+            self.store,
         )
         app = self._make_app(init)
         self.owned.seek = app.seek

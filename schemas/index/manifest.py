@@ -105,11 +105,13 @@ def checkpoint_path(sha256: str) -> str:
     return f"checkpoints/{sha256}.safetensors"
 
 
-def _encode(kind: str, fields: Mapping[str, Any]) -> bytes:
+def encode_document(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """JSON of a file of the index store: its kind, the format, its fields."""
     return json.dumps({"format": FORMAT, "kind": kind, **fields}, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _decode(kind: str, raw: bytes) -> dict[str, Any]:
+def decode_document(kind: str, raw: bytes) -> dict[str, Any]:
+    """The fields of a file of `kind`. Raises Corrupted (`bad_<kind>`), Incompatible (`<kind>_format`)."""
     if len(raw) > MANIFEST_BYTES_MAX:
         raise Corrupted(f"bad_{kind}", f"{kind} of {len(raw)} bytes, expected at most {MANIFEST_BYTES_MAX}")
     try:
@@ -132,12 +134,12 @@ def _decode_seal_fields(raw: Mapping[str, Any]) -> Seal:
 
 def encode_seal(seal: Seal) -> bytes:
     """Bytes of a seal file."""
-    return _encode("seal", dataclasses.asdict(seal))
+    return encode_document("seal", dataclasses.asdict(seal))
 
 
 def decode_seal(raw: bytes) -> Seal:
     """Raises Corrupted or Incompatible."""
-    fields = _decode("seal", raw)
+    fields = decode_document("seal", raw)
     try:
         return _decode_seal_fields(fields)
     except (TypeError, KeyError) as error:
@@ -147,7 +149,9 @@ def decode_seal(raw: bytes) -> Seal:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Bytes of a manifest file."""
     fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
-    return _encode("manifest", fields | {"layout": manifest.layout.to_dict(), "seals": [dataclasses.asdict(s) for s in manifest.seals]})
+    return encode_document(
+        "manifest", fields | {"layout": manifest.layout.to_dict(), "seals": [dataclasses.asdict(s) for s in manifest.seals]}
+    )
 
 
 def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
@@ -155,7 +159,7 @@ def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
     found = hashlib.sha256(raw).hexdigest()
     if expected_sha256 is not None and found != expected_sha256:
         raise Corrupted("bad_manifest", f"manifest of {len(raw)} bytes has sha256 {found}, its publish entry says {expected_sha256}")
-    fields = _decode("manifest", raw)
+    fields = decode_document("manifest", raw)
     try:
         seals = tuple(_decode_seal_fields(s) for s in fields.pop("seals"))
         return Manifest(layout=decode_layout(fields.pop("layout")), seals=seals, **fields)

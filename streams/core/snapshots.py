@@ -1,0 +1,25 @@
+"""When a shard takes a snapshot of itself. Pure.
+
+Not here: the files (streams/shard_snapshot.py), the start (streams/shard_start.py), removal (core/retention.py).
+Invariants: between two snapshots of a shard that moves lies at most `interval_ms`, which is at most half of the shortest retention of its topics
+(A6, A8), so the newest but one can always be completed from the log; and at most about `updates_max` updates, so a new owner is ready in seconds.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """The newest snapshot of a shard: when it was put, and how many updates it had consumed."""
+
+    put_ms: int
+    updates: int
+
+
+def plan_snapshot(newest: SnapshotFacts | None, updates: int, now_ms: int, interval_ms: int, updates_max: int) -> bool:
+    """Whether a shard that has consumed `updates` takes a snapshot now. One that is not beyond the newest has nothing to add."""
+    if newest is None:
+        return updates > 0
+    if updates <= newest.updates:
+        return False
+    return now_ms - newest.put_ms >= interval_ms or updates - newest.updates >= updates_max

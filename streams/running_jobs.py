@@ -1,0 +1,134 @@
+"""Jobs that builders have for the shards of this process, from the checkpoint of a shard to the result.
+
+Here: who has what, and the checkpoint directories. Not here: which job is due (reconcile.py), the work (builder.py, sealer.py, shard_snapshot.py), the
+processes (builder_pool.py).
+Invariants: a key has one job at a time; a job whose shard was given away, or opened again by another task, is abandoned; no directory
+outlives its job, nor this process (the next one empties `scratch` at its start).
+"""
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from infra.clock import Clock
+from infra.index_parts import new_unique
+from schemas.errors import Unavailable
+from streams.build_jobs import BuildJob, Job, describe_job
+from streams.builder_pool import Ticket
+from streams.shard import Shard
+
+T = TypeVar("T")
+JobKey = tuple[int, int]  # shard, version
+
+_SHARD_STEP_S_MAX = 60.0
+
+
+class OwnedShard(Protocol):
+    """What is needed of a shard's serial task (streams/shard_task.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def admitted(self) -> bool: ...
+    def admit(self) -> None: ...
+    def submit(self, step: Callable[[Shard], T], /) -> "Future[T]": ...
+
+
+class Builders(Protocol):
+    """What is needed of the builder processes (streams/builder_pool.py)."""
+
+    def submit(self, job: Job, /) -> Ticket: ...
+
+
+def on_shard(task: OwnedShard, step: Callable[[Shard], T]) -> T:
+    """Runs a step between two micro-batches of a shard and waits for it."""
+    try:
+        return task.submit(step).result(_SHARD_STEP_S_MAX)
+    except TimeoutError as error:
+        raise Unavailable(
+            "shard_busy", f"shard {task.number} did not get to a step in {_SHARD_STEP_S_MAX:g} s; look at its batches"
+        ) from error
+
+
+def create_checkpoint(task: OwnedShard, into: Path) -> None:
+    """A checkpoint of the shard, taken between two micro-batches."""
+    on_shard(task, lambda shard: shard.create_checkpoint(into))
+
+
+@dataclass
+class RunningJob:
+    """A job that a builder has, for the shard task that owned the shard when it began."""
+
+    key: JobKey
+    ticket: Ticket
+    task: OwnedShard
+    directory: Path
+    began: float
+
+
+class RunningJobs:
+    """See the module. `scratch` is a folder of this process alone, near its shards, emptied here."""
+
+    def __init__(self, builders: Builders, clock: Clock, scratch: Path) -> None:
+        self._builders, self._clock, self._scratch = builders, clock, scratch
+        self._running: dict[JobKey, RunningJob] = {}
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    def has(self, key: JobKey) -> bool:
+        """Whether a job of this key runs."""
+        return key in self._running
+
+    def begin(self, key: JobKey, task: OwnedShard, prepare: Callable[[Path], Job]) -> None:
+        """Hands out the job that `prepare` makes; it may use the folder it is given, which does not exist yet."""
+        directory = self._scratch / f"{key[0]:05d}-{key[1]}-{new_unique()}"
+        try:
+            ticket = self._builders.submit(prepare(directory))
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self._running[key] = RunningJob(key, ticket, task, directory, self._clock.monotonic())
+
+    def take_finished(self, task: OwnedShard) -> list[RunningJob]:
+        """Jobs of this shard that have ended, once each. Those of an earlier task of the shard are abandoned."""
+        finished = []
+        for key, running in list(self._running.items()):
+            if key[0] == task.number and running.task is not task:
+                self.abandon(key)
+            elif key[0] == task.number and running.ticket.future.done():
+                del self._running[key]
+                shutil.rmtree(running.directory, ignore_errors=True)
+                finished.append(running)
+        return finished
+
+    def stalled(self, task: OwnedShard, stall_s_max: float) -> list[str]:
+        """An alarm for each job of this shard without progress for so long (B4)."""
+        alarms = []
+        for (shard, _), running in self._running.items():
+            ticket, job = running.ticket, running.ticket.job
+            still_s = 0.0 if ticket.progress_at is None else self._clock.monotonic() - ticket.progress_at
+            if shard == task.number and still_s > stall_s_max:
+                way_out = f"; to give it up: aif index abort {job.version}" if isinstance(job, BuildJob) else ""
+                alarms.append(f"no progress for {stall_s_max:g} s: {describe_job(job)}, {ticket.rows} rows done{way_out}")
+        return alarms
+
+    def abandon(self, key: JobKey) -> None:
+        """The result is not wanted any more."""
+        running = self._running.pop(key, None)
+        if running is not None:
+            running.ticket.abandon()
+            shutil.rmtree(running.directory, ignore_errors=True)
+
+    def drop_lost(self, owned: set[int]) -> None:
+        """Gives up jobs of shards that this process does not own any more."""
+        for key in list(self._running):
+            if key[0] not in owned:
+                self.abandon(key)
+
+    def close(self) -> None:
+        """Gives up everything; the next owner of the shards does it again."""
+        for key in list(self._running):
+            self.abandon(key)
+        shutil.rmtree(self._scratch, ignore_errors=True)

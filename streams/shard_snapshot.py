@@ -1,0 +1,105 @@
+"""Snapshots of shards in the index store: put from a checkpoint, found, and restored into a new owner's directory (protocol A7, A8).
+
+Here: the files. Not here: when one is taken (core/snapshots.py), which one a shard starts from and the checks of the log (shard_start.py), which
+are removed (core/retention.py).
+Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together; its manifest is put last,
+so half of a snapshot is never one. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and appears
+under its name in one rename: a kill in between leaves a folder that nobody opens and the next start removes.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, link_or_copy, sha256_of_file
+from infra.index_parts import new_unique
+from infra.index_store import IndexStore
+from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.index.control import Init
+from schemas.index.manifest import PartFile
+from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
+from streams.build_jobs import SnapshotJob
+from streams.core.shard_state import encode_identity
+from streams.shard_reader import open_shard_reader
+
+_MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]
+_OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-")  # beside *.sst and *.log: what RocksDB needs to open the directory
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSnapshot:
+    """A snapshot in the store, and when it was put by the store's clock."""
+
+    snapshot: ShardSnapshot
+    put_ms: int
+
+
+def write_snapshot(store: IndexStore, job: SnapshotJob) -> ShardSnapshot:
+    """Puts the checkpoint of a shard into the store. The checkpoint directory is used up: its files may be the store's afterwards."""
+    folder = Path(job.checkpoint_directory)
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".sst", ".log") or p.name.startswith(_OWN_NAMES))
+    files = tuple(PartFile(name, (folder / name).stat().st_size, sha256_of_file(folder / name)) for name in names)
+    snapshot = ShardSnapshot(job.shard, new_unique(), job.identity, files, job.next_offsets, job.updates, job.parts)
+    for name in names:
+        store.put_file(snapshot_file_path(snapshot, name), folder / name)
+    store.put_bytes(snapshot_manifest_path(job.shard, snapshot.unique), encode_snapshot(snapshot))
+    return snapshot
+
+
+def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], list[str]]:
+    """Snapshots of a shard, the one with the least to replay first; and what is wrong with manifests that do not read."""
+    found, wrong = [], []
+    for path in store.list(f"snapshots/{shard:05d}/"):
+        if not path.endswith(f"/{_MANIFEST_NAME}"):
+            continue
+        try:
+            snapshot = decode_snapshot(store.get(path))
+            if snapshot_manifest_path(shard, snapshot.unique) != path or snapshot.shard != shard:
+                raise Corrupted("bad_snapshot", f"it is shard {snapshot.shard}'s snapshot {snapshot.unique}")
+            found.append(FoundSnapshot(snapshot, store.modified_ms(path)))
+        except AifError as error:
+            if error.code != "missing_file":  # removed between the list and the read
+                wrong.append(f"{path}: {error}")
+    return sorted(found, key=lambda f: (sum(f.snapshot.next_offsets.values()), f.put_ms), reverse=True), wrong
+
+
+def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path) -> None:
+    """Makes `directory`, which must not exist, the shard as it was. Raises Corrupted (`bad_snapshot_file`), Unavailable (`missing_file`, `disk_full`)."""
+    staged = directory.with_name(f"{TEMPORARY_PREFIX}restore-{directory.name}")
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        staged.mkdir(parents=True)
+        for file in snapshot.files:
+            _fetch_file(store, snapshot_file_path(snapshot, file.name), file, staged)
+        fsync_tree(staged)
+        staged.rename(directory)
+        fsync_folder(directory.parent)
+    except OSError as error:
+        code = "disk_full" if error.errno in (28, 122) else "snapshot_unrestored"
+        raise Unavailable(code, f"{snapshot.directory} could not be restored to {directory}: {error}", 5.0) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _fetch_file(store: IndexStore, path: str, file: PartFile, into: Path) -> None:
+    """Tables are linked where possible, because nobody writes them again; RocksDB writes the others in place, so they are copied."""
+    size, source = store.size_bytes(path), store.local_path(path)
+    target = into / Path(file.name).name
+    try:
+        (link_or_copy if file.name.endswith(".sst") else shutil.copyfile)(source, target)
+        found = sha256_of_file(target)
+    except FileNotFoundError as error:
+        raise Unavailable("missing_file", f"{path} is not in {store.url} any more") from error
+    if (size, found) != (file.size_bytes, file.sha256):
+        raise Corrupted(
+            "bad_snapshot_file",
+            f"{path} has {size} bytes and sha256 {found}, its manifest says {file.size_bytes} and {file.sha256}; the next source is tried",
+        )
+
+
+def describe_checkpoint_job(checkpoint: Path, shard: int, init: Init) -> SnapshotJob:
+    """The job that puts this checkpoint of a shard into the store, with what the checkpoint says of itself."""
+    with open_shard_reader(checkpoint) as reader:
+        parts = tuple(sorted(v.full.directory for v in reader.versions.values() if v.full is not None and v.full.files))
+        updates = sum(c.consumed for c in reader.counters.values())
+        return SnapshotJob(shard, encode_identity(shard, init).decode(), reader.next_offsets, updates, parts, str(checkpoint))

@@ -1,0 +1,216 @@
+"""Snapshots of shards: put, found, restored; a new owner starts from them, and every source that does not fit is refused by name."""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from infra.index_store import FolderStore, IndexStore, open_index_store
+from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.index.control import Init
+from schemas.index.snapshot import ShardSnapshot
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.shard import Shard
+from streams.shard_snapshot import describe_checkpoint_job, list_snapshots, restore_snapshot, write_snapshot
+from streams.shard_start import LogRange, start_shard
+from tests.streams.shard_world import (
+    INIT,
+    ITEMS,
+    HashEncoder,
+    ManualClock,
+    embed,
+    everything,
+    features_record,
+    new_items_record,
+    open_test_shard,
+    upsert,
+)
+from tests.streams.version_world import Worker, World
+
+CUT = {ITEM_FEATURES: LogRange(2, 9), NEW_ITEMS: LogRange(1, 9)}  # the head of the log is gone
+WHOLE = {ITEM_FEATURES: LogRange(0, 9), NEW_ITEMS: LogRange(0, 9)}
+RECORDS = [
+    features_record(0, upsert(ITEMS[0], 1, price=1.0)),
+    new_items_record(0, embed(ITEMS[0], 1.0)),
+    features_record(1, upsert(ITEMS[1], 1)),
+    features_record(2, upsert(ITEMS[2], 1), upsert(ITEMS[0], 2, price=4.0)),
+    new_items_record(1, embed(ITEMS[2], 2.0)),
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> IndexStore:
+    return open_index_store(str(tmp_path / "store"))
+
+
+def take(store: IndexStore, shard: Shard, scratch: Path) -> ShardSnapshot:
+    shard.create_checkpoint(scratch)
+    snapshot = write_snapshot(store, describe_checkpoint_job(scratch, 0, INIT))
+    shutil.rmtree(scratch)
+    return snapshot
+
+
+@pytest.fixture
+def snapshot(store: IndexStore, tmp_path: Path) -> ShardSnapshot:
+    """Of a shard that had applied three of the five records; the shard went on afterwards, and its directory is lost."""
+    shard = open_test_shard(tmp_path / "first")
+    shard.apply(RECORDS[:3])
+    taken = take(store, shard, tmp_path / "scratch")
+    shard.apply(RECORDS[3:])
+    shard.close()
+    return taken
+
+
+def start(directory: Path, store: IndexStore, log: Mapping[str, LogRange] = CUT, init: Init = INIT) -> Shard:
+    return start_shard(directory, 0, init, ManualClock(), log, store)
+
+
+def test_a_new_owner_starts_from_a_snapshot_and_the_rest_of_the_log_gives_the_same_shard(
+    store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    shard = start(tmp_path / "second", store)
+    assert shard.next_offsets == snapshot.next_offsets == {ITEM_FEATURES: 2, NEW_ITEMS: 1}
+    shard.apply(RECORDS[3:])
+    first = open_test_shard(tmp_path / "first")
+    assert everything(shard) == everything(first)
+    shard.close()
+    first.close()
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_the_store_s_files_stay_what_they_were_though_shards_live_on_links_to_them(
+    store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    shard = start(tmp_path / "second", store)
+    shard.apply(RECORDS[3:])
+    shard._database.flush()
+    shard.close()
+    start(tmp_path / "third", store).close()
+    restore_snapshot(store, snapshot, tmp_path / "fourth")
+
+
+def test_of_several_snapshots_the_one_with_the_least_to_replay_is_taken_and_damaged_ones_are_passed_over(
+    store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    shard = open_test_shard(tmp_path / "first")
+    newer = take(store, shard, tmp_path / "scratch")
+    shard.close()
+    assert [f.snapshot for f in list_snapshots(store, 0)[0]] == [newer, snapshot]
+    assert isinstance(store, FolderStore)
+    table = next(store.local_path(f"{newer.directory}/files/{f.name}") for f in newer.files if f.name.endswith(".sst"))
+    raw = bytearray(table.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    table.unlink()  # the shard's own directory links it too
+    table.write_bytes(raw)
+    with pytest.raises(Corrupted, match="bad_snapshot_file"):
+        restore_snapshot(store, newer, tmp_path / "x")
+    started = start(tmp_path / "second", store)
+    assert started.next_offsets == snapshot.next_offsets
+    started.close()
+
+
+@pytest.mark.parametrize("lost", ["file", "manifest"])
+def test_half_of_a_snapshot_is_none(lost: str, store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path) -> None:
+    name = f"files/{snapshot.files[0].name}" if lost == "file" else "snapshot.json"
+    store.remove(f"{snapshot.directory}/{name}")
+    with pytest.raises(Incompatible, match="log_gone") as refused:
+        start(tmp_path / "second", store)
+    assert ("missing_file" if lost == "file" else "has no snapshot") in str(refused.value)
+    assert not (tmp_path / "second").exists()
+    from_0 = start(tmp_path / "second", store, WHOLE)
+    assert from_0.next_offsets == {ITEM_FEATURES: 0, NEW_ITEMS: 0}
+    from_0.close()
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ({ITEM_FEATURES: LogRange(3, 9), NEW_ITEMS: LogRange(0, 9)}, "the log starts at 3"),
+        ({ITEM_FEATURES: LogRange(1, 1), NEW_ITEMS: LogRange(0, 9)}, "the log ends at 1"),
+    ],
+)
+def test_a_snapshot_that_the_log_does_not_complete_is_refused_with_both_offsets(
+    log: Mapping[str, LogRange], reason: str, store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    with pytest.raises(Incompatible, match=f"log_gone.*{snapshot.unique}.*{reason}"):
+        start(tmp_path / "second", store, log)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [dataclasses.replace(INIT, shards=3), dataclasses.replace(INIT, topic_ids={**INIT.topic_ids, NEW_ITEMS: "another"})],
+)
+def test_a_snapshot_of_another_index_is_refused_by_what_it_belongs_to(
+    other: Init, store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    with pytest.raises(Incompatible, match=r"log_gone.*it belongs to"):
+        start(tmp_path / "second", store, init=other)
+
+
+def test_a_directory_that_needs_lost_records_gives_way_to_a_snapshot_and_is_kept_aside(
+    store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    old = open_test_shard(tmp_path / "second")
+    old.apply(RECORDS[:1])
+    old.close()
+    shard = start(tmp_path / "second", store)
+    assert shard.next_offsets == snapshot.next_offsets
+    shard.close()
+    assert (tmp_path / "second.damaged-1").is_dir()
+
+
+def test_a_damaged_directory_gives_way_to_a_snapshot(store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "CURRENT").write_bytes(b"\x00garbage")
+    shard = start(tmp_path / "second", store, WHOLE)
+    assert shard.next_offsets == snapshot.next_offsets
+    shard.close()
+
+
+def test_a_store_that_does_not_answer_is_waited_for_and_never_taken_for_an_empty_one(
+    store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise Unavailable("store_unreadable", "no answer")
+
+    monkeypatch.setattr(FolderStore, "size_bytes", fail)
+    with pytest.raises(Unavailable, match="store_unreadable"):
+        start(tmp_path / "second", store, WHOLE)
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_shard_that_was_set_back_seals_only_after_it_caught_up_with_the_log(store: IndexStore, tmp_path: Path) -> None:
+    shard = open_test_shard(tmp_path / "first")
+    shard.start_version(HashEncoder(7), {ITEM_FEATURES: 0, NEW_ITEMS: 0})
+    shard.apply(RECORDS[:3])
+    take(store, shard, tmp_path / "scratch")
+    shard.close()
+    back = start(tmp_path / "second", store)
+    assert back.versions[7].want_end_offsets == {ITEM_FEATURES: 9, NEW_ITEMS: 9}
+    back.close()
+
+
+def test_workers_without_the_directory_carry_a_live_version_on_from_a_snapshot(tmp_path: Path) -> None:
+    """The version was wanted, built and served after the snapshot; its readers get every row again and none goes back."""
+    world = World(tmp_path)
+    world.publish_items(*(upsert(i, 1, category=i % 5, price=1.0 + i) for i in range(80)))
+    worker = Worker(world)
+    worker.settle()
+    assert len(list_snapshots(world.store, 0)[0]) == 1
+    world.want(4)
+    worker.settle()
+    world.publish_items(upsert(3, 9, price=8.0), upsert(900, 1, price=2.0))
+    worker.step()
+    worker.close()
+    (tmp_path / "shard-0").rename(tmp_path / "lost")
+    at = list_snapshots(world.store, 0)[0][0].snapshot.next_offsets
+    ends = world.sources_end(0)
+    log = {topic: LogRange(at[topic], ends[topic]) for topic in ends}
+    start_shard(tmp_path / "shard-0", 0, world.init, world.clock, log, world.store).close()
+    worker = Worker(world)
+    world.publish_items(upsert(4, 9, price=7.0))
+    worker.settle()
+    assert world.reader(4) == world.oracle(4)
+    worker.close()

@@ -1,0 +1,150 @@
+"""A second `aif worker` without a directory, on a real broker whose log has lost its head: it starts from snapshots, and the digest is right."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from infra.clock import SystemClock
+from infra.control_log import ControlLog
+from infra.index_parts import read_manifest
+from infra.index_store import open_index_store
+from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
+from infra.kafka.reader import SourceRecord, read_topic
+from infra.processes import wait_until
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.index.digest import version_digest
+from schemas.index.lifecycle import State
+from schemas.index.manifest import Manifest
+from schemas.topics import SHARD_TOPICS
+from streams.builder import encode_blocks
+from streams.sealer import digest_blocks
+from streams.shard import open_shard
+from streams.shard_reader import open_shard_reader
+from streams.shard_snapshot import list_snapshots
+from tests.streams.version_world import MM, checkpoint_bytes, encoder_of
+from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, stop_cleanly, wait_exit
+
+ITEMS = 300
+
+
+@pytest.fixture
+def stage(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[WorkerStage]:
+    one = WorkerStage(tmp_path, bootstrap_servers, topic_prefix)
+    (tmp_path / "checkpoints").mkdir()
+    one.settings = {
+        "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(tmp_path / "checkpoints")]),
+        "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "100",
+        "AIF_BUILD__REVISE_EVERY_S": "1",
+    }
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+def publish(stage: WorkerStage, version: int) -> None:
+    with stage.publisher() as publisher:
+        publisher.publish_items(
+            ItemFeaturesUpdate(op="upsert", item_id=i, version=version, features={"category": i % 5, "price": float(version + i)})
+            for i in range(ITEMS)
+        )
+        publisher.publish_new_items(NewItem(item_id=i, embedding=[float(version + i + k) for k in range(MM)]) for i in range(0, ITEMS, 3))
+        for i in range(0, ITEMS, 50):
+            publisher.publish_delete(i, version)
+
+
+def publish_checkpoint(stage: WorkerStage) -> None:
+    path = stage.directory / "checkpoints" / "model.safetensors"
+    path.write_bytes(checkpoint_bytes())
+    with stage.publisher() as publisher:
+        publisher.publish_checkpoint(read_checkpoint_pointer(path)).result(WAIT_S)
+
+
+def cut_head(stage: WorkerStage, to: Mapping[str, Mapping[int, int]]) -> None:
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    wanted = [TopicPartition(stage.prefix + topic, p, offset) for topic, by in to.items() for p, offset in by.items() if offset > 0]
+    for future in admin.delete_records(wanted).values():
+        future.result()
+
+
+def snapshot_offsets(stage: WorkerStage) -> list[Mapping[str, int]]:
+    store = open_index_store(str(stage.directory / "index"))
+    found = [list_snapshots(store, n)[0] for n in range(SHARDS)]
+    return [f[0].snapshot.next_offsets if f else {} for f in found]
+
+
+def live_manifest(stage: WorkerStage) -> Manifest | None:
+    store = open_index_store(str(stage.directory / "index"))
+    status = ControlLog(store).refresh().versions.get(0)
+    return read_manifest(store, status) if status is not None and status.state is State.LIVE else None
+
+
+def expected_digest(stage: WorkerStage, records: list[SourceRecord]) -> str:
+    """The digest of version 0 from records alone: fresh shards, one encode."""
+    digests, encoder = [], encoder_of(0)
+    for n in range(SHARDS):
+        shard = open_shard(stage.directory / f"oracle-{n}", n, stage.init(), SystemClock())
+        for topic in SHARD_TOPICS:
+            shard.apply([r for r in records if (r.topic, r.partition) == (topic, n)])
+        shard.create_checkpoint(stage.directory / f"oracle-{n}-copy")
+        shard.close()
+        with open_shard_reader(stage.directory / f"oracle-{n}-copy") as reader:
+            digests.append(digest_blocks(encoder, encode_blocks(encoder, reader.scan_items())).hexdigest)
+    return version_digest(digests)
+
+
+def read_all(stage: WorkerStage, start: Mapping[str, Mapping[int, int]] | None = None) -> list[SourceRecord]:
+    begins = start or {}
+    return [r for topic in SHARD_TOPICS for r in read_topic(stage.bootstrap, topic, start=begins.get(topic), prefix=stage.prefix)]
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_without_a_directory_takes_over_from_snapshots_after_the_log_s_head_is_gone(stage: WorkerStage) -> None:
+    first = stage.start_ready("first")
+    publish(stage, 1)
+    publish_checkpoint(stage)
+    stage.wait_applied(first)
+    wait_until(lambda: live_manifest(stage) is not None, WAIT_S, f"version 0 to be live; log: {first.log_tail()}")
+    publish(stage, 2)
+    stage.wait_applied(first)
+    wait_until(lambda: all(sum(at.values()) > 1 for at in snapshot_offsets(stage)), WAIT_S, "snapshots of both shards")
+    publish(stage, 3)
+    stage.wait_applied(first)
+    assert stop_cleanly(first) == 0
+    before_the_cut = read_all(stage)
+    cut = {topic: {n: at[topic] for n, at in enumerate(snapshot_offsets(stage))} for topic in SHARD_TOPICS}
+    cut_head(stage, cut)
+    publish(stage, 4)
+    second = stage.start_ready("second")
+    stage.wait_applied(second)
+    records = before_the_cut + [r for r in read_all(stage, cut) if r not in before_the_cut]
+    expected = expected_digest(stage, records)
+    wait_until(lambda: (m := live_manifest(stage)) is not None and m.digest == expected, WAIT_S, f"a revision; log: {second.log_tail()}")
+    assert "starts from snapshot" in stage.log("second")
+    assert stop_cleanly(second) == 0
+    for n in range(SHARDS):
+        with (
+            stage.shard("second", n) as shard,
+            closing(open_shard(stage.directory / f"oracle-{n}", n, stage.init(), SystemClock())) as oracle,
+        ):
+            assert shard.counters == oracle.counters and shard.next_offsets == oracle.next_offsets
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_nothing_can_start_says_which_sources_it_tried_and_ends_for_an_operator(stage: WorkerStage) -> None:
+    first = stage.start_ready("first", AIF_BUILD__SNAPSHOT_EVERY_UPDATES="1000000")
+    publish(stage, 1)
+    stage.wait_applied(first)
+    wait_until(lambda: all(snapshot_offsets(stage)), WAIT_S, "snapshots")
+    publish(stage, 2)
+    stage.wait_applied(first)
+    assert stop_cleanly(first) == 0
+    ends = stage.ends()
+    cut_head(stage, {topic: {n: ends[n][i] for n in range(SHARDS)} for i, topic in enumerate(SHARD_TOPICS)})
+    assert wait_exit(stage.start("second")) == 78
+    assert "log_gone" in stage.log("second") and "the log starts at" in stage.log("second") and "snapshots/0000" in stage.log("second")

@@ -47,13 +47,16 @@ def too_many_candidates(count: int, allowed: int) -> RejectedInput:
     return RejectedInput("too_many_candidates", f"item_ids has {count} ids, expected at most {allowed}; send fewer or split the request")
 
 
-def decode_candidates(ids: Sequence[Id], kind: IdKind, candidates_max: int) -> Sequence[Id] | np.ndarray:
+def decode_candidates(ids: Sequence[Id] | np.ndarray, kind: IdKind, candidates_max: int) -> Sequence[Id] | np.ndarray:
     """Candidates in the catalogue's kind: int64 array, or list of text. Raises RejectedInput (`too_many_candidates`, `bad_id`).
 
-    Ids that came as plain numbers, or as ASCII text, are checked all at once: 10^4 of them take 0.2 ms, one by one 3 ms.
+    Ids that came as an array of numbers are taken as they are (10^4 of them: 2 us); those that came as plain numbers, or as ASCII text, are
+    checked all at once (0.2 ms), others one by one (3 ms).
     """
     if len(ids) > candidates_max:
         raise too_many_candidates(len(ids), candidates_max)
+    if isinstance(ids, np.ndarray):
+        return _own_array(ids, kind)
     kinds = set(map(type, ids))
     if kind is IdKind.INT64 and kinds == {int}:
         return np.fromiter(ids, np.int64, len(ids))
@@ -61,6 +64,15 @@ def decode_candidates(ids: Sequence[Id], kind: IdKind, candidates_max: int) -> S
         return ids
     decoded = [decode_id(one, kind) for one in ids]
     return np.fromiter(decoded, np.int64, len(decoded)) if kind is IdKind.INT64 else decoded
+
+
+def _own_array(ids: np.ndarray, kind: IdKind) -> np.ndarray:
+    """A copy that is aligned and writable: compiled code has one form for such arrays, and would be compiled anew for bytes of a body."""
+    if kind is not IdKind.INT64 or ids.dtype != np.int64 or ids.ndim != 1:
+        raise RejectedInput(
+            "bad_id", f"ids are an array of {ids.dtype}, {ids.ndim} dimensions; this catalogue's ids are {kind.value}, in a list"
+        )
+    return ids.copy()
 
 
 def decode_behaviours(behaviours: Sequence[InlineBehaviour], kind: IdKind) -> list[BehaviourEvent]:

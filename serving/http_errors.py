@@ -1,6 +1,6 @@
 """What an error is in HTTP: status, code, message, and when to come back. The one place where ours and foreign errors are mapped.
 
-RejectedInput   400 not JSON, 404, 405, 408, 413 too large, 422 everything else the sender got wrong
+RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 415, 431, 422 everything else the sender got wrong
 Incompatible    409 the version of the token is gone; the answer names the current one
 Unavailable     429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
 anything else   500 with an id that is in the log; the server stays
@@ -16,11 +16,18 @@ _STATUS: Mapping[str, int] = {
     "not_json": 400,
     "json_too_deep": 400,
     "bad_deadline": 400,
+    "bad_header_length": 400,
+    "bad_tensor": 400,
     "body_cut": 400,
+    "unauthorized": 401,
     "no_such_route": 404,
+    "unknown_model": 404,
+    "unknown_version": 404,
     "method_not_allowed": 405,
     "body_too_slow": 408,
     "body_too_large": 413,
+    "bad_encoding": 415,
+    "too_many_headers": 431,
     "overloaded": 429,
     "deadline_passed": 504,
     "watermark_not_reached": 504,

@@ -1,36 +1,81 @@
 """Granian inside our event loop: one process, one loop, one application (its own multi-process server would give each worker an engine).
 
-Here: the port and the life of the listener. Not here: the application (http_api.py).
+Here: the port, TLS and the life of the listener. Not here: the application (http_api.py).
 Granian binds with SO_REUSEPORT, which would let two servers share a port in silence; so the port is checked first, and held by a socket of
 ours (bound the same way, never listening) until Granian has it.
+Granian gives a connection a place out of `backpressure` for as long as it is open: with its default of 128 as many idle clients shut out the rest.
 """
 
 import asyncio
 import contextlib
 import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from granian.http import HTTP1Settings, HTTP2Settings
+from granian.server.common import SSLProtocols
 from granian.server.embed import Server as GranianServer
 
 from infra.processes import free_ports, port_is_free, wait_until
 from schemas.errors import Misconfigured, Unavailable
+from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
 
 _OPEN_S_MAX = 10.0
+_HEADER_MS_MAX = 10_000  # for the head of a request, and so also between two requests of one connection
+_STREAMS_MAX = 64  # requests at once on one HTTP/2 connection
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate chain and private key, PEM files."""
+
+    cert: Path
+    key: Path
+
+
+def read_tls(cert: Path | None, key: Path | None) -> Tls | None:
+    """The pair, or None where neither is given. Raises Misconfigured (`tls_incomplete`, `tls_unusable`)."""
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise Misconfigured(
+            "tls_incomplete", "TLS needs both AIF_SERVE__TLS_CERT and AIF_SERVE__TLS_KEY; set the other one too, or neither"
+        )
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        raise Misconfigured("tls_unusable", f"certificate {cert} and key {key} cannot be used: {error}; give a PEM pair") from error
+    return Tls(cert.resolve(), key.resolve())
 
 
 class Listener:
     """A listening HTTP server; `url` is where."""
 
-    def __init__(self, application: Any, host: str, port: int) -> None:
-        self._reserved = _reserve(host, port)
-        self.host, self.port = host, int(self._reserved.getsockname()[1])
-        self._server = GranianServer(application, address=host, port=self.port, log_enabled=False, websockets=False)
+    def __init__(self, application: Any, host: str, port: int, tls: Tls | None = None) -> None:
+        self._reserved = reserve_port(host, port)
+        self.host, self.port, self._scheme = host, int(self._reserved.getsockname()[1]), "http" if tls is None else "https"
+        self._server = GranianServer(
+            application,
+            address=host,
+            port=self.port,
+            backlog=CONNECTIONS_MAX,
+            backpressure=CONNECTIONS_MAX,
+            http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MS_MAX, max_buffer_size=2 * HTTP_HEADER_BYTES_MAX),
+            http2_settings=HTTP2Settings(max_concurrent_streams=_STREAMS_MAX, max_headers_size=HTTP_HEADER_BYTES_MAX),
+            ssl_cert=None if tls is None else tls.cert,
+            ssl_key=None if tls is None else tls.key,
+            ssl_protocol_min=SSLProtocols.tls12,
+            log_enabled=False,
+            websockets=False,
+        )
         self._task: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         """Base address for clients."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"{self._scheme}://{bracketed(self.host)}:{self.port}"
 
     async def open(self) -> None:
         """Returns once connections are accepted. Unavailable (`port_not_open`) when they are not after 10 s."""
@@ -55,7 +100,13 @@ class Listener:
         return False
 
 
-def _reserve(host: str, port: int) -> socket.socket:
+def bracketed(host: str) -> str:
+    """A host as an address writes it before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen, on `port` or on any free one (0). Raises Misconfigured (`port_taken`, `address_unusable`)."""
     if port and host in ("127.0.0.1", "localhost", "0.0.0.0") and not port_is_free(port):  # noqa: S104 - compared, not bound
         raise Misconfigured("port_taken", f"port {port} is in use; stop what uses it, or give another with --port (0 = any free one)")
     reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,6 +1,6 @@
-"""The server process, wired: engine, versions, the view of users, HTTP; and its life from start to the last answer.
+"""The server process, wired: engine, versions, the view of users, HTTP and gRPC; and its life from start to the last answer.
 
-    start    the port opens at once: the process is alive, and not ready until it has a live version and the users' logs are read (C4)
+    start    the ports open at once: the process is alive, and not ready until it has a live version and the users' logs are read (C4)
     index    as soon as the control log has an identity, everything that needs the kind of its ids is made
     steady   the event loop answers; one engine thread computes; version follower and user follower are threads of their own
     SIGTERM  not ready any more, requests in work are answered, then everything is closed in reverse order
@@ -26,12 +26,16 @@ from infra.metrics import Metrics
 from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import Init
+from serving.access import check_exposure
 from serving.engine.loop import Engine
+from serving.front import Front
+from serving.grpc_api import GrpcApi
+from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
-from serving.listener import Listener
+from serving.listener import Listener, Tls, read_tls
 from serving.rank_call import RankCall
 from serving.settings import ServerSettings
-from serving.status_view import model_metadata, readiness, server_status
+from serving.status_view import readiness, server_status
 from serving.user_call import UserCall, Users
 from serving.user_follower import UserFollower
 from serving.user_states import UserStates
@@ -48,6 +52,7 @@ class RankingServer:
 
     def __init__(self, settings: ServerSettings) -> None:
         """Raises Misconfigured where the settings cannot work; nothing is started yet."""
+        check_exposure(settings.serve.host, settings.serve.token, settings.serve.allow_open)
         self.settings = settings
         self.metrics = Metrics()
         self.bootstrap = settings.bootstrap_servers()
@@ -59,8 +64,11 @@ class RankingServer:
         self.users: UserFollower | None = None
         self.draining = False
         self._flips_counted = 0
-        self.api = HttpApi(self._views(), settings.serve, self.metrics)
-        self.listener = Listener(self.api, settings.serve.host, settings.serve.port)
+        self.front = Front(self._ready, settings.serve, self.metrics)
+        self.api = HttpApi(self.front, Views(self._status, self._show_state))
+        tls = read_tls(settings.serve.tls_cert, settings.serve.tls_key)
+        self.listener = Listener(self.api, settings.serve.host, settings.serve.port, tls)
+        self.grpc_listener = self._grpc_listener(tls) if settings.serve.grpc else None
         self._stopping = asyncio.Event()
         self._engine_start: asyncio.Task[None] | None = None
 
@@ -69,6 +77,8 @@ class RankingServer:
         living: asyncio.Task[None] | None = None
         try:
             await self.listener.open()
+            if self.grpc_listener is not None:
+                await self.grpc_listener.open()
             self._announce(opened)
             living, stopping = asyncio.create_task(self._live()), asyncio.create_task(self._stopping.wait())
             await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,11 +94,21 @@ class RankingServer:
         self.draining = True
         self._stopping.set()
 
+    @property
+    def grpc_address(self) -> str | None:
+        """host:port of the gRPC port, None where it is switched off."""
+        return None if self.grpc_listener is None else self.grpc_listener.address
+
+    def _grpc_listener(self, tls: Tls | None) -> GrpcListener:
+        wanted = self.settings.serve.grpc_port
+        port = (self.settings.serve.port and self.listener.port + 1) if wanted is None else wanted
+        return GrpcListener(GrpcApi(self.front), self.front.access, self.settings.serve.host, port, tls)
+
     def _announce(self, opened: Callable[[str], None]) -> None:
         if self.settings.serve.address_file is not None:
-            address = {"url": self.listener.url, "pid": os.getpid()}
+            address = {"url": self.listener.url, "grpc": self.grpc_address, "pid": os.getpid()}
             write_file_durably(self.settings.serve.address_file.resolve(), json.dumps(address).encode())
-        logger.info("listening", url=self.listener.url)
+        logger.info("listening", url=self.listener.url, grpc=self.grpc_address)
         opened(self.listener.url)
 
     async def _live(self) -> None:
@@ -101,6 +121,8 @@ class RankingServer:
         while True:
             self._show_state()
             ready, reason = self._ready()
+            if self.grpc_listener is not None:
+                await self.grpc_listener.show_ready(ready)
             if ready != was_ready:
                 logger.info("ready" if ready else "not_ready", reason=reason)
                 was_ready = ready
@@ -121,7 +143,9 @@ class RankingServer:
         users = Users(store, self.states, id_kind, self.metrics)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()
-        self.api.open_calls(UserCall(self.engine, users), RankCall(self.engine, users, self.settings.serve.candidates_max, self.metrics))
+        rank_call = RankCall(self.engine, users, self.settings.serve.candidates_max, self.metrics)
+        self.api.open_calls(UserCall(self.engine, users), rank_call)
+        self.front.open_calls(self.engine, rank_call, id_kind)
 
     def _show_state(self) -> None:
         status, gauge = self.engine.status(), self.metrics.gauge
@@ -138,11 +162,6 @@ class RankingServer:
             if current.source_ms > 0:
                 gauge("freshness_age_seconds").set(max(0.0, time.time() - current.source_ms / 1000))
 
-    def _views(self) -> Views:
-        return Views(
-            ready=self._ready, status=self._status, model=lambda: model_metadata(self.engine.status()), before_metrics=self._show_state
-        )
-
     def _ready(self) -> tuple[bool, str]:
         return readiness(self.versions, self.users, self.draining)
 
@@ -152,14 +171,16 @@ class RankingServer:
     async def _close(self) -> None:
         """In reverse order of the start; the listener first, so that nobody new comes."""
         end = time.monotonic() + self.settings.serve.drain_s
+        if self.grpc_listener is not None:
+            await self.grpc_listener.close(self.settings.serve.drain_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.serve.drain_s):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, end - time.monotonic())):
                 await self.listener.close()
         if self._engine_start is not None:
             await asyncio.wait({self._engine_start})
         for close in (self.versions.close, *((self.users.close,) if self.users else ()), self.engine.close):
             await asyncio.to_thread(close)
-        logger.info("stopped", in_work=self.api.in_work, drained=time.monotonic() < end)
+        logger.info("stopped", in_work=self.front.intake.in_work, drained=time.monotonic() < end)
 
 
 async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from infra.settings import ProcessSettings, Section
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, MIB, QUEUED_REQUESTS_MAX, USER_STATES_MAX
@@ -15,9 +15,15 @@ PORT_DEFAULT = 8100
 class ServeSection(Section):
     """Where the server listens and what it lets in."""
 
-    host: str = "127.0.0.1"  # loopback: there is no authentication here; another address is the operator's decision
+    host: str = "127.0.0.1"  # loopback; another address needs a token
     port: int = Field(PORT_DEFAULT, ge=0, le=65_535)  # 0: any free one
-    address_file: Path | None = None  # gets one JSON object {"url", "pid"} when the port is open
+    grpc: bool = True  # the same model over gRPC, on a port of its own
+    grpc_port: int | None = Field(None, ge=0, le=65_535)  # none given: the HTTP port + 1, any free one where that is 0
+    token: SecretStr | None = None  # every request but the probes must carry it: `Authorization: Bearer <token>`
+    allow_open: bool = False  # listen beyond loopback without a token
+    tls_cert: Path | None = None  # PEM, the chain; with tls_key both ports speak TLS only
+    tls_key: Path | None = None  # PEM
+    address_file: Path | None = None  # gets one JSON object {"url", "grpc", "pid"} when the ports are open
     candidates_max: int = Field(20_000, ge=1, le=CANDIDATES_MAX)
     deadline_ms: int = Field(DEADLINE_MS_DEFAULT, ge=1, le=DEADLINE_MS_MAX)  # of a request that names none
     requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one is answered 429

@@ -1,4 +1,4 @@
-"""What `/v1/status`, the readiness route and the model's metadata say: plain values from snapshots, for people and probes."""
+"""What `/v1/status` and the readiness routes say: plain values from snapshots, for people and probes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 from serving.engine.work import EngineStatus, VersionReport
 from serving.user_follower import UserFollower
 from serving.versions import VersionFollower
-
-MODEL_NAME = "prerank"
 
 
 def readiness(versions: VersionFollower, users: UserFollower | None, draining: bool) -> tuple[bool, str]:
@@ -50,21 +48,4 @@ def _resident(report: VersionReport) -> Mapping[str, Any]:
         "watermark": [dict(shard) for shard in report.watermark],
         "source_ms": report.source_ms,
         "delta_positions": dict(report.positions),
-    }
-
-
-def model_metadata(status: EngineStatus) -> Mapping[str, Any]:
-    """Metadata of the model in the form of the Open Inference Protocol v2."""
-    return {
-        "name": MODEL_NAME,
-        "versions": [str(report.token) for report in status.residents],
-        "platform": "aif",
-        "inputs": [
-            {"name": "user_id", "datatype": "BYTES", "shape": [1]},
-            {"name": "item_ids", "datatype": "BYTES", "shape": [-1]},
-        ],
-        "outputs": [
-            {"name": "item_ids", "datatype": "BYTES", "shape": [-1]},
-            {"name": "scores", "datatype": "FP32", "shape": [-1]},
-        ],
     }

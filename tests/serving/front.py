@@ -1,4 +1,4 @@
-"""The HTTP front in this process over an engine that the test gives: the real listener, the real application, a loop in a thread."""
+"""Both ports in this process over an engine that the test gives: the real listeners, the real applications, a loop in a thread."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,13 @@ from typing import Any
 
 from infra.metrics import Metrics
 from schemas.ids import IdKind
+from serving.front import Front as SharedFront
+from serving.grpc_api import GrpcApi
+from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
-from serving.listener import Listener
+from serving.listener import Listener, Tls
 from serving.rank_call import RankCall
 from serving.settings import ServeSection
-from serving.status_view import model_metadata
 from serving.user_call import UserCall, Users
 from serving.user_states import UserStates
 from serving.user_store import UserStore
@@ -27,28 +29,45 @@ class Front:
     states: UserStates
     metrics: Metrics
     ready: tuple[bool, str] = (True, "")
+    grpc: str = ""  # host:port
+
+    @property
+    def http(self) -> str:
+        """host:port, as a stock client wants it."""
+        return self.url.partition("//")[2]
 
 
 @contextlib.contextmanager
 def open_front(
-    engine: Any, id_kind: IdKind = IdKind.INT64, settings: ServeSection | None = None, states: UserStates | None = None, index: bool = True
+    engine: Any,
+    id_kind: IdKind = IdKind.INT64,
+    settings: ServeSection | None = None,
+    states: UserStates | None = None,
+    index: bool = True,
+    tls: Tls | None = None,
 ) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
     metrics, store, states = Metrics(), UserStore(id_kind, 4, 1_000), UserStates(100, 1 << 20) if states is None else states
     front = Front("", engine, store, states, metrics)
     users = Users(store, states, id_kind, metrics)
-    views = Views(lambda: front.ready, lambda: {"rows": engine.rows}, lambda: model_metadata(engine.status()), lambda: None)
     opened, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
-        api = HttpApi(views, settings, metrics)
+        shared = SharedFront(lambda: front.ready, settings, metrics)
+        api = HttpApi(shared, Views(lambda: {"rows": engine.rows}, lambda: None))
         if index:
-            api.open_calls(UserCall(engine, users), RankCall(engine, users, settings.candidates_max, metrics))
-        listener = Listener(api, settings.host, settings.port)
+            rank_call = RankCall(engine, users, settings.candidates_max, metrics)
+            api.open_calls(UserCall(engine, users), rank_call)
+            shared.open_calls(engine, rank_call, id_kind)
+        listener = Listener(api, settings.host, settings.port, tls)
+        grpc_listener = GrpcListener(GrpcApi(shared), shared.access, settings.host, 0, tls)
         await listener.open()
-        front.url = listener.url
+        await grpc_listener.open()
+        await grpc_listener.show_ready(front.ready[0])
+        front.url, front.grpc = listener.url, grpc_listener.address
         opened.set()
         await asyncio.to_thread(stop.wait)
+        await grpc_listener.close(1.0)
         await listener.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)

@@ -1,0 +1,60 @@
+"""Who may ask: one bearer token for the whole server, and no open port to the world by accident.
+
+Here: the comparison, and the check of address against token at the start. Not here: TLS (listener.py, grpc_listener.py).
+The probes of health and readiness are answered without a token: who asks them has none, and they say nothing else.
+"""
+
+import hmac
+import ipaddress
+
+from pydantic import SecretStr
+
+from schemas.errors import Misconfigured, RejectedInput
+
+_TOKEN_CHARS_MIN = 16
+_SCHEME = "bearer "
+
+
+class Access:
+    """Lets requests in that carry the token; all of them where there is none."""
+
+    def __init__(self, token: SecretStr | None) -> None:
+        self._token = None if token is None else token.get_secret_value().encode()
+
+    @property
+    def open(self) -> bool:
+        """Whether no token is needed."""
+        return self._token is None
+
+    def check(self, authorization: str | None) -> None:
+        """`authorization`: the header of that name. Raises RejectedInput (`unauthorized`); takes the same time whatever is wrong in it."""
+        if self._token is None:
+            return
+        given = authorization or ""
+        matches = hmac.compare_digest(given[len(_SCHEME) :].encode(errors="replace"), self._token)
+        if not (given[: len(_SCHEME)].lower() == _SCHEME and matches):
+            raise RejectedInput(
+                "unauthorized", "this server needs a token; send it as `Authorization: Bearer <token>` (AIF_SERVE__TOKEN there)"
+            )
+
+
+def check_exposure(host: str, token: SecretStr | None, allow_open: bool) -> None:
+    """Raises Misconfigured: `token_too_short`, or `open_to_the_network` for an address beyond loopback without a token."""
+    if token is not None and not (token.get_secret_value().isascii() and len(token.get_secret_value()) >= _TOKEN_CHARS_MIN):
+        raise Misconfigured(
+            "token_too_short", f"AIF_SERVE__TOKEN must have at least {_TOKEN_CHARS_MIN} characters, all of them ASCII; make a longer one"
+        )
+    if token is None and not allow_open and not _is_loopback(host):
+        raise Misconfigured(
+            "open_to_the_network",
+            f"address {host} is reachable from other machines and no token is set; set AIF_SERVE__TOKEN, or AIF_SERVE__ALLOW_OPEN=true",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,151 @@
+"""The body of an HTTP inference request and of its answer, with and without Triton's binary tensors.
+
+    request   [JSON header][raw bytes of each input that says binary_data_size, in the order of the inputs]
+    answer    the same, outputs instead of inputs; without binary outputs it is JSON alone
+
+The length of the header travels in `Inference-Header-Content-Length` whenever raw bytes follow.
+Here: bytes to `InferCall` and tensors to bytes. Not here: what the tensors mean (open_inference.py).
+Invariant: every byte of the body belongs to the header or to exactly one tensor; what is over or missing is refused.
+Source: KServe, Open Inference Protocol v2; Triton, binary tensor data extension.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from schemas.errors import RejectedInput
+from schemas.limits import JSON_DEPTH_MAX
+from serving.core.json_depth import json_depth
+from serving.core.tensors import Tensor, decode_data, decode_raw, encode_data, encode_raw
+
+BINARY_SIZE = "binary_data_size"
+_INPUTS_MAX = 16
+_SHARED_MEMORY = "shared_memory_region"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """An output that the request names; `binary` None: as the request says for all."""
+
+    name: str
+    binary: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """One inference request, whatever brought it. `outputs` empty: all."""
+
+    id: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[WantedOutput] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def decode_infer_body(raw: bytes, header_length: str | None) -> InferCall:
+    """A request's body. Raises RejectedInput (`bad_header_length`, `not_json`, `json_too_deep`, `bad_request`, `bad_tensor`)."""
+    header_bytes = _header_bytes(raw, header_length)
+    header = _decode_header(raw[:header_bytes])
+    inputs = _decode_inputs(_objects(header, "inputs"), memoryview(raw)[header_bytes:])
+    outputs = [_decode_output(one) for one in _objects(header, "outputs")]
+    call_id = header.get("id", "")
+    if not isinstance(call_id, str):
+        raise _wrong("id", "a text", call_id)
+    return InferCall(call_id, inputs, outputs, _parameters(header))
+
+
+def encode_infer_answer(head: Mapping[str, Any], outputs: Sequence[Tensor], binary: Sequence[bool]) -> tuple[bytes, int | None]:
+    """(body, length of its JSON header, None where the body is JSON alone). `binary[i]`: outputs[i] as raw bytes."""
+    described, parts = list[Mapping[str, Any]](), list[bytes]()
+    for tensor, raw_wanted in zip(outputs, binary, strict=True):
+        described.append(_encode_output(tensor, parts if raw_wanted else None))
+    header = json.dumps({**head, "outputs": described}, allow_nan=False, separators=(",", ":")).encode()
+    return b"".join((header, *parts)), len(header) if any(binary) else None
+
+
+def _encode_output(tensor: Tensor, parts: list[bytes] | None) -> Mapping[str, Any]:
+    described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    if parts is None:
+        return {**described, "data": encode_data(tensor)}
+    parts.append(encode_raw(tensor))
+    return {**described, "parameters": {BINARY_SIZE: len(parts[-1])}}
+
+
+def _header_bytes(raw: bytes, header_length: str | None) -> int:
+    if header_length is None:
+        return len(raw)
+    if not (header_length.isascii() and header_length.isdigit() and len(header_length) <= 9 and int(header_length) <= len(raw)):
+        message = f"Inference-Header-Content-Length is {header_length[:40]!r}, expected the bytes of the JSON header, 0 to {len(raw)} here"
+        raise RejectedInput("bad_header_length", message)
+    return int(header_length)
+
+
+def _decode_header(raw: bytes) -> Mapping[str, Any]:
+    depth = json_depth(raw, JSON_DEPTH_MAX)
+    if depth > JSON_DEPTH_MAX:
+        raise RejectedInput("json_too_deep", f"the body nests {depth} levels deep, expected at most {JSON_DEPTH_MAX}; send a flat request")
+    try:
+        header = json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        message = f"the JSON header is not JSON: {str(error)[:200]}; send one object in UTF-8"
+        raise RejectedInput("not_json", message, "malformed") from error
+    if not isinstance(header, dict):
+        raise _wrong("the body", "an object", header)
+    return header
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _objects(header: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    listed = header.get(name, [])
+    if not isinstance(listed, list) or len(listed) > _INPUTS_MAX or not all(isinstance(one, dict) for one in listed):
+        raise _wrong(name, f"a list of at most {_INPUTS_MAX} objects", listed)
+    return listed
+
+
+def _parameters(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = owner.get("parameters", {})
+    if not isinstance(parameters, dict) or not all(isinstance(value, bool | int | float | str) for value in parameters.values()):
+        raise _wrong("parameters", "an object of plain values", parameters)
+    if _SHARED_MEMORY in parameters:
+        raise RejectedInput("bad_request", f"{_SHARED_MEMORY} is not supported; send the tensor in the body")
+    return parameters
+
+
+def _decode_inputs(described: Sequence[Mapping[str, Any]], rest: memoryview) -> list[Tensor]:
+    inputs, at = list[Tensor](), 0
+    for one in described:
+        name, datatype, shape = one.get("name"), one.get("datatype"), one.get("shape")
+        if not (isinstance(name, str) and isinstance(datatype, str) and isinstance(shape, list)):
+            raise _wrong("an input", "an object with name, datatype and shape", dict(one))
+        size = _parameters(one).get(BINARY_SIZE)
+        if size is None:
+            inputs.append(decode_data(name[:80], datatype, shape, one.get("data")))
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest) - at:
+            raise RejectedInput(
+                "bad_tensor", f"{name[:80]}: {BINARY_SIZE} is {str(size)[:40]}, and {len(rest) - at} bytes are left in the body"
+            )
+        inputs.append(decode_raw(name[:80], datatype, shape, rest[at : at + size]))
+        at += size
+    if at != len(rest):
+        raise RejectedInput(
+            "bad_tensor", f"{len(rest) - at} bytes at the end of the body belong to no input; correct {BINARY_SIZE} or the body"
+        )
+    return inputs
+
+
+def _decode_output(one: Mapping[str, Any]) -> WantedOutput:
+    name, parameters = one.get("name"), _parameters(one)
+    if not isinstance(name, str):
+        raise _wrong("an output", "an object with a name", dict(one))
+    binary = parameters.get("binary_data")
+    if "classification" in parameters or not (binary is None or isinstance(binary, bool)):
+        raise RejectedInput("bad_request", f"output {name[:80]}: only the parameter binary_data, true or false, is supported")
+    return WantedOutput(name[:80], binary)
+
+
+def _wrong(what: str, expected: str, found: Any) -> RejectedInput:
+    return RejectedInput("bad_request", f"{what} must be {expected}, found {type(found).__name__} {str(found)[:80]}", "schema")

@@ -1,0 +1,100 @@
+"""The gRPC port: grpc.aio in our event loop, beside the HTTP one. Its health service and its reflection.
+
+Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py).
+A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
+packed; headers beyond its own 16 KiB.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from schemas.errors import Misconfigured, RejectedInput
+from schemas.limits import BODY_BYTES_MAX
+from serving.access import Access
+from serving.grpc_api import SERVICE, GrpcApi, abort
+from serving.listener import Tls, bracketed, reserve_port
+from serving.proto.pool import POOL
+
+_STREAMS_MAX = 64  # requests at once on one connection
+_IDLE_MS_MAX = 300_000
+_HEALTH = f"/{health.SERVICE_NAME}/"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", BODY_BYTES_MAX),
+    ("grpc.max_send_message_length", BODY_BYTES_MAX),
+    ("grpc.max_concurrent_streams", _STREAMS_MAX),
+    ("grpc.max_connection_idle_ms", _IDLE_MS_MAX),
+    ("grpc.so_reuseport", 0),  # two servers must not share a port in silence
+)
+
+
+class GrpcListener:
+    """A gRPC server; `address` is where ("host:port")."""
+
+    def __init__(self, api: GrpcApi, access: Access, host: str, port: int, tls: Tls | None = None) -> None:
+        """Binds; nothing is answered before `open`. Raises Misconfigured (`port_taken`, `address_unusable`)."""
+        self._server = grpc.aio.server(interceptors=[] if access.open else [_TokenCheck(access)], options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(api.handlers())),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, POOL)
+        self.address = f"{bracketed(host)}:{_bind(self._server, host, port, tls)}"
+        self._ready: bool | None = None
+
+    async def open(self) -> None:
+        """From now on calls are answered."""
+        await self.show_ready(False)
+        await self._server.start()
+
+    async def show_ready(self, ready: bool) -> None:
+        """What the health service answers from now on."""
+        if ready is self._ready:
+            return
+        self._ready = ready
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+    async def close(self, grace_s: float) -> None:
+        """Takes no more calls, lets what is in work finish within `grace_s`, and ends."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+class _TokenCheck(grpc.aio.ServerInterceptor):
+    """Ends every call without the token, but those of the health service."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]], handler_call_details: Any
+    ) -> grpc.RpcMethodHandler:
+        if not handler_call_details.method.startswith(_HEALTH):
+            try:
+                self._access.check(dict(handler_call_details.invocation_metadata).get("authorization"))
+            except RejectedInput as error:
+                return _refusing(error, handler_call_details.method)
+        return await continuation(handler_call_details)
+
+
+def _refusing(error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
+    async def refuse(request: Any, context: Any) -> None:
+        await abort(context, error, method)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
+    with reserve_port(host, port) as reserved:  # says clearly what is wrong with an address, and finds a free port
+        chosen = int(reserved.getsockname()[1])
+    try:
+        if tls is None:
+            return server.add_insecure_port(f"{bracketed(host)}:{chosen}")
+        credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.cert.read_bytes())])
+        return server.add_secure_port(f"{bracketed(host)}:{chosen}", credentials)
+    except RuntimeError as error:
+        raise Misconfigured("port_taken", f"gRPC cannot listen on {host} port {chosen}: {error}; set AIF_SERVE__GRPC_PORT") from error

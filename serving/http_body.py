@@ -1,0 +1,70 @@
+"""The body of an HTTP request, read and unpacked within its bound.
+
+Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked; what is beyond is thrown away, so that the client gets its 413. A body
+that does not end in time, or ends too early, is an answer too.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from granian.rsgi import ProtocolError
+
+from schemas.errors import RejectedInput
+from schemas.limits import BODY_BYTES_MAX
+
+_THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
+_BODY_S_MAX = 10.0
+_WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # of zlib; "deflate" in HTTP is the zlib form
+
+
+async def read_body(scope: Any, protocol: Any) -> bytes:
+    """The whole body, unpacked. Raises RejectedInput: `body_too_large`, `body_too_slow`, `body_cut`, `bad_encoding`."""
+    try:
+        async with asyncio.timeout(_BODY_S_MAX):
+            raw = await _collect_body(scope, protocol)
+    except ProtocolError as error:
+        raise RejectedInput("body_cut", "the connection ended before the body was complete; send it again", "malformed") from error
+    except TimeoutError as error:
+        raise RejectedInput("body_too_slow", f"the body was not complete after {_BODY_S_MAX:g} s; send it at once") from error
+    encoding = scope.headers.get("content-encoding")
+    return raw if encoding is None else await asyncio.to_thread(unpack, raw, encoding)
+
+
+def unpack(raw: bytes, encoding: str) -> bytes:
+    """The bytes behind a Content-Encoding. Raises RejectedInput (`bad_encoding`, `body_too_large`)."""
+    if encoding not in _WINDOW_BITS:
+        raise RejectedInput("bad_encoding", f"Content-Encoding is {encoding[:40]!r}, expected gzip, deflate or none")
+    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        unpacked = inflater.decompress(raw, BODY_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise RejectedInput("bad_encoding", f"the body is not {encoding}: {error}", "malformed") from error
+    if len(unpacked) > BODY_BYTES_MAX:
+        raise _too_large(f"more than {BODY_BYTES_MAX} bytes when unpacked")
+    if not inflater.eof or inflater.unused_data:
+        raise RejectedInput("bad_encoding", f"the {encoding} body ends too early or too late; send one complete stream", "malformed")
+    return unpacked
+
+
+async def _collect_body(scope: Any, protocol: Any) -> bytes:
+    declared = scope.headers.get("content-length") or ""
+    kept_max = 0 if declared.isdigit() and int(declared) > BODY_BYTES_MAX else BODY_BYTES_MAX
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in protocol:
+        size += len(chunk)
+        if size <= kept_max:
+            chunks.append(bytes(chunk))
+        else:
+            chunks.clear()
+        if size > _THROWN_AWAY_BYTES_MAX:
+            break
+    if size > kept_max:
+        raise _too_large(f"{declared} bytes" if kept_max == 0 else f"more than {BODY_BYTES_MAX} bytes")
+    return b"".join(chunks)
+
+
+def _too_large(size: str) -> RejectedInput:
+    return RejectedInput("body_too_large", f"the body has {size}, expected at most {BODY_BYTES_MAX}; send fewer candidates or behaviours")

@@ -56,6 +56,8 @@ METRICS = (
     Metric("user_states_bytes", "gauge", "Memory they hold."),
     Metric("users_known", "gauge", "Users in the server's own view."),
     Metric("user_updates_skipped", "counter", "Updates of the user topics that are wrong or do not fit.", ("topic",)),
+    Metric("user_view_rebuilds", "counter", "Times the view of users was made again from the log, by reason.", ("reason",)),
+    Metric("user_log_holes", "counter", "Gaps in user-behaviours that stayed."),
     Metric("flips", "counter", "Version switches of the engine."),
     Metric("version_live", "gauge", "The version that answers, -1 when none."),
     Metric("version_revision", "gauge", "Its revision."),

@@ -39,7 +39,8 @@ from serving.status_view import readiness, server_status
 from serving.user_call import UserCall, Users
 from serving.user_follower import UserFollower
 from serving.user_states import UserStates
-from serving.user_store import UserStore
+from serving.user_store import StoreBounds
+from serving.user_store_start import ViewIdentity, open_user_store
 from serving.versions import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
@@ -114,7 +115,7 @@ class RankingServer:
     async def _live(self) -> None:
         """Everything beside answering: opens what depends on the index, then keeps house for ever."""
         self._engine_start = asyncio.create_task(asyncio.to_thread(self.engine.start))
-        self._open_index(await self._wait_for_identity())
+        await self._open_index(await self._wait_for_identity())
         await asyncio.shield(self._engine_start)
         self.versions.start()
         was_ready = False
@@ -136,10 +137,12 @@ class RankingServer:
                 return state.init
             await asyncio.sleep(self.settings.engine.poll_s)
 
-    def _open_index(self, init: Init) -> None:
+    async def _open_index(self, init: Init) -> None:
         _check_topics(init, self.settings.kafka.topic_prefix)
-        id_kind = IdKind(init.id_kind)
-        store = UserStore(id_kind, init.user_partitions, self.settings.users.users_max)
+        id_kind, settings = IdKind(init.id_kind), self.settings.users
+        view = ViewIdentity(self.settings.index.store, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
+        bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
+        store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
         users = Users(store, self.states, id_kind, self.metrics)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()

@@ -6,8 +6,9 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from infra.settings import ProcessSettings, Section
-from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, MIB, QUEUED_REQUESTS_MAX, USER_STATES_MAX
+from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, QUEUED_REQUESTS_MAX
 from schemas.requests import DEADLINE_MS_DEFAULT
+from serving.user_settings import UsersSection
 
 PORT_DEFAULT = 8100
 
@@ -37,14 +38,6 @@ class EngineSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     slot_bytes: int = Field(0, ge=0)  # of each of the two slots; 0: 1.5 times the first version
     poll_s: float = Field(0.2, gt=0, le=60)  # between two looks at the control log
-
-
-class UsersSection(Section):
-    """The server's own view of users, and the states of call 1 it keeps."""
-
-    users_max: int = Field(1_000_000, ge=1)
-    states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
-    states_bytes_max: int = Field(512 * MIB, ge=MIB)
 
 
 class ServerSettings(ProcessSettings):

@@ -1,23 +1,36 @@
-"""The server's own view of users: the fold of user-features and user-behaviours in memory (schemas/users.py), rebuilt from the log at start.
+"""The server's own view of users: the fold of user-features and user-behaviours (schemas/users.py) in a RocksDB directory.
 
-Here: records to the fold, bounds, snapshots of one user. Not here: reading the topics (user_follower.py), model inputs.
-Invariants: a record that cannot be read, or that lies in a partition its user does not hash to, is skipped and counted (protocol A10), never
-fatal; folding a record twice changes nothing; a snapshot is of one moment and never changes afterwards. One writer thread, any readers.
+Here: records to the fold, one WriteBatch = users + next offsets (what is written is never half of a record, and a restart goes on from the offsets),
+snapshots of one user, the decoded users in memory. Not here: the topics (user_follower.py), opening (user_store_start.py), decoding and what a batch
+changes (user_batch.py), bytes (core/user_view.py), model inputs.
+Invariants: a record that cannot be read, or that lies in a partition its user does not hash to, is skipped and counted (protocol A10), never fatal;
+folding a record twice changes nothing; a snapshot is of one moment and never changes afterwards. One writer thread, any readers.
+Memory is bounded: decoded users by number and by behaviours, least recently used first out; the rest is on disk, and losing all of it costs a
+replay of the log.
 """
 
+import dataclasses
+import json
+import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infra.kafka.reader import SourceRecord
-from schemas.errors import RejectedInput
-from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, decode_record, decode_updates
-from schemas.ids import Id, IdKind, decode_id, partition_of
-from schemas.topics import USER_FEATURES
+from infra.rocks import Batch, Database, open_database
+from schemas.ids import Id, IdKind, encode_index_key
+from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
-from serving.user_states import HistoryOffsets
+from serving.core.user_view import Head, ViewState, decode_events, decode_head, decode_view_state, encode_block_key, encode_view_state
+from serving.user_batch import BEHAVIOURS, HEADS, PROFILES, DecodedUserRecord, UserBatch, UserChange, decode_user_record
 
+META = "meta"
+FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META)
+STATE_KEY = b"state"
+
+HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of user-behaviours
 NEVER_SEEN: HistoryOffsets = (-1, -1)
 
 
@@ -35,86 +48,186 @@ class KnownUser:
         return not self.profile and not self.behaviours
 
 
-_UNKNOWN = KnownUser({}, (), NEVER_SEEN)
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """`users_max` on disk; in memory `decoded_users_max` users with `decoded_behaviours_max` behaviours in all (about 250 bytes each)."""
+
+    users_max: int = 100_000_000
+    decoded_users_max: int = 10_000
+    decoded_behaviours_max: int = 500_000
 
 
 class UserStore:
-    """At most `users_max` users; each keeps its newest BEHAVIOURS_PER_USER_MAX behaviours."""
+    """The view in one open database, which belongs to it. `skipped` counts updates that were wrong or did not fit."""
 
-    def __init__(self, id_kind: IdKind, partitions: int, users_max: int) -> None:
-        self._id_kind, self._partitions, self._users_max = id_kind, partitions, users_max
-        self._histories: dict[Id, UserHistory] = {}
+    def __init__(self, database: Database, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> None:
+        self._database, self._id_kind, self._partitions = database, id_kind, partitions
+        self._bounds = bounds or StoreBounds()
+        self._decoded: OrderedDict[Id, UserHistory] = OrderedDict()
+        self._decoded_behaviours = 0
         self._lock = threading.Lock()
+        self.state = self._read_state()
         self.skipped = 0
 
     def __len__(self) -> int:
-        return len(self._histories)
+        return self.state.users
+
+    # --- looking -------------------------------------------------------------------------------------------------------
 
     def find(self, user: Id) -> KnownUser:
-        """What is known of a user; a user never heard of is cold."""
+        """What is known of a user; a user never heard of is cold. Reads the disk where the user is not in memory."""
+        known = self.find_in_memory(user)
+        if known is not None:
+            return known
         with self._lock:
-            history = self._histories.get(user)
-            if history is None:
-                return _UNKNOWN
-            return KnownUser(history.profile, tuple(history.behaviours), (history.profile_offset, history.behaviours_offset))
+            head, profile, blocks = self._read_user(encode_index_key(user))
+        history = UserHistory(
+            json.loads(profile) if profile else {}, decode_events(blocks) if blocks else [], head.profile_offset, head.behaviours_offset
+        )
+        with self._lock:
+            if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
+                self._keep_decoded(user, history)
+            return _snapshot(history)
 
-    def offsets_of(self, user: Id) -> HistoryOffsets:
-        """The snapshot's offsets without the snapshot."""
+    def find_in_memory(self, user: Id) -> KnownUser | None:
+        """The same without the disk; None where that would be needed."""
         with self._lock:
-            history = self._histories.get(user)
-            return NEVER_SEEN if history is None else (history.profile_offset, history.behaviours_offset)
+            history = self._decoded.get(user)
+            if history is None:
+                return None
+            self._decoded.move_to_end(user)
+            return _snapshot(history)
+
+    def offsets_in_memory(self, user: Id) -> HistoryOffsets | None:
+        """The snapshot's offsets without the snapshot; None where the user is not in memory."""
+        with self._lock:
+            history = self._decoded.get(user)
+            return None if history is None else (history.profile_offset, history.behaviours_offset)
+
+    @property
+    def decoded(self) -> tuple[int, int]:
+        """Users and behaviours in memory."""
+        return len(self._decoded), self._decoded_behaviours
+
+    def _read_state(self) -> ViewState:
+        raw = self._database.get(META, STATE_KEY)
+        return ViewState() if raw is None else decode_view_state(raw)
+
+    def _read_head(self, key: bytes) -> Head:
+        raw = self._database.get(HEADS, key)
+        return Head() if raw is None else decode_head(raw)
+
+    def _read_user(self, key: bytes) -> tuple[Head, bytes | None, list[bytes]]:
+        head = self._read_head(key)
+        if head == Head():
+            return head, None, []
+        scan = self._database.scan(BEHAVIOURS, encode_block_key(key, head.first), encode_block_key(key, head.tail + 1))
+        return head, self._database.get(PROFILES, key), [value for _, value in scan]
+
+    def _keep_decoded(self, user: Id, history: UserHistory) -> None:
+        """REQUIRES: the lock. A history larger than all the room is not kept."""
+        self._forget_decoded(user)
+        self._decoded[user] = history
+        self._decoded_behaviours += len(history.behaviours)
+        self._keep_bounds()
+
+    def _keep_bounds(self) -> None:
+        while len(self._decoded) > self._bounds.decoded_users_max or self._decoded_behaviours > self._bounds.decoded_behaviours_max:
+            self._forget_decoded(next(iter(self._decoded)))
+
+    def _forget_decoded(self, user: Id) -> None:
+        history = self._decoded.pop(user, None)
+        if history is not None:
+            self._decoded_behaviours -= len(history.behaviours)
+
+    # --- folding -------------------------------------------------------------------------------------------------------
 
     def fold_record(self, record: SourceRecord) -> int:
         """Folds one record of either topic. Returns how many of its updates were skipped because they are wrong or do not fit."""
-        try:
-            skipped = self._fold_profile(record) if record.topic == USER_FEATURES else self._fold_behaviours(record)
-        except RejectedInput:
-            skipped = 1
+        return self.fold_records([record])
+
+    def fold_records(self, records: Sequence[SourceRecord]) -> int:
+        """Folds records, each partition's in offset order; those before the next offset are dropped. Returns how many updates were skipped."""
+        skipped = 0
+        for cut in self._cut(records):
+            skipped += self._write(cut)
         self.skipped += skipped
         return skipped
 
-    def _fold_profile(self, record: SourceRecord) -> int:
-        if record.value is None:
-            user, features = decode_id(_text_key(record), self._id_kind), None
-        else:
-            body = decode_record(UserFeaturesRecord, record.value)
-            user, features = decode_id(body.user_id, self._id_kind), body.features
-        expected = partition_of(user, self._partitions)
-        if expected != record.partition:
-            raise RejectedInput("wrong_partition", f"user {user!r} belongs to partition {expected}, the record came in {record.partition}")
+    def note_seen(self, now_ms: int, topic_ids: Mapping[str, str]) -> None:
+        """The log was read to its end at `now_ms`, and these are its topics: a later start goes on from here."""
+        self._commit(self._database.new_batch(), dataclasses.replace(self.state, seen_ms=now_ms, topic_ids=dict(topic_ids)))
+
+    def _cut(self, records: Sequence[SourceRecord]) -> Iterator[list[DecodedUserRecord]]:
+        """Decoded records in portions of about WRITE_BATCH_UPDATES_MAX updates."""
+        portion: list[DecodedUserRecord] = []
+        size = 0
+        for record in records:
+            if record.offset < self.state.next_offsets.get(record.topic, {}).get(record.partition, 0):
+                continue
+            portion.append(decode_user_record(record, self._id_kind, self._partitions))
+            size += len(portion[-1])
+            if size >= WRITE_BATCH_UPDATES_MAX:
+                yield portion
+                portion, size = [], 0
+        if portion:
+            yield portion
+
+    def _write(self, portion: Sequence[DecodedUserRecord]) -> int:
+        """One WriteBatch. Returns how many updates were skipped."""
+        users = [change.user for one in portion for change in one.changes]
+        batch, folded = UserBatch(self._database, users, self._bounds.users_max - len(self)), list[UserChange]()
+        for one in portion:
+            folded += [change for change in one.changes if batch.fold(change)]
+        offsets = {topic: dict(by) for topic, by in self.state.next_offsets.items()}
+        for one in portion:
+            offsets.setdefault(one.record.topic, {})[one.record.partition] = one.record.offset + 1
+        after = dataclasses.replace(self.state, next_offsets=offsets, users=len(self) + batch.new_users)
+        self._commit(batch.encode(), after, folded)
+        return sum(one.wrong + len(one) for one in portion) - sum(map(len, folded))
+
+    def _commit(self, batch: Batch, state: ViewState, folded: Sequence[UserChange] = ()) -> None:
+        batch.put(META, STATE_KEY, encode_view_state(state))
+        with self._lock:  # a reader sees a user before or after, on disk and in memory alike
+            self._database.write(batch)
+            self.state = state
+            for change in folded:
+                self._fold_decoded(change)
+
+    def _fold_decoded(self, change: UserChange) -> None:
+        history = self._decoded.get(change.user)
+        if history is None:
+            return
+        if change.is_profile:
+            fold_profile(history, change.offset, change.features)
+            return
+        before = len(history.behaviours)
+        fold_behaviours(history, change.offset, change.events)
+        self._decoded_behaviours += len(history.behaviours) - before
+        self._keep_bounds()
+
+    # --- the directory -------------------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Forgets everything: the log is folded again from its start."""
         with self._lock:
-            history = self._history(user)
-            if history is not None:
-                fold_profile(history, record.offset, features)
-        return int(history is None)
+            self._database.close()
+            shutil.rmtree(self._database.path)
+            self._database = open_database(self._database.path, FAMILIES)
+            self._decoded.clear()
+            self._decoded_behaviours = 0
+            self.state = ViewState()
 
-    def _fold_behaviours(self, record: SourceRecord) -> int:
-        decoded = decode_updates(
-            BehavioursRecord, Behaviour, record.value, self._id_kind, record.partition, self._partitions, lambda b: b.user_id
-        )
-        by_user: dict[Id, list[BehaviourEvent]] = {}
-        for _, b in decoded.accepted:
-            by_user.setdefault(b.user_id, []).append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))
-        skipped = len(decoded.rejected)
+    def reopen(self) -> None:
+        """The way out after a write that failed (a full disk)."""
         with self._lock:
-            for user, events in by_user.items():
-                history = self._history(user)
-                if history is None:
-                    skipped += len(events)
-                else:
-                    fold_behaviours(history, record.offset, events)
-        return skipped
+            self._database.reopen()
 
-    def _history(self, user: Id) -> UserHistory | None:
-        """The user's history, made when there is room. REQUIRES: the lock."""
-        history = self._histories.get(user)
-        if history is None and len(self._histories) < self._users_max:
-            history = self._histories[user] = UserHistory()
-        return history
+    def close(self) -> None:
+        """Gives the directory back."""
+        with self._lock:
+            self._database.close()
 
 
-def _text_key(record: SourceRecord) -> str:
-    try:
-        return (record.key or b"").decode()
-    except UnicodeDecodeError as error:
-        raise RejectedInput("bad_id", f"the key {record.key!r} of a record without a value is not UTF-8") from error
+def _snapshot(history: UserHistory) -> KnownUser:
+    return KnownUser(history.profile, tuple(history.behaviours), (history.profile_offset, history.behaviours_offset))

@@ -72,6 +72,7 @@ class Stage:
             "AIF_INDEX__ID_KIND": str(self.id_kind),
             "AIF_WORKER__DATA_DIR": str(self.directory / "worker"),
             "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.directory / "checkpoints")]),
+            "AIF_USERS__DATA_DIR": str(self.directory / "users"),
             "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
         }
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infra.metrics import Metrics
@@ -18,7 +20,8 @@ from serving.rank_call import RankCall
 from serving.settings import ServeSection
 from serving.user_call import UserCall, Users
 from serving.user_states import UserStates
-from serving.user_store import UserStore
+from serving.user_store import StoreBounds, UserStore
+from serving.user_store_start import ViewIdentity, open_user_store
 
 
 @dataclass
@@ -37,6 +40,11 @@ class Front:
         return self.url.partition("//")[2]
 
 
+def open_view(folder: Path, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> UserStore:
+    """A view of users in a folder of a test; the same folder again goes on where it was."""
+    return open_user_store(folder, ViewIdentity("index", "", id_kind, partitions), bounds or StoreBounds())
+
+
 @contextlib.contextmanager
 def open_front(
     engine: Any,
@@ -46,8 +54,15 @@ def open_front(
     index: bool = True,
     tls: Tls | None = None,
 ) -> Iterator[Front]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_view(Path(folder), id_kind, 4)) as store:
+        yield from _open_front(engine, id_kind, settings, states, index, store)
+
+
+def _open_front(
+    engine: Any, id_kind: IdKind, settings: ServeSection | None, states: UserStates | None, index: bool, store: UserStore
+) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
-    metrics, store, states = Metrics(), UserStore(id_kind, 4, 1_000), UserStates(100, 1 << 20) if states is None else states
+    metrics, states = Metrics(), UserStates(100, 1 << 20) if states is None else states
     front = Front("", engine, store, states, metrics)
     users = Users(store, states, id_kind, metrics)
     opened, stop = threading.Event(), threading.Event()

@@ -31,6 +31,7 @@ def environment(folder: Path, bootstrap: str, prefix: str) -> dict[str, str]:
         "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "AIF_KAFKA__TOPIC_PREFIX": prefix,
         "AIF_INDEX__STORE": str(folder / "store"),
+        "AIF_USERS__DATA_DIR": str(folder / "users"),
         "AIF_SERVE__DEADLINE_MS": "20000",
     }
 

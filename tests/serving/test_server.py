@@ -118,6 +118,7 @@ def serve(spec: str, folder: Path, bootstrap: str, prefix: str) -> Iterator[Serv
         "index": {"store": store.url},
         "serve": {"port": 0, "deadline_ms": 5_000, "address_file": folder / "address.json"},
         "engine": {"device": "cpu", "poll_s": 0.02},
+        "users": {"data_dir": folder / "users"},
     }
     with run_server(load_settings(ServerSettings, flags, {})) as (server, url), AifClient(url) as client:
         yield Served(store, bootstrap, prefix, versions, deltas, client, server, kind)

@@ -1,0 +1,133 @@
+"""The bytes of a server's view of users, and whether a view that was kept fits the log that is there now. Pure.
+
+    heads       index key of the user                -> (offset of the profile, offset of the last behaviours, behaviours ever appended)
+    profiles    index key of the user                -> features as JSON
+    behaviours  length, index key, number of a block -> up to BLOCK events, one JSON array each, a line apart
+
+Here: keys, values, what appending events changes. Not here: the database (serving/user_store.py), the fold's meaning (schemas/users.py).
+Invariants: appending an event rewrites one block, never a history; blocks are full except the last; of a user the newest
+BEHAVIOURS_PER_USER_MAX events are kept, whole blocks before them are dropped.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from schemas.users import BehaviourEvent
+
+VIEW_TOPICS = (USER_FEATURES, USER_BEHAVIOURS)
+BLOCK = 64  # events: an append rewrites half of it on average, some KB
+# A compacted topic forgets that a profile was deleted after a day (Kafka's default): a view that slept longer may have missed it.
+UNSEEN_MS_MAX = 12 * 3_600_000
+
+_HEAD = struct.Struct(">qqQ")
+_LENGTH = struct.Struct(">H")
+_NUMBER = struct.Struct(">Q")
+_NO_FEATURES: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a user is folded. `appended` counts every behaviour that ever was."""
+
+    profile_offset: int = -1
+    behaviours_offset: int = -1
+    appended: int = 0
+
+    @property
+    def tail(self) -> int:
+        """Number of the block that the next event goes into."""
+        return self.appended // BLOCK
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest block that is kept."""
+        return max(0, self.appended - BEHAVIOURS_PER_USER_MAX) // BLOCK
+
+
+def encode_head(head: Head) -> bytes:
+    """24 bytes."""
+    return _HEAD.pack(head.profile_offset, head.behaviours_offset, head.appended)
+
+
+def decode_head(raw: bytes) -> Head:
+    """The inverse."""
+    return Head(*_HEAD.unpack(raw))
+
+
+def encode_block_key(user_key: bytes, number: int) -> bytes:
+    """Blocks of one user lie together, oldest first; the length in front keeps one user's keys from being another's prefix."""
+    return _LENGTH.pack(len(user_key)) + user_key + _NUMBER.pack(number)
+
+
+def encode_event(event: BehaviourEvent) -> bytes:
+    """One line."""
+    return json.dumps([event.item_id, event.kind, event.time_ms, event.features], separators=(",", ":")).encode()
+
+
+def decode_events(blocks: Iterable[bytes]) -> list[BehaviourEvent]:
+    """The events of a user's blocks, oldest first; the newest BEHAVIOURS_PER_USER_MAX."""
+    lines = b"\n".join(blocks).replace(b"\n", b",")
+    rows = json.loads(b"[" + lines + b"]")[-BEHAVIOURS_PER_USER_MAX:]
+    return [BehaviourEvent(item, kind, time_ms, features or _NO_FEATURES) for item, kind, time_ms, features in rows]
+
+
+def append_events(tail: bytes, head: Head, events: Sequence[BehaviourEvent]) -> dict[int, bytes]:
+    """The blocks that change, by number, when `events` follow `tail`, the bytes of block `head.tail` (empty when it is new)."""
+    changed: dict[int, list[bytes]] = {}
+    for place, event in enumerate(events, head.appended):
+        changed.setdefault(place // BLOCK, []).append(encode_event(event))
+    return {n: b"\n".join([tail, *lines] if n == head.tail and tail else lines) for n, lines in changed.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ViewState:
+    """Where a view stands: next offset by topic and partition, the ids of the topics it was made from, users in it, when the log was last read to its end."""
+
+    next_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    users: int = 0
+    seen_ms: int = 0
+
+
+def encode_view_state(state: ViewState) -> bytes:
+    """JSON, for people too."""
+    return json.dumps(
+        {"next": state.next_offsets, "topic_ids": dict(state.topic_ids), "users": state.users, "seen_ms": state.seen_ms}
+    ).encode()
+
+
+def decode_view_state(raw: bytes) -> ViewState:
+    """The inverse."""
+    body = json.loads(raw)
+    offsets = {topic: {int(p): offset for p, offset in by.items()} for topic, by in body["next"].items()}
+    return ViewState(offsets, body["topic_ids"], body["users"], body["seen_ms"])
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRange:
+    """A topic as it is now: its id, and per partition the first offset it holds and the one after its last."""
+
+    topic_id: str
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+def find_misfit(state: ViewState, log: Mapping[str, TopicRange], now_ms: int) -> str:
+    """Why a view cannot go on from its offsets and has to be made again, as "code: reason"; empty when it can."""
+    for topic, found in log.items():
+        if state.topic_ids.get(topic, found.topic_id) != found.topic_id:
+            return f"other_topic: {topic} has another id than the topic that the view was made from"
+        for partition, offset in state.next_offsets.get(topic, {}).items():
+            if partition not in found.ends or offset > found.ends[partition]:
+                return f"log_shorter: {topic} partition {partition} ends at {found.ends.get(partition)}, the view goes on at {offset}"
+            if offset < found.starts[partition]:
+                return f"log_gone: {topic} partition {partition} starts at {found.starts[partition]}, the view goes on at {offset}"
+    asleep_ms = now_ms - state.seen_ms
+    if state.next_offsets and asleep_ms > UNSEEN_MS_MAX:
+        return f"too_old: the view was last up to date {asleep_ms // 3_600_000} h ago; a profile deleted since may be gone from the log"
+    return ""

@@ -1,0 +1,146 @@
+"""What records of the user topics change in the server's view of users, as one batch of the database.
+
+Here: a record to changes of users, and the fold of changes over the stored heads and last blocks. Not here: when a batch is written and with which
+offsets (user_store.py), bytes (core/user_view.py). The rules of order are those of schemas/users.py: a user's profile and behaviours each carry the
+last offset folded, and what is not newer changes nothing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.kafka.reader import SourceRecord
+from infra.rocks import Batch, Database
+from schemas.errors import RejectedInput
+from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, decode_record, decode_updates
+from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
+from schemas.topics import USER_FEATURES
+from schemas.users import BehaviourEvent
+from serving.core.user_view import BLOCK, Head, append_events, decode_head, encode_block_key, encode_head
+
+HEADS, PROFILES, BEHAVIOURS = "heads", "profiles", "behaviours"
+
+
+@dataclass
+class UserChange:
+    """What one record says of one user: a new profile (None = forget it), or more behaviours."""
+
+    user: Id
+    offset: int
+    is_profile: bool
+    features: Mapping[str, Any] | None = None
+    events: list[BehaviourEvent] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return max(1, len(self.events))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedUserRecord:
+    """A record as changes of users, and how many of its updates are wrong."""
+
+    record: SourceRecord
+    changes: Sequence[UserChange]
+    wrong: int = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.changes))
+
+
+def decode_user_record(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
+    """A record of either topic. Nothing is raised: what is wrong is counted (protocol A10)."""
+    try:
+        if record.topic == USER_FEATURES:
+            return DecodedUserRecord(record, [_decode_profile(record, kind, partitions)])
+        return _decode_behaviours(record, kind, partitions)
+    except RejectedInput:
+        return DecodedUserRecord(record, [], 1)
+
+
+def _decode_profile(record: SourceRecord, kind: IdKind, partitions: int) -> UserChange:
+    if record.value is None:
+        user, features = decode_id(_text_key(record), kind), None
+    else:
+        body = decode_record(UserFeaturesRecord, record.value)
+        user, features = decode_id(body.user_id, kind), body.features
+    expected = partition_of(user, partitions)
+    if expected != record.partition:
+        raise RejectedInput("wrong_partition", f"user {user!r} belongs to partition {expected}, the record came in {record.partition}")
+    return UserChange(user, record.offset, True, features)
+
+
+def _decode_behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
+    decoded = decode_updates(BehavioursRecord, Behaviour, record.value, kind, record.partition, partitions, lambda b: b.user_id)
+    changes: dict[Id, UserChange] = {}
+    for _, b in decoded.accepted:
+        change = changes.setdefault(b.user_id, UserChange(b.user_id, record.offset, False))
+        change.events.append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))
+    return DecodedUserRecord(record, list(changes.values()), len(decoded.rejected))
+
+
+def _text_key(record: SourceRecord) -> str:
+    try:
+        return (record.key or b"").decode()
+    except UnicodeDecodeError as error:
+        raise RejectedInput("bad_id", f"the key {record.key!r} of a record without a value is not UTF-8") from error
+
+
+class UserBatch:
+    """Users as they will be after one batch: what is stored, and what the batch's changes make of it."""
+
+    def __init__(self, database: Database, users: Sequence[Id], room: int) -> None:
+        self._database, self._room = database, room
+        keys = {user: encode_index_key(user) for user in dict.fromkeys(users)}
+        stored = database.multi_get(HEADS, list(keys.values()))
+        self._keys = keys
+        self._before = {user: None if raw is None else decode_head(raw) for user, raw in zip(keys, stored, strict=True)}
+        self._heads = {user: head or Head() for user, head in self._before.items()}
+        partial = [user for user, head in self._heads.items() if head.appended % BLOCK]
+        tails = database.multi_get(BEHAVIOURS, [encode_block_key(keys[u], self._heads[u].tail) for u in partial])
+        self._blocks: dict[bytes, bytes] = {
+            encode_block_key(keys[u], self._heads[u].tail): raw or b"" for u, raw in zip(partial, tails, strict=True)
+        }
+        self._written: set[bytes] = set()
+        self._profiles: dict[Id, bytes] = {}
+        self._touched: dict[Id, None] = {}
+        self.new_users = 0
+
+    def fold(self, change: UserChange) -> bool:
+        """The same order rules as schemas/users.py. False where a new user finds no room; what was folded before counts as folded."""
+        user, head = change.user, self._heads[change.user]
+        is_new = self._before[user] is None and user not in self._touched
+        if is_new and self.new_users >= self._room:
+            return False
+        self.new_users += is_new
+        self._touched[user] = None
+        if change.is_profile:
+            if change.offset > head.profile_offset:
+                self._profiles[user] = json.dumps(dict(change.features or {}), separators=(",", ":")).encode()
+                self._heads[user] = dataclasses.replace(head, profile_offset=change.offset)
+        elif change.offset > head.behaviours_offset:
+            self._append(user, head, change)
+        return True
+
+    def _append(self, user: Id, head: Head, change: UserChange) -> None:
+        key = self._keys[user]
+        for number, block in append_events(self._blocks.get(encode_block_key(key, head.tail), b""), head, change.events).items():
+            self._blocks[encode_block_key(key, number)] = block
+            self._written.add(encode_block_key(key, number))
+        self._heads[user] = Head(head.profile_offset, change.offset, head.appended + len(change.events))
+
+    def encode(self) -> Batch:
+        """The changes for the database."""
+        batch = self._database.new_batch()
+        for user in self._touched:
+            key, before, after = self._keys[user], self._before[user] or Head(), self._heads[user]
+            batch.put(HEADS, key, encode_head(after))
+            for number in range(before.first, after.first):
+                self._written.discard(encode_block_key(key, number))
+                batch.delete(BEHAVIOURS, encode_block_key(key, number))
+        for user, profile in self._profiles.items():
+            batch.put(PROFILES, self._keys[user], profile)
+        for block_key in self._written:
+            batch.put(BEHAVIOURS, block_key, self._blocks[block_key])
+        return batch

@@ -1,0 +1,21 @@
+"""Settings of what a server knows of users: its view of their topics, and the states of call 1 it keeps."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from infra.folders import user_data_dir
+from infra.settings import Section
+from schemas.limits import MIB, USER_STATES_MAX
+
+
+class UsersSection(Section):
+    """The server's own view of users, and the states of call 1 it keeps."""
+
+    # One RocksDB directory a server, made again from the log when it is lost; servers on one host share the folder, each with a directory of its own.
+    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "users")
+    users_max: int = Field(100_000_000, ge=1)  # on disk
+    decoded_users_max: int = Field(10_000, ge=1)  # in memory, with at most this many behaviours together (about 250 bytes each)
+    decoded_behaviours_max: int = Field(500_000, ge=1)
+    states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
+    states_bytes_max: int = Field(512 * MIB, ge=MIB)

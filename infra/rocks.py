@@ -130,6 +130,23 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         iterator.next()
         return item
 
+    def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        """The next rows, at most `rows_max`; fewer only at the end. Half the cost of asking for one after the other."""
+        iterator, rows = self._iterator, []
+        if iterator is None:
+            return []
+        valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
+        for _ in range(rows_max):
+            if not valid():
+                self._end(iterator)
+                break
+            rows.append((key(), value()))
+            step()
+        if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
+            self._iterator = None
+            rows = [row for row in rows if row[0] < self._end_key]
+        return rows
+
     def _end(self, iterator: RdictIter) -> None:
         self._iterator = None
         with _Mapped(self._path, f"scan of {self._family}"):

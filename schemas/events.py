@@ -219,9 +219,10 @@ def decode_updates(
             return Decoded([], [Rejection(0, error.code, error.message, error.disposition)])
         updates, rejected = _decode_each(update_type, value or b"", error)
     accepted: list[tuple[int, U]] = []
+    names = [name for name in ("item_id", "user_id") if name in update_type.model_fields]
     for index, update in updates:
         try:
-            accepted.append((index, _check_ids(update, kind, partition, partitions, owner)))
+            accepted.append((index, _check_ids(update, names, kind, partition, partitions, owner)))
         except RejectedInput as error:
             rejected.append(Rejection(index, error.code, error.message, error.disposition))
     return Decoded(accepted, rejected)
@@ -245,11 +246,11 @@ def _decode_each(update_type: type[U], value: bytes, error: RejectedInput) -> tu
     return accepted, rejected
 
 
-def _check_ids(update: U, kind: IdKind, partition: int, partitions: int, owner: Callable[[U], Id]) -> U:
-    """The update with its ids in the catalogue's kind. Raises RejectedInput (`bad_id`, `wrong_partition`)."""
-    for name in ("item_id", "user_id"):
-        given = getattr(update, name, None)
-        if given is not None and (checked := decode_id(given, kind)) is not given:
+def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, partitions: int, owner: Callable[[U], Id]) -> U:
+    """The update with its ids (its fields `names`) in the catalogue's kind. Raises RejectedInput (`bad_id`, `wrong_partition`)."""
+    for name in names:
+        given = getattr(update, name)
+        if (checked := decode_id(given, kind)) is not given:
             update = update.model_copy(update={name: checked})
     expected = partition_of(owner(update), partitions)
     if expected != partition:

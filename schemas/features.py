@@ -65,6 +65,9 @@ class Transform(enum.StrEnum):
 
 
 _SALTS_KEPT = 4_096  # asked for once a value otherwise
+_BUCKETS_KEPT = 1 << 15
+_COLUMN_ROWS_MIN = 8  # below it NumPy costs more than it saves
+_PLAIN_NUMBERS = frozenset({int, float})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Feature:
 
     def bucket(self, value: object) -> int:
         """Row of this feature's embedding table; 0 if the value is missing."""
-        return hash_bucket(value, self.buckets, self.salt) if isinstance(value, (int, str)) else 0
+        return _bucket(value, self.buckets, self.salt) if isinstance(value, (int, str)) else 0
 
     def number(self, value: object) -> float:
         """Transformed and scaled value, clipped to +-1e6; the default if missing, not a number, or not finite."""
@@ -126,6 +129,18 @@ class Feature:
         if self.transform == Transform.LOG1P:
             x = math.copysign(math.log1p(abs(x)), x)
         return min(max((x - self.mean) / self.scale, -NUMBER_MAX), NUMBER_MAX)
+
+    def numbers(self, values: Sequence[object]) -> np.ndarray:
+        """`number` of many values: float64 [R], the same bits. A logarithm is taken one by one, because NumPy's may differ in the last bit."""
+        if len(values) < _COLUMN_ROWS_MIN or self.transform != Transform.NONE or not _PLAIN_NUMBERS.issuperset(map(type, values)):
+            return np.array([self.number(value) for value in values], np.float64)
+        x_R = np.array(values, np.float64)
+        x_R[~np.isfinite(x_R)] = self.default
+        return np.clip((x_R - self.mean) / self.scale, -NUMBER_MAX, NUMBER_MAX)
+
+
+# Categories repeat. Typed, because 1 and true are equal in Python and hash into different buckets.
+_bucket = functools.lru_cache(_BUCKETS_KEPT, typed=True)(hash_bucket)
 
 
 @functools.lru_cache(_SALTS_KEPT)
@@ -181,7 +196,11 @@ class FeatureSchema:
 
     def item(self, name: str) -> Feature:
         """The item feature of that name."""
-        return next(f for f in self.features if f.scope is Scope.ITEM and f.name == name)
+        return self._item_features[name]
+
+    @functools.cached_property
+    def _item_features(self) -> Mapping[str, Feature]:
+        return {f.name: f for f in self.of(Scope.ITEM)}
 
     @functools.cached_property
     def item_half_inputs(self) -> tuple[Feature, ...]:
@@ -261,8 +280,11 @@ class FeatureBlock:
         return len(self.categorical_RC)
 
 
-def encode_features(features: Sequence[Feature], records: Sequence[Mapping[str, Any]]) -> FeatureBlock:
-    """Raw values of R records to arrays, for `features` in their order. An embedding feature is read from the record by its name."""
+def encode_features(
+    features: Sequence[Feature], records: Sequence[Mapping[str, Any]], vectors: Mapping[str, np.ndarray] | None = None
+) -> FeatureBlock:
+    """Raw values of R records to arrays, for `features` in their order. An embedding feature is read from the record by its name, or
+    from `vectors` where it is there as an array already: finite float32 [R, width], zeros where it is missing."""
     rows = len(records)
     by_kind = {kind: [f for f in features if f.kind is kind] for kind in Kind}
     categorical = np.zeros((rows, len(by_kind[Kind.CATEGORICAL])), np.int64)
@@ -272,7 +294,7 @@ def encode_features(features: Sequence[Feature], records: Sequence[Mapping[str, 
     for c, feature in enumerate(by_kind[Kind.CATEGORICAL]):
         categorical[:, c] = [feature.bucket(r.get(feature.name)) for r in records]
     for n, feature in enumerate(by_kind[Kind.NUMERIC]):
-        numeric[:, n] = [feature.number(r.get(feature.name)) for r in records]
+        numeric[:, n] = feature.numbers([r.get(feature.name) for r in records])
     for b, feature in enumerate(by_kind[Kind.BAG]):
         for row, r in enumerate(records):
             values = r.get(feature.name)
@@ -280,12 +302,19 @@ def encode_features(features: Sequence[Feature], records: Sequence[Mapping[str, 
                 bags[row, b, : len(values)] = hash_buckets(values[:BAG_VALUES_MAX], feature.buckets, feature.salt)
     at = 0
     for feature in by_kind[Kind.EMBEDDING]:
-        for row, r in enumerate(records):
-            value = r.get(feature.name)
-            if _is_vector(value, feature.width):
-                embeddings[row, at : at + feature.width] = np.clip(value, -NUMBER_MAX, NUMBER_MAX)
+        _put_vectors(embeddings[:, at : at + feature.width], feature, records, vectors or {})
         at += feature.width
     return FeatureBlock(categorical, numeric, bags, embeddings)
+
+
+def _put_vectors(out_RE: np.ndarray, feature: Feature, records: Sequence[Mapping[str, Any]], vectors: Mapping[str, np.ndarray]) -> None:
+    if feature.name in vectors:
+        np.clip(vectors[feature.name], -NUMBER_MAX, NUMBER_MAX, out=out_RE)
+        return
+    for row, r in enumerate(records):
+        value = r.get(feature.name)
+        if _is_vector(value, feature.width):
+            out_RE[row] = np.clip(value, -NUMBER_MAX, NUMBER_MAX)
 
 
 def _is_vector(value: object, width: int) -> TypeGuard[Sequence[float]]:
@@ -298,3 +327,13 @@ def _is_vector(value: object, width: int) -> TypeGuard[Sequence[float]]:
 def encode_realtime(schema: FeatureSchema, raw: Mapping[str, Any]) -> list[float]:
     """The row's `realtime` column: scaled numbers, and buckets (at most 256, so exact in float32) of categoricals."""
     return [f.number(raw.get(f.name)) if f.kind is Kind.NUMERIC else float(f.bucket(raw.get(f.name))) for f in schema.realtime_features]
+
+
+def encode_realtime_rows(schema: FeatureSchema, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """`encode_realtime` of R records: float32 [R, Q], the same bits."""
+    columns = [
+        f.numbers(values) if f.kind is Kind.NUMERIC else [float(f.bucket(value)) for value in values]
+        for f in schema.realtime_features
+        for values in ([r.get(f.name) for r in records],)
+    ]
+    return np.array(columns, np.float32).reshape(len(columns), len(records)).T

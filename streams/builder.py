@@ -54,7 +54,7 @@ def encode_blocks(
     remaining, done = iter(items), 0
     while taken := list(itertools.islice(remaining, slice_rows)):
         rows = encoder.encode([i.raw_features for i in taken], [i.embedding for i in taken])
-        orders = np.frombuffer(b"".join(i.order.tobytes() for i in taken), ORDER)  # np.array of structured scalars is slow
+        orders = np.frombuffer(b"".join(i.order for i in taken), ORDER)
         for at in range(0, len(taken), ROWS_PER_FILE_BLOCK):
             cut = slice(at, at + ROWS_PER_FILE_BLOCK)
             yield RowBlock([i.key for i in taken[cut]], orders[cut], rows[cut])

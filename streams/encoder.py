@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from infra.index_store import IndexStore
-from schemas.features import encode_features, encode_realtime
+from schemas.features import encode_features, encode_realtime_rows
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
@@ -51,13 +51,14 @@ class RowEncoder:
 
     def encode(self, raw_features: Sequence[Raw], embeddings: Sequence[Embedding]) -> np.ndarray:
         """All columns of R items: structured array [R] of the layout's dtype."""
-        usable = [self._usable(e) for e in embeddings]
+        mm_RM, has_R = self._stack(embeddings)
         rows = np.zeros(len(raw_features), self.layout.dtype)
-        encoded = encode_rows(self._network, encode_features(self._schema.item_half_inputs, self._with_embeddings(raw_features, usable)))
+        vectors = {self._schema.multimodal: mm_RM} if self._schema.multimodal else {}
+        encoded = encode_rows(self._network, encode_features(self._schema.item_half_inputs, raw_features, vectors))
         # a width of 1 is stored as a scalar
         rows["vector"] = encoded.vectors_RD.reshape(rows["vector"].shape)
         rows["bridge"] = encoded.bridge_RN.reshape(rows["bridge"].shape)
-        self._sign(rows, usable, np.ones(len(rows), bool))
+        self._sign(rows, mm_RM, has_R, np.ones(len(rows), bool))
         self._fill_plain(rows, raw_features)
         return rows
 
@@ -66,32 +67,31 @@ class RowEncoder:
     ) -> np.ndarray:
         """Rows [R] whose item-half inputs did not change: vector and bridge are kept, the signature is made anew where stale (bool [R])."""
         rows = np.array(old_rows, self.layout.dtype)
-        self._sign(rows, [self._usable(e) for e in embeddings], np.asarray(signature_stale, bool))
+        self._sign(rows, *self._stack(embeddings), np.asarray(signature_stale, bool))
         self._fill_plain(rows, raw_features)
         return rows
 
-    def _usable(self, embedding: Embedding) -> Embedding:
-        """The embedding if this model can read it."""
-        if embedding is None or embedding.shape != (self._schema.mm_width,) or not self._schema.multimodal:
-            return None
-        return embedding if np.isfinite(embedding).all() else None
+    def _stack(self, embeddings: Sequence[Embedding]) -> tuple[np.ndarray, np.ndarray]:
+        """mm_RM float32, and has_R bool: whether this model can read the item's embedding; zeros where not."""
+        width = self._schema.mm_width
+        mm_RM, has_R = np.zeros((len(embeddings), width), np.float32), np.zeros(len(embeddings), bool)
+        at = [r for r, embedding in enumerate(embeddings) if embedding is not None and embedding.shape == (width,)]
+        if at and self._schema.multimodal:
+            given = np.concatenate([embedding for r in at if (embedding := embeddings[r]) is not None]).reshape(-1, width)
+            finite = np.isfinite(given).all(axis=1)
+            has_R[at] = finite
+            mm_RM[has_R] = given[finite]
+        return mm_RM, has_R
 
-    def _with_embeddings(self, raw_features: Sequence[Raw], embeddings: Sequence[Embedding]) -> list[Raw]:
-        name = self._schema.multimodal
-        if name is None:
-            return list(raw_features)
-        return [{**raw, name: embedding} for raw, embedding in zip(raw_features, embeddings, strict=True)]
-
-    def _sign(self, rows: np.ndarray, embeddings: Sequence[Embedding], stale_R: np.ndarray) -> None:
+    def _sign(self, rows: np.ndarray, mm_RM: np.ndarray, has_R: np.ndarray, stale_R: np.ndarray) -> None:
         """Signature and has_signature of the stale rows (Eq. 5)."""
         rows["has_signature"][stale_R] = 0
         if self._w_hash_KM is None:
             return
         rows["signature"][stale_R] = 0
-        at = [r for r, embedding in enumerate(embeddings) if embedding is not None and stale_R[r]]
-        if at:
-            mm_RM = np.stack([embedding for r in at if (embedding := embeddings[r]) is not None])
-            rows["signature"][at] = encode_signatures(mm_RM, self._w_hash_KM).reshape(rows["signature"][at].shape)
+        at = np.flatnonzero(has_R & stale_R)
+        if len(at):
+            rows["signature"][at] = encode_signatures(mm_RM[at], self._w_hash_KM).reshape(rows["signature"][at].shape)
             rows["has_signature"][at] = 1
 
     def _fill_plain(self, rows: np.ndarray, raw_features: Sequence[Raw]) -> None:
@@ -100,8 +100,7 @@ class RowEncoder:
         rows["category"] = [schema.category_of(raw) for raw in raw_features]
         rows["bid"] = [schema.bid_of(raw) for raw in raw_features]
         if schema.realtime_features:
-            realtime = np.array([encode_realtime(schema, raw) for raw in raw_features], np.float32)
-            rows["realtime"] = realtime.reshape(rows["realtime"].shape)
+            rows["realtime"] = encode_realtime_rows(schema, raw_features).reshape(rows["realtime"].shape)
 
 
 class EncoderCache:

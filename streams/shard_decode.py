@@ -4,9 +4,12 @@ Here: decoding and what it decides. Not here: the fold (core/item_state.py), dea
 Invariant: accept or reject is a pure function of topic, partition and the record's bytes; together every update is here exactly once.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from pydantic_core import to_json
 
 from infra.kafka.reader import SourceRecord
 from schemas.errors import RejectedInput
@@ -14,6 +17,9 @@ from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewI
 from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)  # a little above it numbers still round down to it
+_EXPONENTS = tuple(b"%de" % digit for digit in range(10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +50,24 @@ def _item_of(update: ItemFeaturesUpdate | NewItem) -> Id:
 
 
 def _features_update(record: SourceRecord, index: int, update: ItemFeaturesUpdate) -> FeaturesUpdate:
-    dead = update.op == "delete"
-    raw = b"" if dead else encode_raw_features(update.features)
-    return FeaturesUpdate(encode_index_key(update.item_id), update.version, record.offset, index, dead, raw)
+    key = encode_index_key(update.item_id)
+    if update.op == "delete":
+        return FeaturesUpdate(key, update.version, record.offset, index, dead=True)
+    features = update.features
+    return FeaturesUpdate(key, update.version, record.offset, index, False, encode_canonical(features), features)
+
+
+def encode_canonical(features: Mapping[str, Any]) -> bytes:
+    """The bytes of `encode_raw_features`, at a third of the cost where both writers of JSON agree."""
+    raw = to_json(dict(sorted(features.items())))
+    return raw if _writers_agree(raw) else encode_raw_features(features)
+
+
+def _writers_agree(raw: bytes) -> bool:
+    """Only what is not plain ASCII, escapes and exponents of numbers are written in two ways."""
+    if not raw.isascii() or b"\\" in raw or b"\x7f" in raw:
+        return False
+    return not any(exponent in raw for exponent in _EXPONENTS)
 
 
 def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shards: int) -> DecodedRecord:
@@ -70,11 +91,20 @@ def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> Decode
     updates: list[FeaturesUpdate | EmbeddingUpdate] = []
     rejected = list(decoded.rejected)
     for index, update in decoded.accepted:
-        with np.errstate(over="ignore"):
-            values = np.array(update.embedding, np.float32)
-        if np.isfinite(values).all():
+        values = _to_float32(update.embedding)
+        if values is not None:
             updates.append(EmbeddingUpdate(encode_index_key(update.item_id), record.offset, index, values.tobytes()))
         else:
             reason = f"embedding of item {update.item_id!r} has numbers outside float32 (largest {max(map(abs, update.embedding)):g})"
             rejected.append(Rejection(index, "embedding_not_float32", reason, "semantic"))
     return DecodedRecord(record, updates, rejected)
+
+
+def _to_float32(embedding: Sequence[float]) -> np.ndarray | None:
+    """None: a number of it has no float32."""
+    values = np.array(embedding)  # float64
+    if np.abs(values).max() > _FLOAT32_MAX:
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float32)
+        return narrow if np.isfinite(narrow).all() else None
+    return values.astype(np.float32)

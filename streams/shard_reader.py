@@ -13,25 +13,31 @@ import numpy as np
 
 from infra.rocks import Database, open_read_only
 from schemas.errors import Corrupted
-from streams.core.item_state import (
-    decode_embedding_component,
-    decode_features_component,
-    decode_raw_features,
-    encode_orders,
-    order_of,
-)
+from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
 
+_PAGE_ROWS = 512
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)  # not frozen: one is made for every item of a build, and freezing triples its cost
 class StoredItem:
-    """A live item: index key, order (one ORDER element), raw features, embedding float32 [mm_width] or None."""
+    """A live item: index key, order (the bytes of one ORDER element), and its two components as they are stored."""
 
     key: bytes
-    order: np.ndarray
-    raw_features: dict[str, Any]
-    embedding: np.ndarray | None
+    order: bytes
+    features: bytes
+    embedding_component: bytes | None
+
+    @property
+    def raw_features(self) -> dict[str, Any]:
+        """Raw features by name."""
+        return decode_raw_features(raw_of(self.features))
+
+    @property
+    def embedding(self) -> np.ndarray | None:
+        """float32 [mm_width] or None."""
+        return None if self.embedding_component is None else np.frombuffer(values_of(self.embedding_component), np.float32)
 
 
 class ShardReader:
@@ -65,17 +71,20 @@ class ShardReader:
 
     def scan_items(self, start_key: bytes = b"", end_key: bytes | None = None) -> Iterator[StoredItem]:
         """Live items with start_key <= key < end_key, in key order."""
-        embeddings = self._database.scan(EMBEDDINGS, start_key, end_key)
+        embeddings = self._rows(EMBEDDINGS, start_key, end_key)
         head = next(embeddings, None)
-        for key, raw in self._database.scan(FEATURES, start_key, end_key):
+        for key, features in self._rows(FEATURES, start_key, end_key):
             while head is not None and head[0] < key:
                 head = next(embeddings, None)
-            features = decode_features_component(raw)
-            if features.dead:
-                continue
-            embedding = decode_embedding_component(head[1]) if head is not None and head[0] == key else None
-            values = None if embedding is None else np.frombuffer(embedding.values, np.float32)
-            yield StoredItem(key, encode_orders([order_of(features, embedding)])[0], decode_raw_features(features.raw), values)
+            if not is_dead(features):
+                embedding = head[1] if head is not None and head[0] == key else None
+                yield StoredItem(key, encode_stored_order(features, embedding), features, embedding)
+
+    def _rows(self, family: str, start_key: bytes, end_key: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """A scan read in pages: half the cost of one row after the other."""
+        scan = self._database.scan(family, start_key, end_key)
+        while page := scan.take(_PAGE_ROWS):
+            yield from page
 
     def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """(index key, increment value) of a version in key order, tombstones included."""

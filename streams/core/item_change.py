@@ -31,6 +31,7 @@ class ItemChange:
         self.before_features, self.before_embedding = features, embedding
         self.features, self.embedding = features, embedding
         self._steps: list[tuple[StoredFeatures | None, StoredFeatures]] = []
+        self._decoded: dict[bytes, Mapping[str, Any]] = {}  # by canonical bytes: what was decoded, or came decoded with its update
         self._embedding_changed = False
 
     def take(self, update: FeaturesUpdate | EmbeddingUpdate) -> bool:
@@ -41,6 +42,8 @@ class ItemChange:
                 return False
             self._steps.append((self.features, features))
             self.features = features
+            if update.decoded is not None:
+                self._decoded[update.raw] = update.decoded
             return True
         embedding = fold_embedding(self.embedding, update)
         if embedding is None:
@@ -69,14 +72,21 @@ class ItemChange:
             if before is None or before.dead != after.dead:
                 return EVERYTHING
             if before.raw != after.raw:
-                stale |= dependencies.by_features(decode_raw_features(before.raw), decode_raw_features(after.raw))
+                stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
         return stale
 
     @cached_property
     def raw_features(self) -> Mapping[str, Any]:
         """The features of a live item; to be asked when the batch is folded."""
         assert self.features is not None and not self.features.dead
-        return decode_raw_features(self.features.raw)
+        return self._decode(self.features.raw)
+
+    def _decode(self, raw: bytes) -> Mapping[str, Any]:
+        """Once for each state of a batch, whatever the number of versions."""
+        decoded = self._decoded.get(raw)
+        if decoded is None:
+            decoded = self._decoded[raw] = decode_raw_features(raw)
+        return decoded
 
     @property
     def embedding_values(self) -> np.ndarray | None:

@@ -14,8 +14,8 @@ Source: design.md section 4; LWW register (Shapiro et al. 2011) per component.
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,13 @@ NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 
 _FEATURES_HEADER = struct.Struct("<qqHqqHB")  # order, changed, dead; then the JSON bytes
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)  # made once: json.dumps would make one a call
+_DECODE = json.JSONDecoder().raw_decode
 _EMBEDDING_HEADER = struct.Struct("<qHqH")  # order, changed; then float32 values
+_NO_EMBEDDING_CHANGED = struct.pack("<qH", *NO_EMBEDDING_ORDER)
+_DEAD_AT = _FEATURES_HEADER.size - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFeatures:
+class StoredFeatures(NamedTuple):
     """The features component: its order, whether it is a delete marker, the features as canonical JSON bytes (empty when dead), and the order
     at which `dead` and `raw` became what they are."""
 
@@ -42,8 +44,7 @@ class StoredFeatures:
     changed: FeaturesOrder
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEmbedding:
+class StoredEmbedding(NamedTuple):
     """The embedding component: its order, the float32 values as bytes, and the order at which they became what they are."""
 
     order: EmbeddingOrder
@@ -61,6 +62,7 @@ class FeaturesUpdate:
     index: int
     dead: bool
     raw: bytes = b""
+    decoded: Mapping[str, Any] | None = field(default=None, compare=False)  # what `raw` decodes to, where the event's reader has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,27 @@ def encode_raw_features(features: Mapping[str, Any]) -> bytes:
 
 def decode_raw_features(raw: bytes) -> dict[str, Any]:
     """The inverse of `encode_raw_features`."""
-    decoded: dict[str, Any] = json.loads(raw)
+    decoded: dict[str, Any] = _DECODE(raw.decode())[0]
     return decoded
+
+
+def is_dead(features: bytes) -> bool:
+    """Whether a features component, as it is stored, is a delete marker. Raises Corrupted (`bad_features_component`)."""
+    if len(features) < _FEATURES_HEADER.size:
+        raise _bad_features(features)
+    return features[_DEAD_AT] != 0
+
+
+def raw_of(features: bytes) -> bytes:
+    """The canonical JSON in a features component as it is stored."""
+    return features[_FEATURES_HEADER.size :]
+
+
+def values_of(embedding: bytes) -> bytes:
+    """The float32 values in an embedding component as it is stored. Raises Corrupted (`bad_embedding_component`)."""
+    if len(embedding) < _EMBEDDING_HEADER.size or (len(embedding) - _EMBEDDING_HEADER.size) % 4:
+        raise _bad_embedding(embedding)
+    return embedding[_EMBEDDING_HEADER.size :]
 
 
 def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
@@ -113,7 +134,7 @@ def encode_features_component(component: StoredFeatures) -> bytes:
 def decode_features_component(value: bytes) -> StoredFeatures:
     """Raises Corrupted (`bad_features_component`)."""
     if len(value) < _FEATURES_HEADER.size:
-        raise Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {_FEATURES_HEADER.size}")
+        raise _bad_features(value)
     *orders, dead = _FEATURES_HEADER.unpack_from(value)
     return StoredFeatures((orders[0], orders[1], orders[2]), bool(dead), value[_FEATURES_HEADER.size :], (orders[3], orders[4], orders[5]))
 
@@ -125,12 +146,18 @@ def encode_embedding_component(component: StoredEmbedding) -> bytes:
 
 def decode_embedding_component(value: bytes) -> StoredEmbedding:
     """Raises Corrupted (`bad_embedding_component`)."""
-    if len(value) < _EMBEDDING_HEADER.size or (len(value) - _EMBEDDING_HEADER.size) % 4:
-        raise Corrupted(
-            "bad_embedding_component", f"embedding component of {len(value)} bytes, expected {_EMBEDDING_HEADER.size} + 4 a number"
-        )
+    values = values_of(value)
     offset, index, *changed = _EMBEDDING_HEADER.unpack_from(value)
-    return StoredEmbedding((offset, index), value[_EMBEDDING_HEADER.size :], (changed[0], changed[1]))
+    return StoredEmbedding((offset, index), values, (changed[0], changed[1]))
+
+
+def _bad_features(value: bytes) -> Corrupted:
+    return Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {_FEATURES_HEADER.size}")
+
+
+def _bad_embedding(value: bytes) -> Corrupted:
+    expected = f"expected {_EMBEDDING_HEADER.size} + 4 a number"
+    return Corrupted("bad_embedding_component", f"embedding component of {len(value)} bytes, {expected}")
 
 
 def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
@@ -138,6 +165,13 @@ def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tup
     values = embedding.values if embedding is not None else b""
     inputs = 0 if features.dead else input_hash(features.raw, values)
     return (*features.changed, *(embedding.changed if embedding is not None else NO_EMBEDDING_ORDER), inputs, int(features.dead))
+
+
+def encode_stored_order(features: bytes, embedding: bytes | None) -> bytes:
+    """One ORDER element of a live item from its components as they are stored: their bytes are cut where `order_of` names fields."""
+    values, changed = (b"", _NO_EMBEDDING_CHANGED) if embedding is None else (values_of(embedding), embedding[10:20])
+    inputs = input_hash(raw_of(features), values).to_bytes(8, "little")
+    return features[18:36] + changed + inputs + features[36:37]
 
 
 def encode_orders(orders: list[tuple[int, int, int, int, int, int, int]]) -> np.ndarray:

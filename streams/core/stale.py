@@ -40,9 +40,16 @@ class Dependencies:
 
     def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stale:
         """What a change from `before` to `after` makes stale; the two are known to differ somewhere."""
-        if any(repr(before.get(name)) != repr(after.get(name)) for name in self.inputs):
+        if any(_differ(before.get(name), after.get(name)) for name in self.inputs):
             return Stale.ROW | Stale.VECTOR
         return Stale.ROW
+
+
+def _differ(before: object, after: object) -> bool:
+    """Whether two values print differently. Text is most often equal; numbers are, where neither is a zero with a sign."""
+    if type(before) is type(after) and before == after and before:
+        return isinstance(before, list) and repr(before) != repr(after)
+    return repr(before) != repr(after)
 
 
 def dependencies_of(schema: FeatureSchema) -> Dependencies:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Misconfigured
-from schemas.features import Feature, Kind, Scope, decode_feature_schema, encode_features, encode_realtime
+from schemas.features import Feature, Kind, Scope, Transform, decode_feature_schema, encode_features, encode_realtime, encode_realtime_rows
 from tests.schemas.catalogue import FEATURES, small_schema
 
 ANY_VALUE = (
@@ -89,3 +89,30 @@ def test_a_schema_that_does_not_read_names_what_is_wrong() -> None:
 def test_a_log1p_keeps_the_sign() -> None:
     feature = Feature("x", Scope.ITEM, Kind.NUMERIC, transform="log1p")  # type: ignore[arg-type]
     assert feature.number(-3.0) == pytest.approx(-np.log1p(3.0))
+
+
+@given(st.lists(ANY_VALUE | st.floats(-1e9, 1e9) | st.integers(-9, 9), min_size=8, max_size=20), st.sampled_from(["none", "log1p"]))
+def test_a_column_of_numbers_has_the_bits_of_its_numbers_one_by_one(values: list[object], transform: str) -> None:
+    feature = Feature("x", Scope.ITEM, Kind.NUMERIC, transform=Transform(transform), mean=0.3, scale=0.7, default=1.5)
+    assert feature.numbers(values).tobytes() == np.array([feature.number(v) for v in values], np.float64).tobytes()
+    plain = [v for v in values if type(v) in (int, float)]
+    assert feature.numbers(plain).tobytes() == np.array([feature.number(v) for v in plain], np.float64).tobytes()
+
+
+def test_equal_values_of_other_types_keep_their_buckets() -> None:
+    feature = Feature("x", Scope.ITEM, Kind.CATEGORICAL, buckets=1 << 20)
+    assert len({feature.bucket(value) for value in (1, True, "1", "True")}) == 2  # the text of a value decides
+    assert [feature.bucket(v) for v in (1, True)] == [feature.bucket(v) for v in ("1", "True")]
+
+
+def test_rows_of_realtime_features_are_those_of_the_items_one_by_one() -> None:
+    schema, records = small_schema(), [{f.name: k for f in FEATURES} for k in range(9)] + [{}]
+    assert encode_realtime_rows(schema, records).tobytes() == np.array([encode_realtime(schema, r) for r in records], np.float32).tobytes()
+
+
+def test_vectors_given_as_an_array_are_read_as_those_in_the_records() -> None:
+    feature = Feature("x", Scope.ITEM, Kind.EMBEDDING, width=3)
+    rows = np.array([[1, 2, 3], [0, 0, 0], [-3e38, 5, 1e7]], np.float32)
+    given_apart = encode_features([feature], [{}, {}, {}], {"x": rows})
+    in_records = encode_features([feature], [{"x": rows[0]}, {}, {"x": rows[2]}])
+    assert given_apart.embeddings_RE.tobytes() == in_records.embeddings_RE.tobytes()

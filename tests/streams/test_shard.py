@@ -12,7 +12,7 @@ from infra.kafka.reader import SourceRecord
 from infra.rocks import Database
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import encode_index_key, partition_of
-from schemas.index.layout import decode_delta, decode_increment, is_newer
+from schemas.index.layout import ORDER, decode_delta, decode_increment, is_newer
 from schemas.index.manifest import Part, PartFile
 from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
@@ -63,7 +63,8 @@ def test_a_lower_event_version_is_superseded_and_a_higher_offset_of_the_same_ver
     with open_shard_reader(tmp_path / "c") as reader:
         (item,) = reader.scan_items()
     assert item.raw_features == {"brand": "again"}
-    assert (item.order["features_version"], item.order["features_offset"], item.order["features_index"]) == (5, 1, 0)
+    (order,) = np.frombuffer(item.order, ORDER)
+    assert (order["features_version"], order["features_offset"], order["features_index"]) == (5, 1, 0)
 
 
 def test_a_key_without_value_deletes_at_the_stored_version_and_a_later_event_of_that_version_recreates(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_a_checkpoint_is_one_moment_and_gives_live_items_in_key_order(tmp_path: 
         increments = dict(reader.scan_increments(2))
         assert set(increments) == {encode_index_key(i) for i in (A, B, C)}
         order, _ = decode_increment(HashEncoder(2).layout, increments[encode_index_key(A)])
-        assert order.tobytes() == by_key[encode_index_key(A)].order.tobytes()
+        assert order.tobytes() == by_key[encode_index_key(A)].order
         assert [i.key for i in reader.scan_items(encode_index_key(B))] == [i.key for i in items if i.key >= encode_index_key(B)]
 
 

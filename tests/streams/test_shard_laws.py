@@ -278,7 +278,7 @@ def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_
         found = {k: decode_increment(HashEncoder(VERSION).layout, v) for k, v in rows_of(shard, VERSION).items()}
         live = {k: (o, r) for k, (o, r) in found.items() if r is not None}
         assert {k: r.tobytes() for k, (_, r) in live.items()} == {i.key: row.tobytes() for i, row in zip(items, rows, strict=True)}
-        assert {k: o.tobytes() for k, (o, _) in live.items()} == {i.key: i.order.tobytes() for i in items}
+        assert {k: o.tobytes() for k, (o, _) in live.items()} == {i.key: i.order for i in items}
         shard.close()
 
 

@@ -1,5 +1,6 @@
 """The fold of one item's components and their bytes."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from streams.core.item_state import (
     encode_features_component,
     encode_orders,
     encode_raw_features,
+    encode_stored_order,
     fold_embedding,
     fold_features,
     order_of,
@@ -117,3 +119,18 @@ def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_
     order = encode_orders([order_of(features, embedding)])[0]
     assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(b"{}", b"abcd")
     assert order_of(StoredFeatures((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
+
+
+@given(
+    st.binary(max_size=40),
+    st.none() | st.lists(st.floats(width=32, allow_nan=False), max_size=4),
+    st.integers(-1, 1 << 40),
+    st.integers(0, 255),
+)
+def test_the_order_cut_from_stored_bytes_is_that_of_the_decoded_components(
+    raw: bytes, values: list[float] | None, offset: int, index: int
+) -> None:
+    features = StoredFeatures((5, offset + 9, index), False, raw, (3, offset, index))
+    embedding = None if values is None else StoredEmbedding((offset + 7, 1), np.array(values, np.float32).tobytes(), (offset, index))
+    stored = None if embedding is None else encode_embedding_component(embedding)
+    assert encode_stored_order(encode_features_component(features), stored) == encode_orders([order_of(features, embedding)]).tobytes()

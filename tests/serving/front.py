@@ -55,11 +55,17 @@ def open_front(
     tls: Tls | None = None,
 ) -> Iterator[Front]:
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_view(Path(folder), id_kind, 4)) as store:
-        yield from _open_front(engine, id_kind, settings, states, index, store)
+        yield from _open_front(engine, id_kind, settings, states, index, tls, store)
 
 
 def _open_front(
-    engine: Any, id_kind: IdKind, settings: ServeSection | None, states: UserStates | None, index: bool, store: UserStore
+    engine: Any,
+    id_kind: IdKind,
+    settings: ServeSection | None,
+    states: UserStates | None,
+    index: bool,
+    tls: Tls | None,
+    store: UserStore,
 ) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
     metrics, states = Metrics(), UserStates(100, 1 << 20) if states is None else states

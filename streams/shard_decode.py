@@ -19,7 +19,7 @@ from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)  # a little above it numbers still round down to it
-_EXPONENTS = tuple(b"%de" % digit for digit in range(10))
+_DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _writers_agree(raw: bytes) -> bool:
     """Only what is not plain ASCII, escapes and exponents of numbers are written in two ways."""
     if not raw.isascii() or b"\\" in raw or b"\x7f" in raw:
         return False
-    return not any(exponent in raw for exponent in _EXPONENTS)
+    return b"0e" not in raw.translate(_DIGITS_AS_ZERO)
 
 
 def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shards: int) -> DecodedRecord:

@@ -40,16 +40,18 @@ class Dependencies:
 
     def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stale:
         """What a change from `before` to `after` makes stale; the two are known to differ somewhere."""
-        if any(_differ(before.get(name), after.get(name)) for name in self.inputs):
-            return Stale.ROW | Stale.VECTOR
-        return Stale.ROW
+        differ = _print_differently(list(map(before.get, self.inputs)), list(map(after.get, self.inputs)))
+        return Stale.ROW | Stale.VECTOR if differ else Stale.ROW
 
 
-def _differ(before: object, after: object) -> bool:
-    """Whether two values print differently. Text is most often equal; numbers are, where neither is a zero with a sign."""
-    if type(before) is type(after) and before == after and before:
-        return isinstance(before, list) and repr(before) != repr(after)
-    return repr(before) != repr(after)
+def _print_differently(before: list[object], after: list[object]) -> bool:
+    """Unlike values always do; of equal ones only those with other types, zeros (which have signs), and what a list holds."""
+    if before != after:
+        return True
+    types = set(map(type, before))
+    if list in types or 0 in before or list(map(type, before)) != list(map(type, after)):
+        return repr(before) != repr(after)
+    return False
 
 
 def dependencies_of(schema: FeatureSchema) -> Dependencies:

@@ -26,7 +26,10 @@ NOT_AN_ITEM = -1
 
 @dataclass(frozen=True)
 class ItemTable:
-    """Rows sorted by (item, version). `index` maps an id to its item number; `begin_I`, `end_I` bound its rows."""
+    """Rows sorted by (item, version). `index` maps an id to its item number; `begin_I`, `end_I` bound its rows.
+
+    multimodal_RM is what the signatures were made of, float32, zeros for a row without: the exact forms of Eq. 7 are measured on it.
+    """
 
     index: Mapping[Id, int]
     begin_I: np.ndarray
@@ -38,6 +41,7 @@ class ItemTable:
     bid_R: torch.Tensor
     signatures_RW: torch.Tensor
     has_signature_R: torch.Tensor
+    multimodal_RM: np.ndarray
 
     def items_of(self, ids: Sequence[Id]) -> np.ndarray:
         """Item numbers, NOT_AN_ITEM for an unknown id: int64 [len(ids)]."""
@@ -74,6 +78,7 @@ def build_item_table(
     raw = [_with_embedding(spec, u, embeddings) for u in rows]
     count_I = np.bincount(item_R, minlength=len(index))
     signatures_RW, has_R = _signatures(spec, w_hash_KM, rows, embeddings)
+    nothing_M = np.zeros(spec.schema.mm_width)
     return ItemTable(
         index=index,
         begin_I=np.cumsum(count_I) - count_I,
@@ -85,6 +90,7 @@ def build_item_table(
         bid_R=torch.tensor([spec.schema.bid_of(r) for r in raw], dtype=torch.float32),
         signatures_RW=torch.from_numpy(signatures_RW),
         has_signature_R=torch.from_numpy(has_R),
+        multimodal_RM=np.array([embeddings.get(u.item_id, nothing_M) for u in rows], np.float32).reshape(len(rows), len(nothing_M)),
     )
 
 

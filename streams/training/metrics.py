@@ -89,14 +89,16 @@ def user_aucs(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -
     return UserValues(auc_G, np.where(pairs_G > 0, size_G, 0).astype(float))
 
 
-def expected_aucs(scores_UC: np.ndarray, probability_UC: np.ndarray) -> UserValues:
+def expected_aucs(scores_UC: np.ndarray, probability_UC: np.ndarray, counted_UC: np.ndarray | None = None) -> UserValues:
     """The AUC that a user's clicks would give on average, from the true probability of each: no noise of drawn clicks. Weight: expected clicks.
 
-    A candidate counts as positive with weight p and as negative with weight 1 - p, never against itself; a tie counts one half.
+    A candidate counts as positive with weight p and as negative with weight 1 - p, never against itself; a tie counts one half. Where
+    `counted_UC` is false a candidate counts as neither.
     """
+    counted_UC = np.ones(scores_UC.shape, bool) if counted_UC is None else counted_UC
     order_UC = np.argsort(scores_UC, axis=1, kind="stable")
-    scores_UC, p_UC = (np.take_along_axis(values, order_UC, 1).astype(np.float64) for values in (scores_UC, probability_UC))
-    negative_UC = 1 - p_UC
+    by_column = (scores_UC, probability_UC * counted_UC, (1 - probability_UC) * counted_UC)
+    scores_UC, p_UC, negative_UC = (np.take_along_axis(values, order_UC, 1).astype(np.float64) for values in by_column)
     below_UC = np.cumsum(negative_UC, 1) - negative_UC
     first_UC, last_UC = _tie_bounds(scores_UC)
     worse_UC = np.take_along_axis(below_UC, first_UC, 1)

@@ -79,6 +79,15 @@ def test_with_certain_clicks_expected_auc_is_sklearns_auc() -> None:
     assert expected_aucs(scores, clicked.astype(float)).value_U.tolist() == pytest.approx(expected)
 
 
+def test_what_is_not_counted_is_as_if_it_were_not_there() -> None:
+    chance = np.random.default_rng(3)
+    scores, p = chance.integers(0, 9, (3, 20)).astype(float), chance.random((3, 20))
+    counted = np.broadcast_to(np.arange(20) < 15, scores.shape)
+    found, expected = expected_aucs(scores, p, counted), expected_aucs(scores[:, :15], p[:, :15])
+    assert found.value_U.tolist() == pytest.approx(expected.value_U.tolist())
+    assert found.weight_U.tolist() == pytest.approx(expected.weight_U.tolist())
+
+
 def test_drawn_clicks_give_the_expected_auc_on_average() -> None:
     chance = np.random.default_rng(2)
     scores, p = chance.standard_normal((1, 400)), chance.random((1, 400)) * 0.4

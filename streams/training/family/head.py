@@ -1,0 +1,135 @@
+"""The head of the family: the fields of each (user, item) pair that a variant has, and the trunk that reads them.
+
+Here: the same segments as the head that is served (schemas/model/head.py), in plain form, switched on and off, and exact where a variant
+says so. Not here: what is computed of one side alone (network.py). A variant in the served form is not built from here at all: it is the
+served network itself.
+
+Arrays: B users, C candidates, L behaviours, D width, P bridge width, G rows of U, X code width, T tasks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from schemas.features import Scope
+from schemas.model.bea import BridgeEmbedding, join_bridges
+from schemas.model.embeddings import FeatureEmbedding, build_mlp
+from schemas.model.head import DIN_GAIN, RealtimeFeatures, multiply_by_item
+from schemas.model.inputs import CandidateRows
+from schemas.model.sim_hard import SimTable, look_up_sim
+from schemas.model.spec import ModelSpec
+from schemas.model.user_half import masked_softmax
+from streams.training.family.codes import MOMENTS, factored_din, moment_features, similarity_edges, tier_features
+from streams.training.family.cold import ColdTrunk
+from streams.training.family.variant import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyStates:
+    """What is known of B users before the candidates: user_BU; rows_BGD = U of Algorithm 1; the projected behaviours with their codes; SIM."""
+
+    user_BU: Tensor
+    rows_BGD: Tensor
+    projected_BLD: Tensor
+    codes_BLX: Tensor
+    has_code_BL: Tensor
+    mask_BL: Tensor
+    sim: SimTable
+
+
+class SplitTrunk(nn.Module):
+    """The layers of AIF's head over the concatenated fields."""
+
+    def __init__(self, widths: list[int], spec: ModelSpec, hidden_scale: float) -> None:
+        super().__init__()
+        self.layers = build_mlp(sum(widths), [round(hidden_scale * width) for width in spec.head_hidden], len(spec.tasks))
+
+    def forward(self, fields: list[Tensor]) -> Tensor:
+        """Logits [B, C, T]."""
+        return torch.as_tensor(self.layers(torch.cat(fields, dim=-1)))
+
+
+class FamilyHead(nn.Module):
+    """Fields, then the trunk. `widths` names the fields in order."""
+
+    def __init__(self, variant: Variant, spec: ModelSpec, user_width: int) -> None:
+        super().__init__()
+        self.variant, self.spec = variant, spec
+        width = spec.width
+        self.context = FeatureEmbedding(spec.schema.of(Scope.CONTEXT), spec.embedding_width)
+        self.realtime = RealtimeFeatures(spec.schema.realtime_features, spec.embedding_width)
+        projections = {"user": user_width}
+        self.widths = {"user": user_width, "context": self.context.width, "item": width, "user_x": width + 1}
+        if variant.has("bea"):
+            projections["bea"] = spec.bridge_width
+            self.widths |= {"bea": spec.bridge_width, "bea_x": width + 1}
+        if variant.has("long_term"):
+            projections["din"] = width
+            self.din_gain = nn.Parameter(torch.full((1,), DIN_GAIN))
+            self.query = nn.Linear(width, width, bias=False) if variant.din == "id" else None
+            tiers = MOMENTS if variant.tiers == "moments" else 2 * spec.tiers
+            self.widths |= {"din": width, "din_x": width + 1, "tiers": tiers}
+        if variant.has("sim"):
+            projections["sim"] = width
+            self.widths |= {"sim": width + 1, "sim_x": width + 1}
+        if self.realtime.width:
+            self.widths |= {"realtime": self.realtime.width}
+        self.project = nn.ModuleDict({name: nn.Linear(of, width, bias=False) for name, of in projections.items()})
+        widths = list(self.widths.values())
+        tasks, scale = len(spec.tasks), variant.hidden_scale
+        self.trunk: nn.Module = ColdTrunk(widths, tasks, scale) if variant.trunk == "cold" else SplitTrunk(widths, spec, scale)
+
+    def forward(self, states: FamilyStates, rows: CandidateRows, bea: BridgeEmbedding | None) -> Tensor:
+        """Logits [B, C, T]. `rows.bridge_BCN` holds what the variant's cross needs of an item (network.py)."""
+        fields = self.fields(states, rows, bea)
+        return torch.as_tensor(self.trunk([fields[name] for name in self.widths]))
+
+    def fields(self, states: FamilyStates, rows: CandidateRows, bea: BridgeEmbedding | None) -> Mapping[str, Tensor]:
+        """Every field [B, C, width] by name."""
+        items_BCD = rows.vectors_BCD
+        candidates = items_BCD.shape[1]
+        user_BCU = states.user_BU[:, None, :].expand(-1, candidates, -1)
+        fields = {"user": user_BCU, "context": self.context(rows.context)[:, None, :].expand(-1, candidates, -1), "item": items_BCD}
+        crossed = {"user": user_BCU}
+        if bea is not None:
+            crossed["bea"] = fields["bea"] = self._bea(states, rows, bea)
+        if self.variant.has("long_term"):
+            codes_BCX, has_BC1 = rows.signatures_BCW, rows.has_signature_BC[..., None]
+            crossed["din"] = fields["din"] = self._din(states, codes_BCX, items_BCD) * (self.din_gain * has_BC1)
+            fields["tiers"] = self._tiers(states, codes_BCX) * has_BC1
+        if self.variant.has("sim"):
+            crossed["sim"], log_counts_BC1 = look_up_sim(states.sim, rows.category_BC)
+            fields["sim"] = torch.cat([crossed["sim"], log_counts_BC1], dim=-1)
+        fields |= {f"{name}_x": multiply_by_item(self.project[name](of), items_BCD) for name, of in crossed.items()}
+        return fields | {"realtime": self.realtime(rows.realtime_BCQ)}
+
+    def _bea(self, states: FamilyStates, rows: CandidateRows, bea: BridgeEmbedding) -> Tensor:
+        """Algorithm 1 with bridges, or with the candidates themselves as bridges: softmax(I U^T / sqrt(d)), then f of each: [B, C, P]."""
+        if self.variant.cross == "bridges":
+            return join_bridges(rows.bridge_BCN, bea.user_vectors(states.rows_BGD))
+        keys_BGD = bea.user_norm(bea.user_key(states.rows_BGD))
+        attention_BCG = torch.softmax(rows.bridge_BCN @ keys_BGD.transpose(1, 2) / keys_BGD.shape[-1] ** 0.5, dim=-1)
+        pooled_BCD = attention_BCG @ states.rows_BGD
+        return torch.as_tensor(bea.f(pooled_BCD) + bea.skip(pooled_BCD))
+
+    def _code(self, kind: str, codes: Tensor) -> Tensor:
+        """The part of the codes [..., K + M] that a kind of similarity is measured on."""
+        bits = self.spec.hash_bits
+        return codes[..., :bits] if kind == "lsh" else codes[..., bits:]
+
+    def _din(self, states: FamilyStates, codes_BCX: Tensor, items_BCD: Tensor) -> Tensor:
+        if self.query is not None:
+            scores_BCL = self.query(items_BCD) @ states.projected_BLD.transpose(1, 2) / items_BCD.shape[-1] ** 0.5
+            return masked_softmax(scores_BCL, states.mask_BL[:, None, :]) @ states.projected_BLD
+        kind = self.variant.din
+        return factored_din(self._code(kind, codes_BCX), self._code(kind, states.codes_BLX), states.projected_BLD, states.has_code_BL)
+
+    def _tiers(self, states: FamilyStates, codes_BCX: Tensor) -> Tensor:
+        kind = self.variant.tiers
+        latest = slice(-self.spec.simtier_behaviours, None)
+        ours, theirs, has_BS = self._code(kind, codes_BCX), self._code(kind, states.codes_BLX)[:, latest], states.has_code_BL[:, latest]
+        if kind == "moments":
+            return moment_features(ours, theirs, has_BS)
+        return tier_features(ours @ theirs.transpose(1, 2), has_BS, similarity_edges(self.spec.tier_edges, kind))

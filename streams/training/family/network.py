@@ -1,0 +1,100 @@
+"""The network of a variant: the halves of the served network, and the head that the variant says.
+
+Here: `build_network`. A variant in the served form gives the served network itself (schemas/model/network.py), so that what is measured as
+AIF is what answers requests. Not here: the head's fields (head.py), the data with codes (codes.py).
+
+Arrays: B users, C candidates, L behaviours, R rows, D width, T tasks.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from schemas.features import FeatureSchema, Scope
+from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs
+from schemas.model.network import AifNetwork
+from schemas.model.sim_hard import build_sim_table
+from schemas.model.spec import ModelSpec
+from streams.training.family.head import FamilyHead, FamilyStates
+from streams.training.family.variant import Variant
+
+RECENT = 20  # behaviours whose mean a model without asynchronous inference can afford
+
+
+def variant_spec(variant: Variant, spec: ModelSpec, cheap: frozenset[str]) -> ModelSpec:
+    """The family's spec as the variant has it; without the part `async` only the item and user features in `cheap` are left."""
+    schema = spec.schema if variant.has("async") else keep_features(spec.schema, cheap)
+    return dataclasses.replace(spec, schema=schema, bridges=variant.bridges or spec.bridges, hash_bits=variant.hash_bits or spec.hash_bits)
+
+
+def keep_features(schema: FeatureSchema, names: frozenset[str]) -> FeatureSchema:
+    """The schema with those item and user features only, and everything that plays a role."""
+    kept = names | {schema.sim_category, schema.bid, schema.multimodal}
+    features = tuple(f for f in schema.features if f.scope not in (Scope.ITEM, Scope.USER) or f.name in kept)
+    return dataclasses.replace(schema, features=features)
+
+
+def build_network(variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> AifNetwork:
+    """A new network of the variant's spec."""
+    return AifNetwork(spec, w_hash_KM) if variant.is_served else FamilyNetwork(variant, spec, w_hash_KM)
+
+
+class FamilyNetwork(AifNetwork):
+    """Reads data `with_codes`. What the variant lacks has no parameters."""
+
+    def __init__(self, variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
+        super().__init__(spec, w_hash_KM)
+        self.variant = variant
+        self.head = FamilyHead(variant, spec, (3 if variant.has("async") else 2) * spec.width)  # type: ignore[assignment]
+        if not variant.has("bea"):
+            self.bea = None  # type: ignore[assignment]
+            self.user_half.rows, self.user_half.row_identity_GD = nn.ModuleList(), None  # type: ignore[assignment]
+        if not variant.has("async"):
+            self.user_half.attention = None  # type: ignore[assignment]
+
+    def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """(vectors_RD, what the cross needs): bridge weights, the bridge key itself for Full-Cross, nothing [R, 0] without BEA."""
+        vectors_RD, keys_RD = self.item_half(items, dtype)
+        if not self.variant.has("bea"):
+            return vectors_RD, keys_RD[:, :0]
+        return vectors_RD, keys_RD if self.variant.cross == "full" else self.bea.item_weights(keys_RD)
+
+    def user_states(self, users: UserInputs) -> FamilyStates:  # type: ignore[override]
+        """Everything of the users. Without `async` a user is the profile and the mean of the latest behaviours."""
+        behaviours, spec = users.behaviours, self.spec
+        projected_BLD = self.behaviour(behaviours)
+        profile_BF = self.user_half.features(users.profile)
+        profile_BD = self.user_half.w_profile(profile_BF)
+        seen = slice(-spec.attended_behaviours, None)
+        attended = self._attended(profile_BD, projected_BLD[:, seen], behaviours.mask_BL[:, seen])
+        return FamilyStates(
+            user_BU=torch.cat([profile_BD, *attended], dim=-1),
+            rows_BGD=self._rows(profile_BF, attended),
+            projected_BLD=projected_BLD,
+            codes_BLX=behaviours.signatures_BLW,
+            has_code_BL=behaviours.has_signature_BL,
+            mask_BL=behaviours.mask_BL,
+            sim=build_sim_table(projected_BLD, behaviours.category_BL, behaviours.mask_BL, spec.sim_behaviours),
+        )
+
+    def _attended(self, profile_BD: Tensor, projected_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
+        """Eq. 2 and 3, or the mean of the latest."""
+        if self.user_half.attention is not None:
+            return list(self.user_half.attention(profile_BD, projected_BLD, mask_BL))
+        recent_BL = mask_BL[:, -RECENT:]
+        return [(projected_BLD[:, -RECENT:] * recent_BL[..., None]).sum(dim=1) / recent_BL.sum(dim=1, keepdim=True).clamp(min=1)]
+
+    def _rows(self, profile_BF: Tensor, attended: list[Tensor]) -> Tensor:
+        """U of Algorithm 1: one row per user feature, and one per attended vector (Eq. 3's row falls away with it)."""
+        half = self.user_half
+        if half.row_identity_GD is None:
+            return profile_BF.new_zeros(len(profile_BF), 0, self.spec.width)
+        pieces = profile_BF.split(half.features.widths, dim=-1) if half.features.widths else ()
+        rows_BGD = torch.stack([*(linear(p) for linear, p in zip(half.rows, pieces, strict=True)), *attended], dim=1)
+        return rows_BGD + half.row_identity_GD[: rows_BGD.shape[1]]
+
+    def joint_logits(self, states: FamilyStates, candidates: CandidateRows) -> Tensor:  # type: ignore[override]
+        """Logits [B, C, T]."""
+        return torch.as_tensor(self.head(states, candidates, self.bea))

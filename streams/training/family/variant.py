@@ -1,0 +1,106 @@
+"""The models of the paper's Tables 2 and 3 and of its figure on bridges: each a configuration of one family, none a copy.
+
+Here: `Variant` (what is switched) and the named lists. Not here: the network that reads it (network.py), training, files.
+
+    parts      async      Eq. 1-4: attention over behaviours, and the rich features that only asynchronous inference can afford
+               bea        Algorithm 1
+               long_term  DIN and SimTier over the whole history (Eq. 7-9)
+               sim        the pre-cached sub-sequence of the candidate's category (section 3.3)
+    trunk      split      the head that AIF serves, its first layer exact to split
+               cold       COLD: fields weighed by squeeze-and-excitation, then seven layers; sequential
+    cross      bridges    Algorithm 1 with n bridges
+               full       Full-Cross: the candidates are the bridges
+    din        lsh | mm | id      similarity of Eq. 8: of signatures, of multimodal embeddings (factored too), or attention of learnt vectors
+    tiers      lsh | mm | moments   Eq. 9 over signatures, over embeddings, or mean and second moment instead of the histogram
+
+Source: AIF, sections 5.1-5.2, Tables 2 and 3, Figure 6; COLD (arXiv 2007.16122).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from schemas.errors import Misconfigured
+
+PARTS = ("async", "bea", "long_term", "sim")
+_CHOICES = {
+    "trunk": ("split", "cold"),
+    "cross": ("bridges", "full"),
+    "din": ("lsh", "mm", "id"),
+    "tiers": ("lsh", "mm", "moments"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model of the family. `hidden_scale` widens the trunk's layers; `more_candidates` is the share of candidates added to what it ranks;
+    `bridges` and `hash_bits` None: as the family's spec says."""
+
+    name: str
+    title: str
+    parts: tuple[str, ...] = PARTS
+    trunk: str = "split"
+    cross: str = "bridges"
+    din: str = "lsh"
+    tiers: str = "lsh"
+    bridges: int | None = None
+    hash_bits: int | None = None
+    hidden_scale: float = 1.0
+    more_candidates: float = 0.0
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.parts) - set(PARTS))
+        if unknown:
+            raise Misconfigured("bad_variant", f"{self.name}: unknown parts {unknown}, expected some of {PARTS}")
+        for field, choices in _CHOICES.items():
+            if getattr(self, field) not in choices:
+                raise Misconfigured("bad_variant", f"{self.name}: {field} = {getattr(self, field)!r}, expected one of {choices}")
+
+    def has(self, part: str) -> bool:
+        """Whether a part is switched on."""
+        return part in self.parts
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this is the network that serving runs: all parts, in the form that is split, bridged and hashed."""
+        return (self.parts, self.trunk, self.cross, self.din, self.tiers, self.hidden_scale) == (
+            PARTS,
+            "split",
+            "bridges",
+            "lsh",
+            "lsh",
+            1.0,
+        )
+
+
+def _without(part: str, title: str) -> Variant:
+    return Variant(f"aif_without_{part}", f"AIF w/o {title}", tuple(p for p in PARTS if p != part))
+
+
+BASE = Variant("base", "Base", (), trunk="cold")
+FULL = Variant("full", "Base(full features)", trunk="cold", cross="full", din="id", tiers="mm")
+AIF = Variant("aif", "AIF")
+ABLATIONS = (
+    _without("async", "Async-Vectors"),
+    _without("sim", "Pre-Caching SIM"),
+    _without("bea", "BEA"),
+    _without("long_term", "Long-term User Behavior"),
+)
+MORE_CANDIDATES = dataclasses.replace(BASE, name="base_15_candidates", title="Base with +15% candidates", more_candidates=0.15)
+MORE_PARAMETERS = dataclasses.replace(BASE, name="base_15_parameters", title="Base with +15% parameters", hidden_scale=1.09)
+TABLE_2 = (BASE, FULL, AIF, *ABLATIONS, MORE_CANDIDATES, MORE_PARAMETERS)
+
+EXACT = Variant("din_simtier", "DIN + SimTier", din="id", tiers="mm")
+TABLE_3 = (
+    EXACT,
+    Variant("lsh_din_simtier", "LSH-DIN + SimTier", din="lsh", tiers="mm"),
+    Variant("din_lsh_simtier", "DIN + LSH-SimTier", din="id", tiers="lsh"),
+    Variant("mm_din_simtier", "MM-DIN + SimTier (exact factored cosine)", din="mm", tiers="mm"),
+    *(Variant(f"lsh_{bits}", f"LSH-DIN + LSH-SimTier, {bits} bits", hash_bits=bits) for bits in (64, 128, 256)),
+    Variant("mm_din_moments", "MM-DIN + moments", din="mm", tiers="moments"),
+)
+
+BRIDGE_COUNTS = (1, 2, 4, 8, 16, 32)
+BRIDGES = (
+    *(Variant(f"bridges_{n}", f"BEA, n = {n}", bridges=n) for n in BRIDGE_COUNTS),
+    Variant("full_cross", "Full-Cross", cross="full"),
+)

@@ -41,10 +41,11 @@ def list_versions(as_json: AsJson = False) -> None:
 
 @index_app.command()
 def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
-    """One version: its state, and what its manifest names."""
+    """One version: its state, what its manifest names, and what of its files will be removed when."""
     from infra.index_parts import read_manifest
 
-    log = _open_log()
+    settings = _settings()
+    log = _open_log(settings)
     state = log.refresh()
     status = _chosen(state, version)
     data: dict[str, Any] = {**asdict(status), "served": status is state.current}
@@ -60,6 +61,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
             "columns": [f"{c.name}:{c.dtype}[{c.width}]" for c in manifest.layout.columns],
             "shards": [_shard_row(seal) for seal in manifest.seals],
         }
+    data["removals"] = _removal_rows(settings, log, state, status.version)
     print_data(data, as_json)
 
 
@@ -77,6 +79,27 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
         typer.echo(f"wrong: {fault}")
     if faults:
         raise typer.Exit(1)
+
+
+def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState", version: int) -> list[dict[str, Any]]:
+    """What is no longer needed of a version, by folder and reason. A shard may still use a part that it has not sealed yet; its owner knows."""
+    from infra.clock import SystemClock
+    from infra.store_retention import read_store_content
+    from schemas.index.retention import RetentionRules, plan_drops, plan_removals
+
+    rules = RetentionRules(settings.index.keep_versions, int(settings.index.remove_after_s * 1000))
+    folders: dict[tuple[str, str], dict[str, Any]] = {}
+    now_ms = SystemClock().now_ms()
+    for removal in plan_removals(state, read_store_content(log.store, state), rules):
+        if removal.path.startswith(f"versions/{version}/"):
+            folder = removal.path.rpartition("/")[0]
+            row = folders.setdefault((folder, removal.why), {"folder": folder, "why": removal.why, "files": 0, "bytes": 0, "in_s": 0})
+            row["files"] += 1
+            row["bytes"] += removal.size_bytes
+            row["in_s"] = max(row["in_s"], (removal.at_ms - now_ms) // 1000)
+    if version in plan_drops(state, rules):
+        return [{"folder": f"versions/{version}", "why": f"to be dropped: not among the {rules.keep_versions} newest"}, *folders.values()]
+    return list(folders.values())
 
 
 # --- deciding --------------------------------------------------------------------------------------------------------

@@ -108,12 +108,19 @@ class FolderStore:
             return put_exclusive(target, data)
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """See IndexStore."""
-        if not self.put_exclusive(path, data) and self.get(path, max(len(data), 1)) != data:
+        """See IndexStore. The same bytes again count as put now: whoever put them relies on the file for the grace period of removal."""
+        if self.put_exclusive(path, data):
+            return
+        if self.get(path, max(len(data), 1)) != data:
             raise Corrupted("file_exists", f"{path} exists in {self.root} with other bytes; a visible file never changes")
+        with _disk_errors(path):
+            os.utime(self.local_path(path))
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """See IndexStore. The source is synced first; it is linked under a temporary name and then put in place without replacing."""
+        """See IndexStore. The source is synced first; it is linked under a temporary name and then put in place without replacing.
+
+        A link has the time of its source, which may be days old: it is set to now, because the store says when a file was *put*.
+        """
         target = self._place(path)
         with _disk_errors(path):
             descriptor = os.open(local_path, os.O_RDONLY)
@@ -124,6 +131,7 @@ class FolderStore:
             with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=target.parent) as folder:
                 staged = Path(folder, target.name)
                 link_or_copy(local_path, staged)
+                os.utime(staged)
                 try:
                     os.link(staged, target)
                 except FileExistsError as error:

@@ -54,12 +54,14 @@ class BrokerSettings(Section):
 
 
 class IndexSettings(Section):
-    """Where the versions are, and the identity of the index (written once into its control log; protocol A1)."""
+    """Where the versions are, how long they stay, and the identity of the index (written once into its control log; protocol A1)."""
 
     store: str = Field(default_factory=lambda: str(user_data_dir() / "index"))
     shards: int = Field(default=4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
     user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
     id_kind: Literal["int64", "text"] = "int64"
+    keep_versions: int = Field(default=5, ge=2)  # the newest ones that could be served or revived; frozen ones beyond are dropped
+    remove_after_s: float = Field(default=24 * 3600.0, ge=1.0)  # what nothing needs stays so long, for those who read or write it now
 
 
 class LogSettings(Section):

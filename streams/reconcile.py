@@ -4,7 +4,7 @@ Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (cor
 manifest and entries (publication.py), what builders are at (running_jobs.py).
 
     for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted; take a snapshot when due
-    for the index            manifest -> publish -> promote; want a revision when the last publish is old
+    for the index            manifest -> publish -> promote; want a revision when the last publish is old; drop and remove what is not kept
 
 Invariants:
 - A step keeps nothing that matters: after a kill between any two actions the next worker plans the same again, and every action is idempotent.
@@ -51,6 +51,7 @@ from streams.running_jobs import Builders, JobKey, OwnedShard, RunningJob, Runni
 from streams.sealer import prepare_seal
 from streams.shard import Shard
 from streams.snapshot_keeper import SNAPSHOT, SnapshotKeeper, SnapshotTimes, prepare_snapshot
+from streams.store_keeper import KeepSettings, StoreKeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class ReconcileSettings:
     build_stall_s_max: float = 600.0
     retry_s: float = 2.0
     snapshots: SnapshotTimes = field(default_factory=SnapshotTimes)
+    keep: KeepSettings = field(default_factory=KeepSettings)
 
 
 @dataclass
@@ -107,6 +109,7 @@ class Reconciler:
         self._encoders = encoders
         self._publication = Publication(control_log, store, clock, by)
         self._jobs = RunningJobs(builders, clock, scratch)  # by (shard, version)
+        self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)
         self._snapshots = SnapshotKeeper(store, clock, settings.snapshots)
         self._retry_at: dict[Hashable, float] = {}
         self._report = StepReport()
@@ -126,6 +129,7 @@ class Reconciler:
             self._guard(wanted, lambda wanted=wanted: self._publish(state, wanted, sealed))  # type: ignore[misc]
         self._guard("promote", self._promote)
         self._guard("revise", lambda: self._revise(self._control_log.state))
+        self._guard("keep", self._keep)
         report.blocked = {wanted: missing for wanted, missing in plan_blocked(self._control_log.state, sealed).items() if missing}
         return report
 
@@ -287,6 +291,13 @@ class Reconciler:
     def _revise(self, state: ControlState) -> None:
         for due in self._publication.revise(state, int(self._settings.reseal_interval_s * 1000)):
             self._tell("revised", due.version, due.revision)
+
+    def _keep(self) -> None:
+        for version in self._keeper.drop():
+            self._tell("dropped", version)
+        removed = self._keeper.remove([task for task in self._owned() if task.admitted])
+        if removed:
+            self._report.done["files_removed"] = removed
 
     def close(self) -> None:
         """Gives up what is running; the next owner of the shards does it again."""

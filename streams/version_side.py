@@ -21,6 +21,7 @@ from streams.reconcile import Reconciler, ReconcileSettings, StepReport
 from streams.running_jobs import OwnedShard
 from streams.settings import BuildSection
 from streams.snapshot_keeper import SnapshotTimes
+from streams.store_keeper import KeepSettings
 from streams.version_messages import VersionMessages
 
 _log = logging.getLogger("aif.streams.versions")
@@ -44,6 +45,7 @@ class VersionSide:
         folder: Path,
         stopping: threading.Event,
         by: str,
+        keep: KeepSettings,
     ) -> None:
         self.builders = BuilderPool(store.url, folder / "logs", settings.processes)
         self.messages = VersionMessages(bootstrap, prefix)
@@ -69,6 +71,7 @@ class VersionSide:
                 settings.revise_every_s,
                 settings.stall_s_max,
                 snapshots=SnapshotTimes(settings.snapshot_every_s, settings.snapshot_every_updates),
+                keep=keep,
             ),
             owned,
             self.builders,

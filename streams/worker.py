@@ -36,6 +36,7 @@ from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard import Shard
 from streams.shard_task import ShardTask
+from streams.store_keeper import KeepSettings
 from streams.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
 
@@ -128,6 +129,7 @@ class Worker:
             self.folder,
             self._stopping,
             f"worker-{os.getpid()}",
+            KeepSettings(self.settings.index.keep_versions, self.settings.index.remove_after_s),
         )
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.layout import FORMAT
-from schemas.index.lifecycle import RECEIVES_INCREMENTS, Cause, EntryKind, State, next_state
+from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, Cause, EntryKind, State, next_state
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 from schemas.token import VersionToken
 
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """One version in the fold. `wanted_revision` is set while a revision is wanted and not yet published."""
+    """One version in the fold. `wanted_revision` is set while a revision is wanted and not yet published; `ended_at_ms` once it is final."""
 
     version: int
     state: State
@@ -80,6 +80,7 @@ class VersionStatus:
     revision: int = -1
     manifest_sha256: str = ""
     published_at_ms: int = 0
+    ended_at_ms: int = 0
 
     @property
     def token(self) -> VersionToken:
@@ -203,7 +204,8 @@ def _moved(state: ControlState, entry: Entry) -> VersionStatus:
         raise Incompatible(
             "unknown_version", f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)}"
         )
-    return dataclasses.replace(status, state=next_state(status.state, entry.kind, entry.cause))
+    after = next_state(status.state, entry.kind, entry.cause)
+    return dataclasses.replace(status, state=after, ended_at_ms=entry.at_ms if after in FINAL else 0)
 
 
 def _init(state: ControlState, entry: Entry) -> ControlState:
@@ -226,14 +228,15 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
         wanted_at_ms=entry.at_ms,
         **{f: getattr(entry, f) for f in ("cause", "checkpoint_sha256", "model_id", "feature_schema", "encoder_fingerprint", "label")},
     )
-    return _set(_abort_overtaken(state, entry.version), status)
+    return _set(_abort_overtaken(state, entry.version, entry.at_ms), status)
 
 
-def _abort_overtaken(state: ControlState, newest: int) -> ControlState:
+def _abort_overtaken(state: ControlState, newest: int, at_ms: int) -> ControlState:
     """Of the new versions that wait behind the one that builds, only the newest is kept (B4)."""
     waiting = [s for s in state.versions.values() if s.state is State.WANTED and s is not state.building and s.version < newest]
     aborted = {
-        s.version: dataclasses.replace(s, state=State.ABORTED, wanted_revision=None, reason=f"overtaken by {newest}") for s in waiting
+        s.version: dataclasses.replace(s, state=State.ABORTED, wanted_revision=None, reason=f"overtaken by {newest}", ended_at_ms=at_ms)
+        for s in waiting
     }
     return dataclasses.replace(state, versions={**state.versions, **aborted})
 

@@ -38,6 +38,19 @@ def test_list_show_and_verify_describe_the_served_version(store: IndexStore) -> 
     assert _run("index", "verify", "0")["faults"] == []
 
 
+def test_show_says_what_will_be_removed_and_when(store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_version(store)
+    assert _run("index", "show", "0")["removals"] == []
+    store.put_bytes("versions/0/full/00001-0123456789ab/CURRENT", b"left by a build")
+    (row,) = _run("index", "show", "0")["removals"]
+    assert (row["folder"], row["files"], row["bytes"]) == ("versions/0/full/00001-0123456789ab", 1, 15)
+    assert 23 * 3600 < row["in_s"] <= 24 * 3600
+    for _ in range(3):
+        publish_version(store)
+    monkeypatch.setenv("AIF_INDEX__KEEP_VERSIONS", "2")
+    assert "to be dropped" in _run("index", "show", "0")["removals"][0]["why"]
+
+
 def test_verify_names_what_is_wrong_and_fails(store: IndexStore) -> None:
     manifest = publish_version(store)
     path = f"{manifest.seals[1].full.directory}/{manifest.seals[1].full.files[0].name}"

@@ -1,0 +1,77 @@
+"""The content of an index store as retention looks at it, and the removal of files (protocol B12).
+
+Here: reading what names what, and removing. Not here: the plans (schemas/index/retention.py), who removes when (streams/store_keeper.py).
+Invariants: a manifest or snapshot that does not read stops the removal, because nobody knows what it names; a file is looked at once more
+before it goes, because somebody may have put the same bytes again since the plan was made.
+"""
+
+from collections.abc import Collection, Iterable
+
+from infra.index_store import IndexStore
+from schemas.errors import Unavailable
+from schemas.index.control import ControlState
+from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
+from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile
+from schemas.index.snapshot import decode_snapshot
+
+
+def read_store_content(store: IndexStore, state: ControlState, used: Collection[str] = ()) -> StoreContent:
+    """Everything below `versions`, `snapshots` and `checkpoints`. Raises Corrupted for a manifest, seal or snapshot that does not read.
+
+    Files that somebody removes at the same moment are left out.
+    """
+    files = [file for top in ("checkpoints/", "snapshots/", "versions/") for path in store.list(top) if (file := _look(store, path))]
+    manifests: dict[tuple[int, int], Manifest] = {}
+    snapshots, seals = [], []
+    for path in [f.path for f in files if f.path.endswith(".json")]:
+        raw = _read(store, path)
+        segments = path.split("/")
+        if raw is None:
+            continue
+        if segments[0] == "snapshots":
+            snapshots.append(decode_snapshot(raw))
+        elif segments[-1] == "manifest.json":
+            manifest = decode_manifest(raw)
+            if manifest_path(manifest.version, manifest.revision) == path:
+                manifests[manifest.version, manifest.revision] = manifest
+        elif segments[-2] == "seals" and _is_wanted(state, int(segments[1]), int(segments[2])):
+            seals.append(decode_seal(raw))
+    return StoreContent(files, manifests, seals, snapshots, used)
+
+
+def _is_wanted(state: ControlState, version: int, revision: int) -> bool:
+    status = state.versions.get(version)
+    return status is not None and status.wanted_revision == revision
+
+
+def _look(store: IndexStore, path: str) -> StoreFile | None:
+    try:
+        return StoreFile(path, store.modified_ms(path), store.size_bytes(path))
+    except Unavailable as error:
+        if error.code == "missing_file":
+            return None
+        raise
+
+
+def _read(store: IndexStore, path: str) -> bytes | None:
+    try:
+        return store.get(path)
+    except Unavailable as error:
+        if error.code == "missing_file":
+            return None
+        raise
+
+
+def remove_due(
+    store: IndexStore, removals: Iterable[Removal], now_ms: int, rules: RetentionRules, shards: Collection[int]
+) -> list[Removal]:
+    """Removes what is due and belongs to `shards` or to nobody; what was removed, in that order."""
+    removed = []
+    for removal in removals:
+        if removal.at_ms > now_ms or not (removal.shard is None or removal.shard in shards):
+            continue
+        file = _look(store, removal.path)
+        if file is not None and file.put_ms + rules.grace_ms <= now_ms:
+            store.remove(removal.path)
+            removed.append(removal)
+    return removed

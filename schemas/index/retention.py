@@ -1,0 +1,206 @@
+"""What of an index store may be removed, and from when on. Values and two pure plans; the worker performs them and `aif index show` tells them.
+
+    plan_drops     -> versions that are dropped for good: frozen ones beyond the K newest
+    plan_removals  -> every file that nothing needs, with the time from which it may go, in the order of removal
+
+Invariants (protocol B12):
+- A version that is wanted, published, live, backup or pinned is never dropped, and nothing is dropped while somebody holds.
+- A file that a kept manifest, a kept snapshot, an open build or a shard names is never removed. A manifest is kept while its version is, and for the
+  grace period after the next revision or the version's end, because a reader may have begun with it.
+- What nothing names (parts of a build that crashed) is kept for the grace period after it was put, by the store's own clock: its writer may still run.
+- The manifest goes before the files that it names: nobody begins to read a version that is being removed.
+- Paths that this code does not know are never removed, nor is anything of a version that the log does not know, nor the control log.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from schemas.index.control import ControlState, VersionStatus
+from schemas.index.lifecycle import FINAL, SERVABLE, State
+from schemas.index.manifest import Manifest, Seal, checkpoint_path, manifest_path
+from schemas.index.snapshot import ShardSnapshot, snapshot_manifest_path
+
+_PART = re.compile(r"(versions/(\d+)/(?:full|\d+/incremental)/(\d{5})-[^/]+)/[^/]+")
+_SEAL = re.compile(r"versions/(\d+)/(\d+)/seals/(\d{5})-[^/]+\.json")
+_MANIFEST = re.compile(r"versions/(\d+)/(\d+)/manifest\.json")
+_SNAPSHOT = re.compile(r"(snapshots/(\d{5})/[^/]+)/.+")
+_CHECKPOINT = re.compile(r"checkpoints/[0-9a-f]{64}\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """`keep_versions` newest ones stay promotable, `keep_snapshots` newest of a shard stay usable; `grace_ms` is for whoever reads or writes now."""
+
+    keep_versions: int
+    grace_ms: int
+    keep_snapshots: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """A file of the store, when it was put by the store's clock, and its size."""
+
+    path: str
+    put_ms: int
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A file that nothing needs. It may be removed from `at_ms` on. `shard`: whose owner removes it; None: any worker."""
+
+    path: str
+    at_ms: int
+    why: str
+    shard: int | None = None
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StoreContent:
+    """What is in a store: its files, and what those say that name others.
+
+    manifests by (version, revision); open_seals of revisions that are wanted and not published; `used`: directories that shards use.
+    """
+
+    files: Sequence[StoreFile]
+    manifests: Mapping[tuple[int, int], Manifest] = field(default_factory=dict)
+    open_seals: Sequence[Seal] = ()
+    snapshots: Sequence[ShardSnapshot] = ()
+    used: Collection[str] = ()
+
+
+def plan_drops(state: ControlState, rules: RetentionRules) -> list[int]:
+    """Frozen versions that are not among the newest `keep_versions` that could be served or revived, oldest first."""
+    if state.held or state.unknown_entry:
+        return []
+    promotable = sorted((s for s in state.versions.values() if s.state in SERVABLE or s.state is State.FROZEN), key=lambda s: -s.version)
+    beyond = promotable[rules.keep_versions :]
+    return sorted(s.version for s in beyond if s.state is State.FROZEN and s.wanted_revision is None and s.version != state.pinned)
+
+
+def plan_removals(state: ControlState, content: StoreContent, rules: RetentionRules) -> list[Removal]:
+    """Every file that nothing needs, manifests first. Files that are needed are not in the list."""
+    if state.unknown_entry:
+        return []
+    plan = _Plan(state, content, rules)
+    judged = [(file, removal) for file in content.files if (removal := plan.judge(file)) is not None]
+    removals = [dataclasses.replace(r, at_ms=max(r.at_ms, file.put_ms + rules.grace_ms)) for file, r in judged]
+    return sorted(removals, key=lambda r: (not r.path.endswith(".json"), r.path))
+
+
+class _Plan:
+    """Times of expiry, worked out once for all files."""
+
+    def __init__(self, state: ControlState, content: StoreContent, rules: RetentionRules) -> None:
+        self._state, self._content, self._rules = state, content, rules
+        self._put_ms = {f.path: f.put_ms for f in content.files}
+        self._snapshot_expiry = self._expire_snapshots()
+        self._expiry: dict[str, int] = {}  # of directories that an expiring manifest or snapshot names: with the last of them
+        self._kept: set[str] = set(content.used)
+        for seal in content.open_seals:
+            self._name((seal.full.directory, seal.incremental.directory), None)
+        for (version, revision), manifest in content.manifests.items():
+            expiry = self._expire_manifest(version, revision)
+            self._name([p.directory for s in manifest.seals for p in (s.full, s.incremental)], expiry)
+        for snapshot in content.snapshots:
+            alive = [directory for directory in snapshot.parts if self._is_alive(directory)]
+            self._name(alive, self._snapshot_expiry[snapshot.directory])
+        self._newest_put = self._put_directories()
+
+    def _is_alive(self, directory: str) -> bool:
+        """A shard that starts from a snapshot forgets versions that are over before it reads any part."""
+        status = self._state.versions.get(int(directory.split("/")[1]))
+        return status is not None and status.state not in FINAL
+
+    def _name(self, directories: Collection[str], expiry: int | None) -> None:
+        for directory in directories:
+            if expiry is None:
+                self._kept.add(directory)
+            else:
+                self._expiry[directory] = max(expiry, self._expiry.get(directory, 0))
+
+    def _put_directories(self) -> dict[str, int]:
+        """A directory is as old as its newest file."""
+        newest: dict[str, int] = {}
+        for path, put_ms in self._put_ms.items():
+            matched = _PART.fullmatch(path) or _SNAPSHOT.fullmatch(path)
+            if matched:
+                newest[matched[1]] = max(put_ms, newest.get(matched[1], 0))
+        return newest
+
+    def _expire_manifest(self, version: int, revision: int) -> int | None:
+        """When a manifest may go; None: not as things stand."""
+        status = self._state.versions.get(version)
+        if status is None:
+            return None
+        put_ms, grace_ms = self._put_ms.get(manifest_path(version, revision), 0), self._rules.grace_ms
+        if status.state in FINAL:
+            return max(put_ms, status.ended_at_ms) + grace_ms
+        if revision >= status.revision:  # the published one, and one that is on its way
+            return None
+        followers = [r for v, r in self._content.manifests if v == version and revision < r <= status.revision]
+        return None if not followers else self._put_ms.get(manifest_path(version, min(followers)), 0) + grace_ms
+
+    def _expire_snapshots(self) -> dict[str, int | None]:
+        """By directory. The newest of each shard are kept; an older one goes a grace period after the one that pushed it out."""
+        expiry: dict[str, int | None] = {}
+        put_of = {s.directory: self._put_ms.get(snapshot_manifest_path(s.shard, s.unique), 0) for s in self._content.snapshots}
+        for shard in {s.shard for s in self._content.snapshots}:
+            ordered = sorted((s.directory for s in self._content.snapshots if s.shard == shard), key=lambda d: (-put_of[d], d))
+            for place, directory in enumerate(ordered):
+                kept = place < self._rules.keep_snapshots
+                expiry[directory] = None if kept else put_of[ordered[place - self._rules.keep_snapshots]] + self._rules.grace_ms
+        return expiry
+
+    def judge(self, file: StoreFile) -> Removal | None:
+        """The removal of a file, or None when it is needed or not known."""
+        path = file.path
+        if part := _PART.fullmatch(path):
+            return self._judge_part(file, part[1], int(part[2]), int(part[3]))
+        if seal := _SEAL.fullmatch(path):
+            return self._judge_seal(file, int(seal[1]), int(seal[2]), int(seal[3]))
+        if manifest := _MANIFEST.fullmatch(path):
+            expiry = self._expire_manifest(int(manifest[1]), int(manifest[2]))
+            return None if expiry is None else Removal(path, expiry, "a revision that was replaced or dropped", None, file.size_bytes)
+        if snapshot := _SNAPSHOT.fullmatch(path):
+            return self._judge_snapshot(file, snapshot[1], int(snapshot[2]))
+        return self._judge_checkpoint(file) if _CHECKPOINT.fullmatch(path) else None
+
+    def _judge_part(self, file: StoreFile, directory: str, version: int, shard: int) -> Removal | None:
+        status = self._state.versions.get(version)
+        if status is None or directory in self._kept or _is_open(status):
+            return None
+        named_until = self._expiry.get(directory)
+        unnamed_at = max(self._newest_put[directory], status.ended_at_ms) + self._rules.grace_ms
+        why = "an unfinished build" if named_until is None else "a revision that was replaced or dropped"
+        return Removal(file.path, max(unnamed_at, named_until or 0), why, shard, file.size_bytes)
+
+    def _judge_seal(self, file: StoreFile, version: int, revision: int, shard: int) -> Removal | None:
+        """A seal is in its manifest once there is one; before that it belongs to a build that is open, or it is nobody's."""
+        status = self._state.versions.get(version)
+        if status is None or (_is_open(status) and revision > status.revision):
+            return None
+        at_ms = max(file.put_ms, status.ended_at_ms) + self._rules.grace_ms
+        return Removal(file.path, at_ms, "a seal that its manifest contains or nobody took", shard, file.size_bytes)
+
+    def _judge_snapshot(self, file: StoreFile, directory: str, shard: int) -> Removal | None:
+        if directory in self._snapshot_expiry:
+            expiry, why = self._snapshot_expiry[directory], "an older snapshot"
+        else:
+            expiry, why = self._newest_put[directory] + self._rules.grace_ms, "an unfinished snapshot"
+        return None if expiry is None else Removal(file.path, expiry, why, shard, file.size_bytes)
+
+    def _judge_checkpoint(self, file: StoreFile) -> Removal | None:
+        users = [s for s in self._state.versions.values() if s.checkpoint_sha256 and checkpoint_path(s.checkpoint_sha256) == file.path]
+        if any(s.state not in FINAL for s in users):
+            return None
+        at_ms = max([file.put_ms, *(s.ended_at_ms for s in users)]) + self._rules.grace_ms
+        return Removal(file.path, at_ms, "a checkpoint of no version", None, file.size_bytes)
+
+
+def _is_open(status: VersionStatus) -> bool:
+    """Whether somebody builds or seals a revision of this version now: then it is not known which of its parts nobody wants."""
+    return status.wanted_revision is not None and status.state not in FINAL

@@ -1,0 +1,70 @@
+"""Retention, driven: old versions are dropped, and what nothing needs any more is removed from the index store.
+
+Here: when, and for which shards. Not here: the plans (schemas/index/retention.py), reading and removing (infra/store_retention.py).
+Invariants: first the `drop` entry, then, a grace period later, the files. Files of a shard are removed by its owner alone, who knows which parts
+the shard itself uses; what belongs to no shard may be removed by any worker, several at once included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.clock import Clock
+from infra.control_log import ControlLog
+from infra.index_store import IndexStore
+from infra.store_retention import read_store_content, remove_due
+from schemas.index.control import ControlState, Entry
+from schemas.index.lifecycle import EntryKind
+from schemas.index.retention import RetentionRules, plan_drops, plan_removals
+from streams.publication import append_entry
+from streams.running_jobs import OwnedShard, on_shard
+from streams.shard import Shard
+
+_EVERY_S_MAX = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSettings:
+    """How many versions stay promotable, and how long what nothing needs stays for those who read it now."""
+
+    versions: int = 5
+    grace_s: float = 24 * 3600.0
+
+    @property
+    def rules(self) -> RetentionRules:
+        """As the plans want them."""
+        return RetentionRules(self.versions, int(self.grace_s * 1000))
+
+
+class StoreKeeper:
+    """One per reconciler; the same thread calls."""
+
+    def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, settings: KeepSettings, by: str) -> None:
+        self._control_log, self._store, self._clock, self._settings, self._by = control_log, store, clock, settings, by
+        self._next_at = float("-inf")
+
+    def drop(self) -> list[int]:
+        """Drops versions beyond the newest K; those it dropped, one entry each."""
+        dropped = []
+        while (entry := append_entry(self._control_log, self._make_drop)) is not None:
+            dropped.append(entry.version)
+        return dropped
+
+    def _make_drop(self, state: ControlState) -> Entry | None:
+        due = plan_drops(state, self._settings.rules)
+        return Entry(EntryKind.DROP, self._clock.now_ms(), self._by, due[0], reason="beyond the versions to keep") if due else None
+
+    def remove(self, tasks: Sequence[OwnedShard]) -> int:
+        """Removes files that are due, at most every few minutes; how many. Raises what the store and damaged manifests raise."""
+        if self._clock.monotonic() < self._next_at:
+            return 0
+        self._next_at = self._clock.monotonic() + min(_EVERY_S_MAX, self._settings.grace_s / 2)
+        # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
+        used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
+        content = read_store_content(self._store, self._control_log.state, used)
+        rules, now_ms = self._settings.rules, self._clock.now_ms()
+        removals = plan_removals(self._control_log.state, content, rules)
+        return len(remove_due(self._store, removals, now_ms, rules, {task.number for task in tasks}))
+
+
+def _used_directories(shard: Shard) -> list[str]:
+    return [v.full.directory for v in shard.versions.values() if v.full is not None]

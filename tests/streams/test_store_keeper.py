@@ -1,0 +1,106 @@
+"""Retention on a real store: versions are dropped, their files go later, and what is served or needed to start a shard still reads."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from infra.control_log import ControlLog
+from infra.index_verify import verify_version
+from infra.store_retention import read_store_content, remove_due
+from schemas.errors import Corrupted
+from schemas.index.lifecycle import State
+from schemas.index.retention import RetentionRules, plan_removals
+from streams.shard_snapshot import list_snapshots
+from streams.shard_start import LogRange, start_shard
+from streams.snapshot_keeper import SnapshotTimes
+from streams.store_keeper import KeepSettings
+from tests.streams.shard_world import upsert
+from tests.streams.version_world import Worker, World
+
+LATE_S = 1e10  # far beyond the time of the store's files
+
+
+def live_four_times(world: World, worker: Worker) -> None:
+    worker.settle()
+    for version in range(1, 5):
+        world.want(version, version % 2)
+        worker.settle()
+        world.publish_items(upsert(version, 5 + version, price=3.0), upsert(100 + version, 1, price=1.0))
+        worker.settle()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    world.publish_items(*(upsert(i, 1, category=i % 7, price=1.0 + i) for i in range(60)))
+    return world
+
+
+def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(world: World) -> None:
+    keep = KeepSettings(versions=2, grace_s=100.0)
+    worker = Worker(world, keep=keep, snapshots=SnapshotTimes(1e12, 1), reseal_interval_s=1e12)
+    live_four_times(world, worker)
+    state = ControlLog(world.store).refresh()
+    assert [s.state for s in state.versions.values()] == [State.REMOVED, State.REMOVED, State.BACKUP, State.LIVE]
+    assert world.store.list("versions/1/") and world.store.list("versions/2/")  # the grace period
+    assert len(list_snapshots(world.store, 0)[0]) > 2
+    world.clock.seconds = LATE_S
+    worker.settle()
+    assert not world.store.list("versions/1/") and not world.store.list("versions/2/")
+    assert len(list_snapshots(world.store, 0)[0]) == 2 and len(world.store.list("checkpoints/")) == 2
+    for version in (3, 4):
+        status = ControlLog(world.store).refresh().versions[version]
+        assert verify_version(world.store, status).faults == ()
+        assert world.reader(version) == world.oracle(version, version % 2)
+    worker.close()
+    ends = world.sources_end(0)
+    started = start_shard(
+        world.folder / "new", 0, world.init, world.clock, {t: LogRange(1, e) if e else LogRange(0, 0) for t, e in ends.items()}, world.store
+    )
+    started.close()
+
+
+def test_what_a_killed_build_left_goes_and_a_part_that_a_shard_has_not_sealed_yet_stays(world: World) -> None:
+    worker = Worker(world, keep=KeepSettings(5, 100.0))
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    (world.folder / "orphan").write_bytes(b"x")
+    world.store.put_file("versions/4/full/00000-0123456789ab/000009.sst", world.folder / "orphan")
+    worker.close()
+    (world.folder / "shard-0").rename(world.folder / "lost")  # a new owner builds its full part again, and seals it at the next revision
+    worker = Worker(world, keep=KeepSettings(5, 100.0), reseal_interval_s=1e12)
+    worker.settle()
+    full = worker.tasks[0].shard.versions[4].full
+    assert full is not None and full != world.manifest(4).seals[0].full
+    world.clock.seconds = LATE_S
+    worker.settle()
+    assert not world.store.list("versions/4/full/00000-0123456789ab")
+    assert world.store.list(full.directory) and world.store.list(world.manifest(4).seals[0].full.directory)
+    worker.close()
+
+
+def test_a_manifest_that_does_not_read_stops_every_removal(world: World) -> None:
+    worker = Worker(world)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    path = world.store.local_path("versions/4/0/manifest.json")
+    path.write_bytes(b"{")
+    with pytest.raises(Corrupted, match="bad_manifest"):
+        read_store_content(world.store, ControlLog(world.store).refresh())
+    worker.close()
+
+
+def test_a_file_that_was_put_again_since_the_plan_stays(world: World) -> None:
+    world.want(4)
+    state = ControlLog(world.store).refresh()
+    world.store.put_bytes("checkpoints/" + "a" * 64 + ".safetensors", b"x")
+    rules = RetentionRules(5, 1_000)
+    removals = plan_removals(state, read_store_content(world.store, state), rules)
+    assert len(removals) == 1
+    planned_long_ago = [dataclasses.replace(removals[0], at_ms=0)]
+    put_ms = world.store.modified_ms(removals[0].path)
+    assert remove_due(world.store, planned_long_ago, put_ms + 10, rules, ()) == []
+    assert remove_due(world.store, planned_long_ago, put_ms + 1_000, rules, ()) == planned_long_ago

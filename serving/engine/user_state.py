@@ -22,16 +22,19 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.changes import encode_ids
+from serving.engine.folded_user import FoldedUser, fold_user
 from serving.engine.tables import Tables
 from serving.engine.work import UserWork
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUserState:
-    """`UserState` of work.py. `tensors` are copies (B = 1), on the device of the scorer that made them."""
+    """`UserState` of work.py. `tensors` are copies (B = 1), on the device of the scorer that made them; `folded` = what the CPU scorer made of
+    them for call 2 (None elsewhere, and in a state that was carried here: then call 2 makes it)."""
 
     version: int
     tensors: UserStates
+    folded: FoldedUser | None
     size_bytes: int
     behaviours: int
     behaviours_without_row: int
@@ -72,8 +75,8 @@ def _rows_of(spec: ModelSpec, tables: Tables, slots_L: np.ndarray) -> tuple[np.n
 
 
 @torch.inference_mode()
-def build_user_state(network: AifNetwork, version: int, tables: Tables, work: UserWork) -> EngineUserState:
-    """Call 1 of one user. Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
+def build_user_state(network: AifNetwork, version: int, tables: Tables, work: UserWork, folds: bool = False) -> EngineUserState:
+    """Call 1 of one user; `folds`: for the compiled pass. Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
     if len(work.behaviours) > BEHAVIOURS_PER_USER_MAX:
         raise RejectedInput("too_many_behaviours", f"{len(work.behaviours)} behaviours, expected at most {BEHAVIOURS_PER_USER_MAX}")
     spec, device = network.spec, next(network.parameters()).device
@@ -81,8 +84,10 @@ def build_user_state(network: AifNetwork, version: int, tables: Tables, work: Us
     profile = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [work.profile]))
     inputs = map_tensors(UserInputs(profile, behaviours), lambda t: t.to(device))
     states = map_tensors(network.user_states(inputs), lambda t: t.clone())  # a view would keep a whole history alive
+    folded = fold_user(network.head, states) if folds else None
+    size_bytes = _size_bytes(states) + (folded.size_bytes if folded else 0)
     cold = not work.profile and not work.behaviours
-    return EngineUserState(version, states, _size_bytes(states), len(work.behaviours), missing, cold)
+    return EngineUserState(version, states, folded, size_bytes, len(work.behaviours), missing, cold)
 
 
 def _size_bytes(value: object) -> int:

@@ -1,17 +1,16 @@
 """The CPU scorer against the network's reference form, on the same stored rows, for every shape of schema."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from schemas.model.hamming import equal_bits_min, hamming_histogram, pool_histogram
 from serving.engine.changes import encode_ids
 from serving.engine.cpu import CpuScorer
-from serving.engine.similarity import distances_max, pack_words, write_tiers
 from serving.engine.user_state import join_behaviours
 from serving.engine.work import UserWork
+from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, candidate_rows, make_behaviours, make_version, reference_inputs
 
@@ -51,27 +50,46 @@ def test_the_join_with_slot_rows_is_the_plain_builder_on_the_same_rows(name: str
     assert torch.equal(joined.features.numeric, wanted.features.numeric)
 
 
-@given(seed=st.integers(0, 999), candidates=st.integers(0, 9), sequence=st.integers(0, 40), width=st.sampled_from([1, 2, 8, 11, 16, 17]))
-def test_compiled_tier_counts_are_the_pooled_hamming_histogram(seed: int, candidates: int, sequence: int, width: int) -> None:
-    rng, edges = np.random.default_rng(seed), (0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
-    drawn = rng.integers(0, 256, (7, width), np.uint8)
-    signatures = drawn[rng.integers(0, 7, candidates + sequence)]
-    items, behaviours = signatures[:candidates], signatures[candidates:]
-    has, out = np.arange(candidates) % 5 != 4, np.empty((candidates, 2 * len(edges) + 2), np.float32)
-    different, often = np.unique(pack_words(behaviours), axis=0, return_counts=True)
-    words, logs = np.ascontiguousarray(different.T), np.log1p(np.arange(sequence + 1, dtype=np.float32))
-    limits = distances_max(equal_bits_min(edges, 8 * width), 8 * width)
-    write_tiers(pack_words(items), has.astype(np.uint8), words, often.astype(np.int32), limits, logs, out)
-    counts = pool_histogram(hamming_histogram(items, behaviours), edges) * has[:, None]
-    assert np.array_equal(out[:, : len(edges) + 1], logs[counts])
-    assert np.array_equal(out[:, len(edges) + 1 :], (counts / np.float32(max(sequence, 1))).astype(np.float32))
-
-
-def test_the_cut_into_blocks_does_not_change_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidates_score_does_not_depend_on_the_others_nor_on_the_cut_into_blocks() -> None:
     version = make_version(SPECS["full"])
     scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)[::-1].copy()
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
-    whole, _ = scorer.score(state, slots, CONTEXT)
-    monkeypatch.setattr("serving.engine.cpu.BLOCK", 64)
-    cut, probabilities = scorer.score(state, slots, CONTEXT)
+    whole, probabilities = scorer.score(state, slots, CONTEXT)
+    cut = np.concatenate([scorer.score(state, slots[at : at + 37], CONTEXT)[0] for at in range(0, 300, 37)])
     assert np.allclose(whole, cut, rtol=1e-6) and probabilities.shape == (300, 1)
+
+
+def test_shares_of_several_threads_give_the_scores_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = make_version(SPECS["full"])
+    slots = np.random.default_rng(1).integers(0, 300, 3 * ROWS_PER_SHARE_MIN + 5)
+    answers = []
+    for threads in (1, 3):
+        monkeypatch.setattr("serving.engine.cpu.WORKERS", Workers(threads))
+        scorer = CpuScorer(version.network, 1, version.tables)
+        answers.append(scorer.score(scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20))), slots, CONTEXT)[0])
+    assert np.allclose(*answers, rtol=1e-6)
+
+
+def test_a_state_that_was_carried_without_its_folded_form_gives_the_same_scores() -> None:
+    version = make_version(SPECS["full"])
+    scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)
+    state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
+    carried = dataclasses.replace(state, folded=None)
+    assert np.array_equal(scorer.score(state, slots, CONTEXT)[0], scorer.score(carried, slots, CONTEXT)[0])
+
+
+def test_the_categories_of_one_user_do_not_reach_the_next() -> None:
+    version = make_version(SPECS["full"])
+    scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)
+    cold, known = scorer.user_state(UserWork()), scorer.user_state(UserWork(PROFILE, make_behaviours(version, 40)))
+    before, _ = scorer.score(cold, slots, CONTEXT)
+    scorer.score(known, slots, CONTEXT)
+    assert np.array_equal(scorer.score(cold, slots, CONTEXT)[0], before)
+
+
+def test_a_row_that_is_not_a_number_gives_a_score_that_is_not_one() -> None:
+    version = make_version(SPECS["full"])
+    version.tables.columns["vector"][7] = np.nan
+    scorer = CpuScorer(version.network, 1, version.tables)
+    scores, _ = scorer.score(scorer.user_state(UserWork()), np.arange(300), CONTEXT)
+    assert np.flatnonzero(np.isnan(scores)).tolist() == [7]

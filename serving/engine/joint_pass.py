@@ -1,0 +1,309 @@
+"""Call 2 in one compiled pass: rows gathered, joined with the user, through the head, block by block, so that a block never leaves the cache.
+
+Here: `score_part`, what one thread does with its share of the candidates. Not here: the user's and the version's tables (folded_user.py,
+version_weights.py), threads (workers.py), vector code (vector_code.py, tier_counts.py).
+
+    signatures   gathered for the whole share; SimTier counts block after block of behaviours, whose tables stay in cache
+    then for BLOCK candidates at a time:
+    inputs_BX    columns of the rows, widened, times the user's tables (the legend is in version_weights.py); rows of the next block are asked for
+    first layer  base + context + inputs x (user_panels over joint_panels), ReLU
+    rest         layer after layer; the last gives logits
+
+Invariants: every function has one signature whatever the model's shape, so neither a flip nor a request compiles; what a model does not have is an
+array without elements. A candidate's logits do not depend on its block beyond rounding.
+
+Arrays: C candidates of the share, B of a block, X inputs, H hidden width, T tasks, D width, N bridges, Q words, W signature bytes, E edges.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from serving.engine.tier_counts import LANES as BEHAVIOUR_LANES
+from serving.engine.tier_counts import PLANES_MAX, TABLE_ROWS, build_word_table, count_near
+from serving.engine.vector_code import (
+    LANES,
+    PANEL,
+    SIGN_CHUNK,
+    TILE_ROWS,
+    add_sign_rows,
+    aligned,
+    multiply_half_tile,
+    multiply_tile,
+    prefetch,
+    widen,
+)
+from serving.engine.version_weights import VersionWeights
+
+BLOCK = 8 * TILE_ROWS
+_AHEAD = 16  # signatures asked for before they are read
+
+
+class Columns(NamedTuple):
+    """The slot's columns [R, width]: vector, bridge as uint16 (half precision), signature uint8, has_signature uint8 [R], category int32 [R],
+    realtime float32."""
+
+    vector: np.ndarray
+    bridge: np.ndarray
+    signature: np.ndarray
+    has_signature: np.ndarray
+    category: np.ndarray
+    realtime: np.ndarray
+
+
+class RequestUser(NamedTuple):
+    """The user's tables of one request (`FoldedUser`), with the context's row, the nibble tables of signs [chunks, 2 W, 16, SIGN_CHUNK], and
+    log1p_L = log(1 + count) for every count that can come."""
+
+    base_GH: np.ndarray
+    context_H: np.ndarray
+    user_panels: np.ndarray
+    bea_ND: np.ndarray
+    sim_GD: np.ndarray
+    sign_table: np.ndarray
+    sign_start_F: np.ndarray
+    words_ZQS: np.ndarray
+    valid_ZL: np.ndarray
+    shift_ZL: np.ndarray
+    log1p_L: np.ndarray
+    length: int
+
+
+class Scratch(NamedTuple):
+    """What one thread writes while it computes."""
+
+    inputs_BX: np.ndarray
+    first_BH: np.ndarray
+    second_BH: np.ndarray
+    signs_F: np.ndarray
+    words_CQ: np.ndarray
+    near_CE: np.ndarray
+    tables_QXL: np.ndarray
+    planes_BL: np.ndarray
+    counter_PL: np.ndarray
+
+
+def open_scratch(weights: VersionWeights, candidates: int, words: int) -> Scratch:
+    """Scratch for shares of up to `candidates`."""
+    widest = max([weights.first_width, *weights.layers[:, 3].tolist()])
+    sign_width = max(SIGN_CHUNK, 2 * SIGN_CHUNK * words)
+    return Scratch(
+        inputs_BX=aligned((BLOCK, -(-weights.inputs // LANES) * LANES)),
+        first_BH=aligned((BLOCK, widest)),
+        second_BH=aligned((BLOCK, widest)),
+        signs_F=aligned((sign_width,)),
+        words_CQ=aligned((candidates, words), np.uint64),
+        near_CE=aligned((candidates, len(weights.distance_max_E)), np.int32),
+        tables_QXL=aligned((words, TABLE_ROWS, BEHAVIOUR_LANES), np.uint64),
+        planes_BL=aligned((64, BEHAVIOUR_LANES), np.uint64),
+        counter_PL=aligned((PLANES_MAX + 1, BEHAVIOUR_LANES), np.uint64),
+    )
+
+
+@numba.njit(nogil=True, cache=True)
+def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
+    """table [chunks, 2 W, 16, SIGN_CHUNK]: for each nibble of a signature and each of its values the signed sum of its four rows."""
+    for chunk in range(table.shape[0]):
+        for nibble in range(table.shape[1]):
+            for f in range(SIGN_CHUNK):
+                at = chunk * SIGN_CHUNK + f
+                a, b, c, d = rows_KF[4 * nibble, at], rows_KF[4 * nibble + 1, at], rows_KF[4 * nibble + 2, at], rows_KF[4 * nibble + 3, at]
+                for value in range(4):  # most significant bit first, as packed
+                    low = (c if value & 2 else -c) + (d if value & 1 else -d)
+                    table[chunk, nibble, value, f] = low - a - b
+                    table[chunk, nibble, value + 4, f] = low - a + b
+                    table[chunk, nibble, value + 8, f] = low + a - b
+                    table[chunk, nibble, value + 12, f] = low + a + b
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -> None:
+    """Signatures of the candidates as words, in the order of `pack_words`."""
+    signature, width = columns.signature, columns.signature.shape[1]
+    for i in range(slots_C.shape[0]):
+        if i + _AHEAD < slots_C.shape[0]:
+            prefetch(signature.ctypes.data + slots_C[i + _AHEAD] * width)
+        for q in range(words_CQ.shape[1]):
+            word = np.uint64(0)
+            for byte in range(min(8, width - 8 * q)):
+                word |= np.uint64(signature[slots_C[i], 8 * q + byte]) << np.uint64(8 * byte)
+            words_CQ[i, q] = word
+
+
+@numba.njit(nogil=True, cache=True)
+def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
+    """scratch.near_CE = behaviours within each edge's limit, for each candidate of the share."""
+    words_CQ, near_CE = scratch.words_CQ[: slots_C.shape[0]], scratch.near_CE[: slots_C.shape[0]]
+    _gather_words(columns, slots_C, words_CQ)
+    near_CE[:] = 0
+    for block in range(user.words_ZQS.shape[0]):
+        for q in range(user.words_ZQS.shape[1]):
+            build_word_table(user.words_ZQS[block, q], scratch.planes_BL, scratch.tables_QXL[q])
+        limits = weights.masks_EP, weights.low
+        count_near(words_CQ, scratch.tables_QXL, *limits, user.valid_ZL[block], user.shift_ZL[block], scratch.counter_PL, near_CE)
+
+
+@numba.njit(nogil=True, cache=True)
+def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
+    vector, bridge, realtime = columns.vector, columns.bridge, columns.realtime
+    for i in range(slots_B.shape[0]):
+        slot = slots_B[i]
+        for at in range(0, 2 * vector.shape[1], 64):
+            prefetch(vector.ctypes.data + 2 * slot * vector.shape[1] + at)
+        prefetch(bridge.ctypes.data + 2 * slot * bridge.shape[1])
+        prefetch(realtime.ctypes.data + 4 * slot * realtime.shape[1])
+        prefetch(columns.category.ctypes.data + 4 * slot)
+        prefetch(columns.has_signature.ctypes.data + slot)
+        prefetch(columns.signature.ctypes.data + slot * columns.signature.shape[1])
+
+
+@numba.njit(nogil=True, cache=True)
+def _join_row(columns: Columns, user: RequestUser, slot: int, x: np.ndarray) -> None:
+    """I, w and bea o I into a row of inputs."""
+    vector, bridge, bea_ND = columns.vector, columns.bridge, user.bea_ND
+    width, bridges = vector.shape[1], bridge.shape[1]
+    at = width + bridges
+    for d in range(width):
+        x[d] = widen(vector[slot, d])
+        x[at + d] = np.float32(0)
+    for n in range(bridges):
+        weight = widen(bridge[slot, n])
+        x[width + n] = weight
+        for d in range(width):
+            x[at + d] += weight * bea_ND[n, d]
+    for d in range(width):
+        x[at + d] *= x[d]
+
+
+@numba.njit(nogil=True, cache=True)
+def _join_signs(columns: Columns, user: RequestUser, slot: int, signs_F: np.ndarray, at: int, x: np.ndarray) -> None:
+    """DIN and DIN_P o I: sums of one row for each nibble of the signature; zeros without one."""
+    width = columns.vector.shape[1]
+    if columns.has_signature[slot] == 0:
+        x[at : at + 2 * width] = np.float32(0)
+        return
+    signature = columns.signature.ctypes.data + slot * columns.signature.shape[1]
+    table, chunk_bytes = user.sign_table.ctypes.data, 4 * 16 * SIGN_CHUNK * user.sign_table.shape[1]
+    for chunk in range(user.sign_table.shape[0]):
+        start, out = user.sign_start_F.ctypes.data, signs_F.ctypes.data
+        skipped = 4 * SIGN_CHUNK * chunk
+        add_sign_rows(signature, columns.signature.shape[1], table + chunk * chunk_bytes, start + skipped, out + skipped)
+    for d in range(width):
+        x[at + d] = signs_F[d]
+        x[at + width + d] = signs_F[width + d] * x[d]
+
+
+@numba.njit(nogil=True, cache=True)
+def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
+    """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
+    tiers = near_E.shape[0] + 1
+    length = np.float32(max(1, user.length))
+    above = user.length
+    for t in range(tiers):
+        reached = np.int64(0)
+        if t + 1 < tiers and weights.distance_max_E[t] >= 0:
+            reached = np.int64(near_E[t])
+        count = above - reached
+        x[at + t] = user.log1p_L[count] if has else np.float32(0)
+        x[at + tiers + t] = np.float32(count) / length if has else np.float32(0)
+        above = reached
+
+
+@numba.njit(nogil=True, cache=True)
+def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
+    """Numbers, clipped, then the rows of the table."""
+    for column in weights.realtime_numeric:
+        x[at] = min(max(columns.realtime[slot, column], -weights.value_abs_max), weights.value_abs_max)
+        at += 1
+    for i in range(weights.realtime_categorical.shape[0]):
+        row = np.int64(columns.realtime[slot, weights.realtime_categorical[i]]) + weights.realtime_start[i]
+        for e in range(weights.realtime_table.shape[1]):
+            x[at] = weights.realtime_table[row, e]
+            at += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def _join_block(
+    columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, near_BE: np.ndarray, scratch: Scratch
+) -> None:
+    """inputs_BX, and the user's base rows where the first layer's sums start."""
+    width = columns.vector.shape[1]
+    for i in range(slots_B.shape[0]):
+        slot, x, first_H = slots_B[i], scratch.inputs_BX[i], scratch.first_BH[i]
+        category, entry = columns.category[slot], 0
+        if 0 < category < weights.entry_of_category.shape[0]:
+            entry = weights.entry_of_category[category]
+        for h in range(weights.first_width):
+            first_H[h] = user.base_GH[entry, h] + user.context_H[h]
+        _join_row(columns, user, slot, x)
+        if weights.at_din >= 0:
+            _join_signs(columns, user, slot, scratch.signs_F, weights.at_din, x)
+            _join_tiers(weights, user, columns.has_signature[slot], near_BE[i], weights.at_tiers, x)
+        if weights.at_sim >= 0:
+            for d in range(width):
+                x[weights.at_sim + d] = user.sim_GD[entry, d] * x[d]
+        _join_realtime(columns, weights, slot, weights.at_realtime, x)
+
+
+@numba.njit(nogil=True, cache=True)
+def _multiply(
+    rows: int,
+    inputs: int,
+    input_stride: int,
+    panels: int,
+    depth: int,
+    width: int,
+    start: int,
+    start_stride: int,
+    out_BH: np.ndarray,
+    least: float,
+) -> None:
+    """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. The other ints are addresses and strides."""
+    out, stride = out_BH.ctypes.data, 4 * out_BH.shape[1]
+    for column in range(0, width, PANEL):
+        panel = panels + 4 * column * depth
+        for row in range(0, rows, TILE_ROWS):
+            source, first, into = inputs + row * input_stride, start + row * start_stride + 4 * column, out + row * stride + 4 * column
+            if width - column >= PANEL:
+                multiply_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
+            else:
+                multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
+
+
+@numba.njit(nogil=True, cache=True)
+def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> np.ndarray:
+    """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
+    layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
+    inputs, stride = scratch.inputs_BX.ctypes.data, 4 * scratch.inputs_BX.shape[1]
+    depth = columns.vector.shape[1] + columns.bridge.shape[1]
+    at, at_stride, width = scratch.first_BH.ctypes.data, 4 * scratch.first_BH.shape[1], weights.first_width
+    _multiply(rows, inputs, stride, user.user_panels.ctypes.data, depth, width, at, at_stride, scratch.first_BH, last)
+    joint = weights.joint_panels.ctypes.data
+    least = none if layers > 0 else last
+    _multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
+    here, there = scratch.first_BH, scratch.second_BH
+    for layer in range(layers):
+        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], weights.rest.ctypes.data
+        depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
+        least = none if layer + 1 < layers else last
+        _multiply(rows, here.ctypes.data, at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, 0, there, least)
+        here, there = there, here
+    return here
+
+
+@numba.njit(nogil=True, cache=True)
+def score_part(
+    columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch, logits_CT: np.ndarray
+) -> None:
+    """Logits float32 [C, T] of live slots. `scratch` belongs to one thread."""
+    if weights.at_tiers >= 0:
+        count_tiers(columns, weights, user, slots_C, scratch)
+    for at in range(0, slots_C.shape[0], BLOCK):
+        end = min(slots_C.shape[0], at + BLOCK)
+        _prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
+        _join_block(columns, weights, user, slots_C[at:end], scratch.near_CE[at:end], scratch)
+        logits_BH = _run_layers(columns, weights, user, end - at, scratch)
+        for i in range(at, end):
+            for t in range(logits_CT.shape[1]):
+                logits_CT[i, t] = logits_BH[i - at, t]

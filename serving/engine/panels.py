@@ -1,0 +1,31 @@
+"""Matrices in the form in which the tiles of vector_code.py read them: cut into panels of a vector or two of columns, each row after row.
+
+Arrays: K depth, H columns.
+"""
+
+import numpy as np
+
+from serving.engine.vector_code import LANES, PANEL, aligned
+
+
+def padded(width: int, multiple: int = LANES) -> int:
+    """The next multiple."""
+    return -(-width // multiple) * multiple
+
+
+def pad_columns(matrix_KH: np.ndarray, multiple: int) -> np.ndarray:
+    """The matrix with zero columns up to a multiple, float32 on cache lines."""
+    out = aligned((matrix_KH.shape[0], padded(matrix_KH.shape[1], multiple)))
+    out[:, : matrix_KH.shape[1]] = matrix_KH
+    return out
+
+
+def pack_panels(matrix_KH: np.ndarray) -> np.ndarray:
+    """float32 [K * padded H]: panels of PANEL columns [K, PANEL] one after another; the last has LANES columns if that is enough."""
+    wide_KH = pad_columns(matrix_KH, LANES)
+    out, at = aligned((wide_KH.size,)), 0
+    for first in range(0, wide_KH.shape[1], PANEL):
+        panel = wide_KH[:, first : first + PANEL]
+        out[at : at + panel.size] = panel.ravel()
+        at += panel.size
+    return out

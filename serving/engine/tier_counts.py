@@ -1,0 +1,332 @@
+"""SimTier counted bit-sliced: 512 behaviours side by side, one bit of each in a vector, so that one instruction serves 512 pairs.
+
+Here: the arrangement of a user's behaviours (`arrange_behaviours`, call 1), the tables (`build_word_table`), the counts (`count_near`, call 2). Not
+here: what a tier is (schemas/model/simtier.py), the features made of counts (joint_pass.py). Exact: whole numbers all the way.
+
+    block       512 behaviours as 8 lanes of 64. Equal signatures are counted once, in the lanes of the binary digits of how often they occur
+    table       per word of 64 bits: nine groups of 7 bits and the last bit; for each value of a group its number of differing bits from each
+                behaviour, as 3 planes of 512 bits
+    counter     planes of the Hamming distance: the groups' planes through a tree of full adders (carry-save), words one after another
+    near        distance > limit is the carry out of distance + ~limit, plane by plane; what is not, is counted
+
+Measured on one thread of a Zen 5 core, per pair: 0.06 to 0.13 ns with 64 and 128 bits and up to nine arbitrary edges; the plain loop over popcounts
+that it replaced takes 0.32 to 0.8 ns. It is the only cost of call 2 that grows with the length of a history.
+
+Arrays: C candidates, S behaviours, Q words of a signature, Z blocks, E edges, N = E + 1 tiers, P planes.
+Source: AIF, eq. (9); carry-save population counts: Harley and Seal.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from serving.engine.vector_code import INT32, INT64, external, load, loop, offset, splat, store
+
+U = np.uint64
+LANES = 8  # of 64 behaviours
+BLOCK = 64 * LANES
+GROUPS, GROUP_BITS, GROUP_PLANES = 21, 3, 2
+WORD_PLANES = 7  # a distance of one word is at most 64
+PLANES_MAX = 12  # 1,024 bits need 11
+_GROUP_VALUES = 1 << GROUP_BITS
+_LAST_BIT = GROUPS * _GROUP_VALUES * GROUP_PLANES  # row of the table where the last bit's two planes lie
+TABLE_ROWS = _LAST_BIT + 2
+_PLANE = ir.VectorType(INT64, LANES)
+_PLANE_BYTES = 8 * LANES
+ALL = U(2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """A user's behaviours in blocks: words_ZQS uint64 [Z, Q, 512]; valid_ZL, shift_ZL uint64 [Z, 8]: which behaviours of a lane exist, and the
+    binary digit for which it counts; length = behaviours in all."""
+
+    words_ZQS: np.ndarray
+    valid_ZL: np.ndarray
+    shift_ZL: np.ndarray
+    length: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it holds."""
+        return self.words_ZQS.nbytes + self.valid_ZL.nbytes + self.shift_ZL.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The edges as the planes compare them: largest distance per edge int64 [E] (-1: none reaches it); masks_EP = ~limit bit by bit, all or
+    nothing; low = planes in which every limit has a 0, so that one OR of them serves all edges."""
+
+    distance_max_E: np.ndarray
+    masks_EP: np.ndarray
+    low: int
+    planes: int
+
+
+def pack_words(signatures_RW: np.ndarray) -> np.ndarray:
+    """uint64 [R, Q]: packed signatures as words, padded with zeros (equal on both sides, so they add no distance)."""
+    rows, width = signatures_RW.shape
+    padded = np.zeros((rows, -(-width // 8) * 8), np.uint8)
+    padded[:, :width] = signatures_RW
+    return padded.view(np.uint64)
+
+
+def plan_limits(equal_bits_min: tuple[int, ...], bits: int) -> Limits:
+    """The limits of a model's edges: for each the largest Hamming distance that still reaches it."""
+    planes = (64 * -(-bits // 64)).bit_length()
+    distance_max = [max(bits - minimum, -1) for minimum in equal_bits_min]
+    masks = [[0 if limit >> p & 1 else int(ALL) for p in range(planes)] for limit in distance_max]
+    low = min(((limit & -limit).bit_length() - 1 if limit > 0 else planes for limit in distance_max), default=planes)
+    return Limits(np.array(distance_max, np.int64), np.array(masks, np.uint64).reshape(len(masks), planes), low, planes)
+
+
+def arrange_behaviours(signatures_SW: np.ndarray) -> Arranged:
+    """Behaviours with a signature, in blocks. Equal ones are joined where that saves a block."""
+    words_SQ = pack_words(signatures_SW)
+    joined = _join_equal(words_SQ)
+    lanes = [(places, 0) for places in _cut(np.arange(len(words_SQ)))]
+    source_SQ = words_SQ
+    if joined is not None and -(-len(joined[1]) // LANES) < -(-len(lanes) // LANES):
+        source_SQ, lanes = joined
+    blocks = -(-len(lanes) // LANES)
+    words_XQ = np.zeros((blocks * BLOCK, words_SQ.shape[1]), np.uint64)
+    valid_X, shift_X = np.zeros((2, blocks * LANES), np.uint64)
+    for lane, (places, shift) in enumerate(lanes):
+        words_XQ[64 * lane : 64 * lane + len(places)] = source_SQ[places]
+        valid_X[lane], shift_X[lane] = (1 << len(places)) - 1, shift
+    words_ZQS = np.ascontiguousarray(words_XQ.reshape(blocks, BLOCK, words_SQ.shape[1]).swapaxes(1, 2))
+    return Arranged(words_ZQS, valid_X.reshape(blocks, LANES), shift_X.reshape(blocks, LANES), len(words_SQ))
+
+
+def _cut(places_S: np.ndarray) -> list[np.ndarray]:
+    return [places_S[at : at + 64] for at in range(0, len(places_S), 64)]
+
+
+def _join_equal(words_SQ: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]] | None:
+    """(different words, lanes of their places with a binary digit of how often they occur); None when there is nothing to join."""
+    if len(words_SQ) == 0:
+        return None
+    different_SQ, often_S = np.unique(words_SQ, axis=0, return_counts=True)
+    if len(often_S) == len(words_SQ):
+        return None
+    digits = range(int(often_S.max()).bit_length())
+    return different_SQ, [(places, digit) for digit in digits for places in _cut(np.flatnonzero(often_S >> digit & 1))]
+
+
+@numba.njit(nogil=True, cache=True)
+def _write_planes(words_S: np.ndarray, planes_BL: np.ndarray) -> None:
+    """Bit b of 512 words as plane b, uint64 [64, 8]: a 64 x 64 transposition for each lane."""
+    square = np.empty(64, np.uint64)
+    for lane in range(LANES):
+        square[:] = words_S[64 * lane : 64 * lane + 64]
+        mask, step = U(0x00000000FFFFFFFF), 32
+        while step != 0:
+            k = 0
+            while k < 64:
+                swapped = ((square[k] >> U(step)) ^ square[k + step]) & mask
+                square[k + step] ^= swapped
+                square[k] ^= swapped << U(step)
+                k = (k + step + 1) & ~step
+            step >>= 1
+            mask ^= mask << U(step)
+        planes_BL[:, lane] = square
+
+
+@numba.njit(nogil=True, cache=True)
+def build_word_table(words_S: np.ndarray, planes_BL: np.ndarray, table_XL: np.ndarray) -> None:
+    """Fills the table uint64 [TABLE_ROWS, 8] of one word of a block; planes_BL is scratch [64, 8].
+
+    A group grows bit by bit: an entry with the bit clear adds the plane, its twin with the bit set adds the plane's complement.
+    """
+    _write_planes(words_S, planes_BL)
+    for group in range(GROUPS):
+        rows = table_XL[group * _GROUP_VALUES * GROUP_PLANES :]
+        rows[:GROUP_PLANES] = U(0)
+        for bit in range(GROUP_BITS):
+            plane = planes_BL[GROUP_BITS * group + bit]
+            for value in range(1 << bit):
+                old, new = GROUP_PLANES * value, GROUP_PLANES * (value + (1 << bit))
+                for lane in range(LANES):
+                    ones, twos = rows[old, lane], rows[old + 1, lane]
+                    differs = plane[lane]
+                    carry = ones & differs
+                    rows[old, lane], rows[old + 1, lane] = ones ^ differs, twos ^ carry
+                    carry = ones & ~differs
+                    rows[new, lane], rows[new + 1, lane] = ones ^ ~differs, twos ^ carry
+    table_XL[_LAST_BIT] = planes_BL[63]
+    table_XL[_LAST_BIT + 1] = ~planes_BL[63]
+
+
+# --- vector code ----------------------------------------------------------------------------------------------------------
+
+
+def _add(builder: Any, planes: list[Any]) -> tuple[Any, Any]:
+    """(sum, carry) of two or three planes: a half or a full adder."""
+    both = builder.and_(planes[0], planes[1])
+    if len(planes) == 2:
+        return builder.xor(planes[0], planes[1]), both
+    first, second, third = planes
+    return builder.xor(builder.xor(first, second), third), builder.or_(both, builder.and_(third, builder.or_(first, second)))
+
+
+def _sum_columns(builder: Any, columns: list[list[Any]]) -> list[Any]:
+    """columns[i] = planes of weight 2^i; returns one plane for each weight."""
+    for i in range(WORD_PLANES):
+        columns.append([])
+        while len(columns[i]) > 1:
+            total, carry = _add(builder, [columns[i].pop(0) for _ in range(min(3, len(columns[i])))])
+            columns[i].append(total)
+            columns[i + 1].append(carry)
+    return [column[0] for column in columns[:WORD_PLANES]]
+
+
+def _distance_planes(builder: Any, table: Any, word: Any) -> list[Any]:
+    """The distance of one word of a candidate from 512 behaviours: seven planes."""
+    columns: list[list[Any]] = [[] for _ in range(GROUP_PLANES)]
+    for group in range(GROUPS):
+        shifted = builder.lshr(word, ir.Constant(INT64, GROUP_BITS * group))
+        value = builder.and_(shifted, ir.Constant(INT64, _GROUP_VALUES - 1))
+        row = offset(builder, table, value, GROUP_PLANES * _PLANE_BYTES)
+        first = group * _GROUP_VALUES * GROUP_PLANES * _PLANE_BYTES
+        for plane, column in enumerate(columns):
+            column.append(load(builder, row, _PLANE, first + plane * _PLANE_BYTES))
+    last = offset(builder, table, builder.lshr(word, ir.Constant(INT64, 63)), _PLANE_BYTES)
+    columns[0].append(load(builder, last, _PLANE, _LAST_BIT * _PLANE_BYTES))
+    return _sum_columns(builder, columns)
+
+
+@intrinsic
+def _set_distance(_context, table, word, counter):  # type: ignore[no-untyped-def]
+    """The first word's distances into planes 0 to 6 of a counter."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        table, word, counter = arguments
+        for i, plane in enumerate(_distance_planes(builder, table, word)):
+            store(builder, plane, counter, i * _PLANE_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64, types.int64), emit
+
+
+@intrinsic
+def _add_distance(_context, table, word, counter, planes):  # type: ignore[no-untyped-def]
+    """One more word's distances added to a counter of `planes` planes (more than 7)."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        table, word, counter, planes = arguments
+        carries: list[Any] = []
+        for i, plane in enumerate(_distance_planes(builder, table, word)):
+            total, carry = _add(builder, [plane, load(builder, counter, _PLANE, i * _PLANE_BYTES), *carries])
+            store(builder, total, counter, i * _PLANE_BYTES)
+            carries = [carry]
+
+        def ripple(index: Any, carried: list[Any]) -> list[Any]:
+            at = offset(builder, offset(builder, counter, index, _PLANE_BYTES), WORD_PLANES, _PLANE_BYTES)
+            total, carry = _add(builder, [load(builder, at, _PLANE), *carried])
+            store(builder, total, at)
+            return [carry]
+
+        loop(builder, builder.sub(planes, ir.Constant(INT64, WORD_PLANES)), carries, ripple)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64, types.int64, types.int64), emit
+
+
+@intrinsic
+def _or_planes(_context, counter, count, out):  # type: ignore[no-untyped-def]
+    """The OR of the first `count` planes (at least one)."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        counter, count, out = arguments
+
+        def join(index: Any, joined: list[Any]) -> list[Any]:
+            return [builder.or_(joined[0], load(builder, offset(builder, counter, index, _PLANE_BYTES), _PLANE))]
+
+        store(builder, loop(builder, count, [ir.Constant(_PLANE, [0] * LANES)], join)[0], out)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+def _emit_within(builder: Any, edges: int, arguments: Any) -> None:
+    carry, counter, masks, edge_stride, count, valid, shift, near = arguments
+
+    def compare(index: Any, carried: list[Any]) -> list[Any]:
+        plane = load(builder, offset(builder, counter, index, _PLANE_BYTES), _PLANE)
+        at = offset(builder, masks, index, 8)
+        following = []
+        for edge, one in enumerate(carried):
+            mask = splat(builder, load(builder, offset(builder, at, edge, edge_stride), INT64), LANES)
+            either, both = builder.or_(plane, mask), builder.and_(plane, mask)
+            following.append(builder.or_(both, builder.and_(one, either)))
+        return following
+
+    beyond = loop(builder, count, [load(builder, carry, _PLANE)] * edges, compare)
+    popcount, add_up = (
+        external(builder, "llvm.ctpop.v8i64", _PLANE, _PLANE),
+        external(builder, "llvm.vector.reduce.add.v8i64", INT64, _PLANE),
+    )
+    exists, shifts = load(builder, valid, _PLANE), load(builder, shift, _PLANE)
+    counts = [builder.shl(builder.call(popcount, [builder.and_(builder.not_(one), exists)]), shifts) for one in beyond]
+    for edge in range(0, edges, 2):  # two counts side by side in 64 bits are added up at once; a count of a block is below 2^26
+        pair = counts[edge]
+        if edge + 1 < edges:
+            pair = builder.or_(pair, builder.shl(counts[edge + 1], splat(builder, ir.Constant(INT64, 32), LANES)))
+        total = builder.call(add_up, [pair])
+        for half in range(min(2, edges - edge)):
+            value = builder.trunc(builder.lshr(total, ir.Constant(INT64, 32 * half)), INT32)
+            at = 4 * (edge + half)
+            store(builder, builder.add(load(builder, near, INT32, at), value), near, at)
+
+
+def _make_within(edges: int) -> Any:
+    def within(_context, carry, counter, masks, edge_stride, count, valid, shift, near):  # type: ignore[no-untyped-def]
+        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+            _emit_within(builder, edges, arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), emit
+
+    return intrinsic(within)
+
+
+# near (int32) += behaviours that are not beyond a limit: planes of the distance (`count` of them, from where a limit may have its lowest 1)
+# against the limit's masks; one or four limits at a time.
+_count_within_one = _make_within(1)
+_count_within_four = _make_within(4)
+
+
+@numba.njit(nogil=True, cache=True)
+def count_near(
+    words_CQ: np.ndarray,
+    tables_QXL: np.ndarray,
+    masks_EP: np.ndarray,
+    low: int,
+    valid_L: np.ndarray,
+    shift_L: np.ndarray,
+    counter_PL: np.ndarray,
+    near_CE: np.ndarray,
+) -> None:
+    """near_CE (int32) += behaviours of one block within each limit, for each candidate. counter_PL is scratch [PLANES_MAX + 1, 8], 64-byte aligned."""
+    edges, planes = masks_EP.shape
+    counter, tables, masks = counter_PL.ctypes.data, tables_QXL.ctypes.data, masks_EP.ctypes.data
+    first, carry = min(low, planes - 1), counter + PLANES_MAX * _PLANE_BYTES
+    distance, valid, shift = counter + first * _PLANE_BYTES, valid_L.ctypes.data, shift_L.ctypes.data
+    for i in range(words_CQ.shape[0]):
+        counter_PL[WORD_PLANES:] = U(0)
+        _set_distance(tables, words_CQ[i, 0], counter)
+        for q in range(1, words_CQ.shape[1]):
+            _add_distance(tables + q * TABLE_ROWS * _PLANE_BYTES, words_CQ[i, q], counter, planes)
+        if first > 0:
+            _or_planes(counter, first, carry)
+        for e in range(0, edges - edges % 4, 4):
+            at = masks + 8 * (e * planes + first)
+            _count_within_four(carry, distance, at, 8 * planes, planes - first, valid, shift, near_CE[i, e:].ctypes.data)
+        for e in range(edges - edges % 4, edges):
+            at = masks + 8 * (e * planes + first)
+            _count_within_one(carry, distance, at, 8 * planes, planes - first, valid, shift, near_CE[i, e:].ctypes.data)

@@ -1,0 +1,75 @@
+"""Bit-sliced SimTier: exact counts for any width of a signature, any edges, any repetition."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.model.hamming import equal_bits_min, hamming_histogram, pool_histogram
+from serving.engine.tier_counts import (
+    BLOCK,
+    LANES,
+    PLANES_MAX,
+    TABLE_ROWS,
+    arrange_behaviours,
+    build_word_table,
+    count_near,
+    pack_words,
+    plan_limits,
+)
+from serving.engine.vector_code import aligned
+
+
+def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> np.ndarray:
+    """int64 [C, N] by the compiled form."""
+    bits, words = 8 * items_CW.shape[1], -(-items_CW.shape[1] // 8)
+    limits, arranged = plan_limits(equal_bits_min(edges, bits), bits), arrange_behaviours(behaviours_SW)
+    tables, planes = aligned((words, TABLE_ROWS, LANES), np.uint64), aligned((64, LANES), np.uint64)
+    counter, near_CE = aligned((PLANES_MAX + 1, LANES), np.uint64), np.zeros((len(items_CW), len(edges)), np.int32)
+    for block in range(len(arranged.words_ZQS)):
+        for q in range(words):
+            build_word_table(arranged.words_ZQS[block, q], planes, tables[q])
+        place = arranged.valid_ZL[block], arranged.shift_ZL[block]
+        count_near(pack_words(items_CW), tables, limits.masks_EP, limits.low, *place, counter, near_CE)
+    near_CE[:, limits.distance_max_E < 0] = 0
+    reached = np.concatenate([np.full((len(items_CW), 1), arranged.length), near_CE, np.zeros((len(items_CW), 1), int)], axis=1)
+    return reached[:, :-1] - reached[:, 1:]
+
+
+@given(
+    seed=st.integers(0, 999),
+    candidates=st.integers(0, 9),
+    sequence=st.integers(0, 700),
+    width=st.sampled_from([1, 2, 7, 8, 11, 16, 17, 24, 64, 128]),
+    different=st.sampled_from([1, 3, 60, 700]),
+    edges=st.lists(st.floats(0.0, 1.25), min_size=1, max_size=11, unique=True).map(lambda e: tuple(sorted(e))),
+)
+def test_compiled_tier_counts_are_the_pooled_hamming_histogram(
+    seed: int, candidates: int, sequence: int, width: int, different: int, edges: tuple[float, ...]
+) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, 256, (different, width), np.uint8)
+    signatures = drawn[rng.integers(0, different, candidates + sequence)]
+    signatures[: len(signatures) // 2] ^= rng.integers(0, 2, (len(signatures) // 2, width), np.uint8)
+    items, behaviours = signatures[:candidates], signatures[candidates:]
+    wanted = pool_histogram(hamming_histogram(items, behaviours), edges)
+    assert np.array_equal(count_tiers(items, behaviours, edges), wanted)
+
+
+def test_every_distance_from_equal_to_opposite_is_counted_in_its_own_tier() -> None:
+    for width in (8, 16):
+        bits = 8 * width
+        behaviours = np.packbits(np.tri(bits + 1, bits, -1, dtype=np.uint8), axis=1)
+        edges = tuple((bits - d) / bits for d in range(bits, -1, -8))
+        assert np.array_equal(
+            count_tiers(np.zeros((1, width), np.uint8), behaviours, edges),
+            pool_histogram(hamming_histogram(np.zeros((1, width), np.uint8), behaviours), edges),
+        )
+
+
+def test_equal_signatures_are_counted_once_where_that_saves_a_block() -> None:
+    repeated = np.repeat(np.arange(200, dtype=np.uint8)[:, None], 64, axis=0)
+    arranged = arrange_behaviours(repeated)
+    assert len(repeated) > 20 * BLOCK and len(arranged.words_ZQS) == 1 and arranged.length == len(repeated)
+    assert np.array_equal(
+        count_tiers(repeated[:5], repeated, (0.5, 1.0)), pool_histogram(hamming_histogram(repeated[:5], repeated), (0.5, 1.0))
+    )

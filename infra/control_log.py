@@ -9,6 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
+from infra.failpoints import failpoint
 from infra.index_store import IndexStore
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
@@ -58,7 +59,9 @@ class ControlLog:
                 if entry is None:
                     return state
                 raw = plan_entry(state, entry)
+                failpoint("before-control-append")
                 if self.store.put_exclusive(control_path(state.next_number), raw):
+                    failpoint("after-control-append")
                     self._state = fold_entry(state, state.next_number, raw)
                     return self._state
         raise Unavailable("control_log_contended", f"{_CONFLICTS_MAX} other entries came first; too many writers on {self.store.url}")

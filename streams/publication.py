@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from infra.clock import Clock
 from infra.control_log import ControlLog
+from infra.failpoints import failpoint
 from infra.index_store import IndexStore
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.control import ControlState, Entry, VersionStatus
@@ -66,6 +67,7 @@ class Publication:
         )
         path = manifest_path(wanted.version, wanted.revision)
         self.store.put_exclusive(path, encode_manifest(manifest))
+        failpoint("after-manifest")
         return self.store.get(path)
 
     # --- entries -------------------------------------------------------------------------------------------------------

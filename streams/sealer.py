@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from infra.failpoints import failpoint
 from infra.index_parts import new_unique, read_full_part, write_incremental_part
 from infra.index_store import IndexStore
 from schemas.index.digest import ShardDigest, merge_parts
@@ -57,6 +58,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         job.encoder_fingerprint,
         source_ms,
     )
+    failpoint("before-seal")
     store.put_bytes(seal_path(job.version, job.revision, job.shard, new_unique()), encode_seal(seal))
     return seal
 

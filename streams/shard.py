@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clock import Clock
+from infra.failpoints import failpoint
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database, open_database
@@ -259,7 +260,9 @@ class Shard:
         put_outbox(batch, OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
+        failpoint("before-write")
         self._database.write(batch, sync=sync)
+        failpoint("after-write")
         self.state = after
 
     def watermark_due_in_s(self) -> float | None:
@@ -291,6 +294,7 @@ class Shard:
         batch = self._database.new_batch()
         batch.delete_range(INCREMENTS, increment_prefix(started.version), increment_prefix(started.version + 1))
         self._put_version(batch, started)
+        failpoint("after-building")
         if not behind:
             self._encoders[started.version] = encoder
         return started
@@ -340,6 +344,7 @@ class Shard:
 
     def create_checkpoint(self, directory: Path) -> None:
         """A consistent copy of everything at this moment, for builders and seals: hard links, milliseconds."""
+        failpoint("before-checkpoint")
         self._database.create_checkpoint(directory)
 
     def recover(self) -> None:

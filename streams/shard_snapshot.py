@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.failpoints import failpoint
 from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, link_or_copy, sha256_of_file
 from infra.index_parts import new_unique
 from infra.index_store import IndexStore
@@ -42,6 +43,7 @@ def write_snapshot(store: IndexStore, job: SnapshotJob) -> ShardSnapshot:
     snapshot = ShardSnapshot(job.shard, new_unique(), job.identity, files, job.next_offsets, job.updates, job.parts)
     for name in names:
         store.put_file(snapshot_file_path(snapshot, name), folder / name)
+    failpoint("before-snapshot")
     store.put_bytes(snapshot_manifest_path(job.shard, snapshot.unique), encode_snapshot(snapshot))
     return snapshot
 

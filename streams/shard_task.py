@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from infra.clock import Clock
+from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Unavailable
 from streams.outbox_sender import OutboxSender
@@ -131,6 +132,7 @@ class ShardTask:
             if not entries:
                 return
             self._sender.send(entries)
+            failpoint("after-outbox-send")
             self._sent = entries[-1].sequence
 
     def confirmed(self, sequence: int) -> None:
@@ -155,6 +157,7 @@ class ShardTask:
 
     def _remove_confirmed(self, shard: Shard) -> None:
         if self._confirmed > self._confirming:
+            failpoint("before-outbox-confirm")
             self._confirming = self._confirmed
             shard.confirm_outbox(self._confirming)
 

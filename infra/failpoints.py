@@ -1,0 +1,56 @@
+"""Named places at which a process can be told to die, for tests of crashes: `failpoint("after-write")`. Off by default: then it does nothing.
+
+The environment variable FAILPOINT switches one on: `NAME:PASSES:FILE` kills the process with SIGKILL, as the kernel would, when it passes NAME for the
+PASSES-th time, and makes FILE first, so that whoever set it knows. Children inherit it. Not here: who kills and what must hold (infra/bench/crash.py).
+Invariant: a name that is not in FAILPOINTS can neither be passed nor armed, so the list is complete.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.errors import Misconfigured
+
+VARIABLE = "FAILPOINT"  # not AIF_...: it is no setting
+WRITING = ("before-write", "after-write", "after-outbox-send", "before-outbox-confirm", "before-checkpoint")  # passed all the time
+VERSIONING = ("after-building", "before-seal", "after-manifest", "before-control-append", "after-control-append", "before-snapshot")
+FAILPOINTS = frozenset((*WRITING, *VERSIONING))
+
+
+class _Armed:
+    """The one failpoint of this process."""
+
+    def __init__(self, name: str, passes: int, file: Path) -> None:
+        self.name, self._passes, self._file = name, passes, file
+        self._lock = threading.Lock()
+
+    def take_pass(self) -> None:
+        with self._lock:
+            self._passes -= 1
+            if self._passes == 0:
+                self._file.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_armed(environment: Mapping[str, str]) -> _Armed | None:
+    """The failpoint that the environment arms. Raises Misconfigured (`bad_failpoint`)."""
+    raw = environment.get(VARIABLE)
+    if raw is None:
+        return None
+    name, _, rest = raw.partition(":")
+    passes, _, file = rest.partition(":")
+    if name not in FAILPOINTS or not passes.isdigit() or int(passes) < 1 or not file:
+        raise Misconfigured("bad_failpoint", f"{VARIABLE}={raw!r}, expected NAME:PASSES:FILE with a name of {sorted(FAILPOINTS)}")
+    return _Armed(name, int(passes), Path(file))
+
+
+_ARMED = read_armed(os.environ)
+
+
+def failpoint(name: str) -> None:
+    """A place where a crash is worth a test."""
+    if _ARMED is not None and _ARMED.name == name:
+        _ARMED.take_pass()
+    assert name in FAILPOINTS, name

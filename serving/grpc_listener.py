@@ -15,12 +15,14 @@ from grpc_reflection.v1alpha import reflection
 from schemas.errors import Misconfigured, RejectedInput
 from schemas.limits import BODY_BYTES_MAX
 from serving.access import Access
+from serving.front import Front
 from serving.grpc_api import SERVICE, GrpcApi, abort
 from serving.listener import Tls, bracketed, reserve_port
 from serving.proto.pool import POOL
 
 _STREAMS_MAX = 64  # requests at once on one connection
 _IDLE_MS_MAX = 300_000
+_BEYOND_INTAKE = 2  # a call over requests_max gets our answer; over this the library's, before its message is taken
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
@@ -34,9 +36,13 @@ _OPTIONS = (
 class GrpcListener:
     """A gRPC server; `address` is where ("host:port")."""
 
-    def __init__(self, api: GrpcApi, access: Access, host: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(self, api: GrpcApi, front: Front, host: str, port: int, tls: Tls | None = None) -> None:
         """Binds; nothing is answered before `open`. Raises Misconfigured (`port_taken`, `address_unusable`)."""
-        self._server = grpc.aio.server(interceptors=[] if access.open else [_TokenCheck(access)], options=_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=[] if front.access.open else [_TokenCheck(front.access)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=_BEYOND_INTAKE * front.intake.requests_max,
+        )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(api.handlers())),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

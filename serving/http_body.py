@@ -50,7 +50,10 @@ def unpack(raw: bytes, encoding: str) -> bytes:
 
 async def _collect_body(scope: Any, protocol: Any) -> bytes:
     declared = scope.headers.get("content-length") or ""
-    kept_max = 0 if declared.isdigit() and int(declared) > BODY_BYTES_MAX else BODY_BYTES_MAX
+    declared_bytes = int(declared[:19]) if declared.isascii() and declared.isdigit() else 0
+    kept_max = 0 if declared_bytes > BODY_BYTES_MAX else BODY_BYTES_MAX
+    if declared_bytes > _THROWN_AWAY_BYTES_MAX:
+        raise _too_large(f"{declared} bytes")
     chunks: list[bytes] = []
     size = 0
     async for chunk in protocol:

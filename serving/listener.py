@@ -4,6 +4,8 @@ Here: the port, TLS and the life of the listener. Not here: the application (htt
 Granian binds with SO_REUSEPORT, which would let two servers share a port in silence; so the port is checked first, and held by a socket of
 ours (bound the same way, never listening) until Granian has it.
 Granian gives a connection a place out of `backpressure` for as long as it is open: with its default of 128 as many idle clients shut out the rest.
+HTTP/1.1 only: where Granian may speak HTTP/2 too, a connection that never sends a byte is never closed, because it waits for the first ones to tell
+the two apart before its time limit begins. Whoever wants many calls on one connection has gRPC.
 """
 
 import asyncio
@@ -14,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from granian.http import HTTP1Settings, HTTP2Settings
-from granian.server.common import SSLProtocols
+from granian.http import HTTP1Settings
+from granian.server.common import HTTPModes, SSLProtocols
 from granian.server.embed import Server as GranianServer
 
 from infra.processes import free_ports, port_is_free, wait_until
@@ -23,8 +25,6 @@ from schemas.errors import Misconfigured, Unavailable
 from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
 
 _OPEN_S_MAX = 10.0
-_HEADER_MS_MAX = 10_000  # for the head of a request, and so also between two requests of one connection
-_STREAMS_MAX = 64  # requests at once on one HTTP/2 connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ def read_tls(cert: Path | None, key: Path | None) -> Tls | None:
 class Listener:
     """A listening HTTP server; `url` is where."""
 
-    def __init__(self, application: Any, host: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(self, application: Any, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
+        """Holds the port. `idle_s`: the time for the head of a request, and so also between two requests of one connection."""
         self._reserved = reserve_port(host, port)
         self.host, self.port, self._scheme = host, int(self._reserved.getsockname()[1]), "http" if tls is None else "https"
         self._server = GranianServer(
@@ -62,8 +63,8 @@ class Listener:
             port=self.port,
             backlog=CONNECTIONS_MAX,
             backpressure=CONNECTIONS_MAX,
-            http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MS_MAX, max_buffer_size=2 * HTTP_HEADER_BYTES_MAX),
-            http2_settings=HTTP2Settings(max_concurrent_streams=_STREAMS_MAX, max_headers_size=HTTP_HEADER_BYTES_MAX),
+            http=HTTPModes.http1,
+            http1_settings=HTTP1Settings(header_read_timeout=int(idle_s * 1000), max_buffer_size=HTTP_HEADER_BYTES_MAX),
             ssl_cert=None if tls is None else tls.cert,
             ssl_key=None if tls is None else tls.key,
             ssl_protocol_min=SSLProtocols.tls12,

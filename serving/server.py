@@ -68,7 +68,7 @@ class RankingServer:
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.api = HttpApi(self.front, Views(self._status, self._show_state))
         tls = read_tls(settings.serve.tls_cert, settings.serve.tls_key)
-        self.listener = Listener(self.api, settings.serve.host, settings.serve.port, tls)
+        self.listener = Listener(self.api, settings.serve.host, settings.serve.port, tls, settings.serve.idle_s)
         self.grpc_listener = self._grpc_listener(tls) if settings.serve.grpc else None
         self._stopping = asyncio.Event()
         self._engine_start: asyncio.Task[None] | None = None
@@ -103,7 +103,7 @@ class RankingServer:
     def _grpc_listener(self, tls: Tls | None) -> GrpcListener:
         wanted = self.settings.serve.grpc_port
         port = (self.settings.serve.port and self.listener.port + 1) if wanted is None else wanted
-        return GrpcListener(GrpcApi(self.front), self.front.access, self.settings.serve.host, port, tls)
+        return GrpcListener(GrpcApi(self.front), self.front, self.settings.serve.host, port, tls)
 
     def _announce(self, opened: Callable[[str], None]) -> None:
         if self.settings.serve.address_file is not None:

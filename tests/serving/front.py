@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Front:
     metrics: Metrics
     ready: tuple[bool, str] = (True, "")
     grpc: str = ""  # host:port
+    in_work: Callable[[], int] = lambda: 0
 
     @property
     def http(self) -> str:
@@ -80,12 +81,13 @@ def _open_front(
             rank_call = RankCall(engine, users, settings.candidates_max, metrics)
             api.open_calls(UserCall(engine, users), rank_call)
             shared.open_calls(engine, rank_call, id_kind)
-        listener = Listener(api, settings.host, settings.port, tls)
-        grpc_listener = GrpcListener(GrpcApi(shared), shared.access, settings.host, 0, tls)
+        listener = Listener(api, settings.host, settings.port, tls, settings.idle_s)
+        grpc_listener = GrpcListener(GrpcApi(shared), shared, settings.host, 0, tls)
         await listener.open()
         await grpc_listener.open()
         await grpc_listener.show_ready(front.ready[0])
         front.url, front.grpc = listener.url, grpc_listener.address
+        front.in_work = lambda: shared.intake.in_work
         opened.set()
         await asyncio.to_thread(stop.wait)
         await grpc_listener.close(1.0)

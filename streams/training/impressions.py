@@ -120,13 +120,16 @@ class Events:
     impressions: Sequence[ImpressionRecord]
 
 
-def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events) -> TrainingSet:
-    """Columns of all impressions. Shown items that the log does not describe are masked and counted; requests without any are left out."""
+def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events, every_item: bool = False) -> TrainingSet:
+    """Columns of all impressions. Shown items that the log does not describe are masked and counted; requests without any are left out.
+
+    `every_item`: the item table holds all items of the log, not only those that are shown or met: to ask about others later.
+    """
     folded = fold_users(events.users, events.behaviours)
     for impression in events.impressions:
         folded.setdefault(impression.user_id, UserHistory())
     wanted = {s.item_id for i in events.impressions for s in i.items} | {b.item_id for b in events.behaviours}
-    items = build_item_table(spec, w_hash_KM, events.items, events.new_items, wanted)
+    items = build_item_table(spec, w_hash_KM, events.items, events.new_items, None if every_item else wanted)
     histories = build_histories(spec, items, folded)
     shown = [impression for impression in events.impressions if any(s.item_id in items.index for s in impression.items)]
     time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))

@@ -1,0 +1,64 @@
+"""What grouping by request is worth: examples per second of a training step, the user half once per request against once per impression.
+
+Here: the same model, items and step on both forms of the same impressions. Not here: the step (trainer.py).
+
+Arrays: Q requests, C shown items of a request, X impressions.
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+import torch
+
+from schemas.model.inputs import map_tensors
+from schemas.model.network import AifNetwork
+from streams.training.impressions import TrainingSet
+from streams.training.item_table import NOT_AN_ITEM
+from streams.training.losses import LossWeights
+from streams.training.trainer import train_step
+
+# Pairs of one request have no meaning where a request is one impression: both forms learn from clicks.
+_LOSS = LossWeights(copr=0.0, click=1.0)
+
+
+def ungroup(data: TrainingSet) -> TrainingSet:
+    """The same impressions, each as a request of its own with its own copy of the user."""
+    request_X, column_X = np.nonzero(data.row_QC != NOT_AN_ITEM)
+    at = torch.from_numpy(request_X)
+
+    def picked(values_QC: np.ndarray) -> np.ndarray:
+        return values_QC[request_X, column_X][:, None]
+
+    return dataclasses.replace(
+        data,
+        user_Q=data.user_Q[request_X],
+        history_end_Q=data.history_end_Q[request_X],
+        row_QC=picked(data.row_QC),
+        bid_QC=picked(data.bid_QC),
+        teacher_QC=picked(data.teacher_QC),
+        clicked_QC=picked(data.clicked_QC),
+        context=map_tensors(data.context, lambda t: t[at]),
+    )
+
+
+def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int, behaviours_max: int) -> float:
+    """Impressions learnt per second, by the median step of some; the network is changed."""
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-4, fused=True)
+    vectors_RD = network.item_rows(data.items.inputs)[0].detach()
+    chance = np.random.default_rng(0)
+    rates = []
+    for _ in range(1 + steps):
+        started = time.perf_counter()
+        batch = data.batch(chance.choice(len(data), min(requests, len(data)), replace=False), behaviours_max)
+        train_step(network, data, batch, lambda rows: vectors_RD[rows.clamp(min=0)] * (rows >= 0)[..., None], optimiser, _LOSS)
+        rates.append(int(batch.mask_BC.sum()) / (time.perf_counter() - started))
+    return float(np.median(rates[1:]))
+
+
+def grouped_speedup(network: AifNetwork, data: TrainingSet, requests: int = 32, steps: int = 8, behaviours_max: int = 256) -> float:
+    """How many times more examples per second request-grouped batches learn than batches of as many single impressions."""
+    shown = max(1, round(float((data.row_QC != NOT_AN_ITEM).sum(axis=1).mean())))
+    grouped = examples_per_second(network, data, requests, steps, behaviours_max)
+    single = examples_per_second(network, ungroup(data), requests * shown, steps, behaviours_max)
+    return grouped / single

@@ -1,0 +1,38 @@
+"""What the paper prints, to stand beside what we measured. Gains in points over Base, lifts in percent; None where it prints nothing.
+
+Source: AIF, Tables 2 and 3. The production data is not ours: equal signs and order can be hoped for, equal sizes cannot.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRow:
+    """One row of Table 2."""
+
+    hr_pt: float | None
+    gauc_pt: float | None
+    ctr_pct: float | None
+    rpm_pct: float | None
+
+
+TABLE_2 = {
+    "base": PaperRow(0.0, 0.0, 0.0, 0.0),
+    "full": PaperRow(8.45, 7.83, None, None),
+    "aif": PaperRow(7.91, 7.29, 8.72, 5.80),
+    "aif_without_async": PaperRow(3.99, 3.71, 4.43, 3.36),
+    "aif_without_sim": PaperRow(5.97, 6.13, 6.11, 4.79),
+    "aif_without_bea": PaperRow(5.86, 6.09, 7.19, 4.02),
+    "aif_without_long_term": PaperRow(5.43, 5.98, 6.45, 3.71),
+    "base_15_candidates": PaperRow(None, None, 3.75, 1.69),
+    "base_15_parameters": PaperRow(None, None, 1.96, 1.07),
+}
+
+# GAUC lost against DIN + SimTier, in points, and counted cost saved, in percent.
+TABLE_3 = {
+    "din_simtier": (0.0, 0.0),
+    "lsh_din_simtier": (0.28, 43.75),
+    "din_lsh_simtier": (0.37, 43.75),
+    "mm_din_simtier": (0.23, 50.0),
+    "lsh_256": (0.45, 93.75),
+}

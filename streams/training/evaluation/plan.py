@@ -1,0 +1,59 @@
+"""Which cells `aif eval tables` runs: every model with every seed, to the plateau, or few models once and soon.
+
+Here: sizes and lists only. Not here: running (runner.py), figures (tables.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.data.world import WorldSize
+from streams.training.evaluation.cells import CellPlan
+from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, Variant
+from streams.training.losses import LossWeights
+
+# The family's sizes (fields of a ModelSpec). Attention sees a short sequence, as in the paper: what is older is the business of long_term.
+SPEC: tuple[tuple[str, Any], ...] = (
+    ("width", 32),
+    ("bridges", 8),
+    ("bridge_width", 32),
+    ("hash_bits", 128),
+    ("embedding_width", 8),
+    ("attended_behaviours", 32),
+)
+# The teacher's click probability as label: measured best for GAUC and HR in this world (docs/RESULTS.md tells with what).
+LOSS = LossWeights(copr=0.0, click=1.0, soft_labels=True)
+LEARNING_RATE = 4e-3
+_QUICK_TABLE_3 = ("din_simtier", "lsh_256", "mm_din_simtier", "mm_din_moments")
+
+
+@dataclass(frozen=True)
+class TablesPlan:
+    """What one run trains. `seeds` are 0, 1, ...; the world is one and the same."""
+
+    quick: bool
+    steps: int
+    seeds: int
+    size: WorldSize
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """The models, the most important first. "+15% candidates" is the base model itself, asked about more."""
+        table_2 = tuple(v for v in TABLE_2 if v is not MORE_CANDIDATES)
+        if self.quick:
+            return (*table_2, *(v for v in TABLE_3 if v.name in _QUICK_TABLE_3))
+        return (*table_2, *TABLE_3, *BRIDGES)
+
+    @property
+    def cells(self) -> list[CellPlan]:
+        """Every model with every seed, seed by seed, so that a run that is stopped has whole tables of the first seeds."""
+        return [
+            CellPlan(variant, seed, self.size, self.steps, SPEC, LOSS, LEARNING_RATE)
+            for seed in range(self.seeds)
+            for variant in self.variants
+        ]
+
+
+def plan_tables(quick: bool, steps: int | None = None, seeds: int | None = None) -> TablesPlan:
+    """The plan of a run; `steps` and `seeds` None: as the kind of run has them."""
+    return TablesPlan(quick, steps or (800 if quick else 3_000), seeds or (1 if quick else 3), WorldSize())

@@ -1,0 +1,77 @@
+"""One run of `aif eval tables`: cells, what is measured beside them, figures, and the report.
+
+Here: the order of the work. Not here: any part of it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from infra.bench.report import Figures
+from infra.data.world import World
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+from streams.training.evaluation.cells import open_truth
+from streams.training.evaluation.grouped import grouped_speedup
+from streams.training.evaluation.hash_law import BITS, sigma_ratio
+from streams.training.evaluation.plan import SPEC, TablesPlan, plan_tables
+from streams.training.evaluation.report import write_report
+from streams.training.evaluation.runner import run_cells
+from streams.training.evaluation.similarity_cost import counted_costs, make_case, measure_costs
+from streams.training.evaluation.tables import add_world_figures
+from streams.training.impressions import Events, join_events
+
+_LAW_ITEMS = 4_096
+_GROUPED_REQUESTS = 400
+
+
+@dataclass(frozen=True)
+class TablesOptions:
+    """The options of `aif eval tables`; see its help."""
+
+    out: Path
+    quick: bool
+    processes: int
+    steps: int | None = None
+    seeds: int | None = None
+
+
+def run_tables(options: TablesOptions) -> Figures:
+    """Trains what is missing, measures, writes RESULTS.md and pictures into `out`; returns the figures."""
+    torch.set_num_threads(1)
+    plan = plan_tables(options.quick, options.steps, options.seeds)
+    figures = Figures("eval tables", {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
+    cells = run_cells(plan.cells, options.out / "cells", options.processes)
+    add_world_figures(figures, cells)
+    _add_costs(figures)
+    _add_hash_law(figures, plan)
+    figures.add("grouped_speedup", _measure_grouped(plan), "x")
+    write_report(options.out, figures, plan)
+    return figures
+
+
+def _add_costs(figures: Figures) -> None:
+    """Counted and measured cost of the rows of Table 3, against DIN + SimTier."""
+    measured, counted = measure_costs(make_case()), counted_costs(256, 256)
+    for name in list(measured)[1:]:
+        figures.add(f"{name}_time_saved_pct", 100 * (1 - measured[name] / measured["din_simtier"]), "%")
+        figures.add(f"{name}_counted_saved_pct", 100 * (1 - counted[name] / counted["din_simtier"]), "%")
+    figures.add("lsh_time_saved_pct", figures.value("lsh_256_time_saved_pct"), "%")
+
+
+def _add_hash_law(figures: Figures, plan: TablesPlan) -> None:
+    embeddings_RM = World(0, plan.size).embeddings_of(0, min(_LAW_ITEMS, plan.size.items)).astype(np.float64)
+    for bits in BITS:
+        figures.add(f"hash_sigma_ratio_{bits}", sigma_ratio(embeddings_RM, bits), "x")
+
+
+def _measure_grouped(plan: TablesPlan) -> float:
+    truth = open_truth(0, plan.size)
+    spec = ModelSpec(truth.schema, **dict(SPEC))
+    w_hash_KM = make_w_hash(0, spec.hash_bits, spec.schema.mm_width)
+    events = truth.events
+    few = Events(events.items, events.new_items, events.users, events.behaviours, events.impressions[:_GROUPED_REQUESTS])
+    return grouped_speedup(AifNetwork(spec, w_hash_KM), join_events(spec, w_hash_KM, few))

@@ -1,0 +1,61 @@
+"""Questions to a trained network: for some users at some time, how would it score these candidates?
+
+Here: questions as a `TrainingSet` over the tables of the training data, and the scores of a network on them. Not here: where candidates
+come from (world_truth.py, retail.py), what a good score is (metrics.py).
+
+Arrays: Q questions, C candidates, B questions of a chunk, R item rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas.features import Scope, encode_features
+from schemas.ids import Id
+from schemas.model.inputs import FeatureTensors
+from schemas.model.network import AifNetwork
+from streams.training.impressions import TrainingSet
+from streams.training.trainer import request_logits
+
+PAIRS_PER_CHUNK = 8_000
+
+
+def ask(
+    data: TrainingSet, users: Sequence[Id], time_ms: int, item_ids_QC: np.ndarray, context: Mapping[str, Any] | None = None
+) -> TrainingSet:
+    """One question per user, all at one time: histories end before it and items are as of it. Items must be of the catalogue."""
+    user_Q = np.array([data.histories.index[user] for user in users])
+    item_QC = data.items.items_of(item_ids_QC.ravel().tolist()).reshape(item_ids_QC.shape)
+    row_QC = data.items.rows_as_of(item_QC, np.full(item_QC.shape, time_ms))
+    nothing_QC = np.zeros(row_QC.shape, np.float32)
+    encoded = encode_features(data.spec.schema.of(Scope.CONTEXT), [context or {}] * len(user_Q))
+    return dataclasses.replace(
+        data,
+        user_Q=user_Q,
+        history_end_Q=data.histories.ends_as_of(user_Q, np.full(len(user_Q), time_ms)),
+        row_QC=row_QC,
+        bid_QC=data.items.bid_R.numpy()[np.maximum(row_QC, 0)],
+        teacher_QC=nothing_QC,
+        clicked_QC=nothing_QC,
+        context=FeatureTensors.from_block(encoded),
+    )
+
+
+@torch.no_grad()
+def score_questions(
+    network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
+) -> np.ndarray:
+    """Click logits [Q, C], float32."""
+    network.eval()
+    vectors_RD = network.item_rows(questions.items.inputs)[0]
+    chunk = max(1, PAIRS_PER_CHUNK // questions.row_QC.shape[1])
+    found = []
+    for first in range(0, len(questions), chunk):
+        batch = questions.batch(np.arange(first, min(first + chunk, len(questions))), behaviours_max)
+        logits_BC = request_logits(network, questions, batch, lambda rows: vectors_RD[rows.clamp(min=0)] * (rows >= 0)[..., None])
+        found.append(logits_BC.numpy())
+        progress(min(1.0, (first + chunk) / len(questions)))
+    return np.concatenate(found)

@@ -1,0 +1,72 @@
+"""What is measured beside quality: hash bits, similarity's cost, grouping."""
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.model.din import din_reference
+from schemas.model.lsh import lsh_similarity
+from schemas.model.simtier import simtier_reference
+from streams.training.evaluation.grouped import grouped_speedup, ungroup
+from streams.training.evaluation.hash_law import sigma_ratio
+from streams.training.evaluation.similarity_cost import (
+    _EDGES,
+    attention_din,
+    count_equal_bits,
+    counted_costs,
+    factored_cosine_din,
+    factored_lsh_din,
+    lsh_tiers,
+    make_case,
+    measure_costs,
+)
+from streams.training.impressions import TrainingSet
+from tests.streams.training.test_trainer import network_of, taste_world
+
+
+@pytest.mark.parametrize("bits", [32, 128])
+def test_the_spread_of_hashed_similarity_follows_its_law(bits: int) -> None:
+    embeddings = np.random.default_rng(0).standard_normal((200, 16))
+    assert sigma_ratio(embeddings, bits) == pytest.approx(1.0, abs=0.05)
+
+
+def test_counted_costs_are_the_papers() -> None:
+    costs = counted_costs(256, 256)
+    saved = {name: 1 - cost / costs["din_simtier"] for name, cost in costs.items()}
+    assert saved["lsh_256"] == pytest.approx(0.9375) and saved["mm_din_simtier"] == 0.5
+    assert saved["lsh_din_simtier"] == saved["din_lsh_simtier"] == pytest.approx(0.4375)
+
+
+def test_the_timed_forms_compute_what_they_stand_for() -> None:
+    case = make_case(5, 9, 64, 64)
+    items, sequence = case.words_CQ.view(np.uint8), case.words_LQ.view(np.uint8)
+    similarity = lsh_similarity(items, sequence)
+    assert np.array_equal(np.repeat(np.arange(65), count_equal_bits(case.words_CQ, case.words_LQ)[0]), np.sort(np.rint(64 * similarity[0])))
+    tiers = simtier_reference(items, sequence, _EDGES)
+    assert np.array_equal(lsh_tiers(case), np.cumsum(tiers[:, ::-1], axis=1)[:, ::-1][:, 1:])
+    direct = din_reference(
+        torch.from_numpy(similarity)[None].float(), torch.from_numpy(case.value_LD)[None], torch.ones(1, 9, dtype=torch.bool), "centred"
+    )
+    np.testing.assert_allclose(factored_lsh_din(case), direct[0].numpy(), atol=1e-5)
+    cosine = (case.unit_CD @ case.unit_LD.T) @ case.value_LD / 9
+    np.testing.assert_allclose(factored_cosine_din(case, case.unit_LD.T @ case.value_LD), cosine, atol=1e-5)
+    weights = torch.softmax(torch.from_numpy(case.query_CD @ case.key_LD.T) / 8, dim=1).numpy()
+    np.testing.assert_allclose(attention_din(case), weights @ case.value_LD, atol=1e-4)
+    assert measure_costs(case).keys() == counted_costs(64, 64).keys()
+
+
+def shown_pairs(data: TrainingSet) -> set[tuple[int, int, float]]:
+    q, c = np.nonzero(data.row_QC >= 0)
+    return set(zip(data.user_Q[q].tolist(), data.row_QC[q, c].tolist(), data.clicked_QC[q, c].tolist(), strict=True))
+
+
+def test_single_impressions_are_the_grouped_ones_taken_apart() -> None:
+    data = taste_world(users=6)
+    single = ungroup(data)
+    assert single.row_QC.shape == (48, 1) and shown_pairs(single) == shown_pairs(data)
+    assert len(single.context.categorical) == 48
+
+
+def test_grouping_is_faster_than_one_row_per_impression() -> None:
+    data = taste_world()
+    assert grouped_speedup(network_of(data), data, requests=32, steps=3, behaviours_max=8) > 1.0

@@ -1,0 +1,110 @@
+"""Figures from cells: paired, averaged over seeds, named as promised; and a report that holds nothing but them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.bench.report import Figures
+from streams.training.evaluation.cells import Cell
+from streams.training.evaluation.plan import plan_tables
+from streams.training.evaluation.program import TablesOptions, run_tables
+from streams.training.evaluation.report import RESULTS, write_report
+from streams.training.evaluation.similarity_cost import make_case
+from streams.training.evaluation.tables import add_world_figures, average_seeds
+from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3
+from streams.training.metrics import UserValues
+
+USERS = 200
+GAUCS = {"base": 0.70, "full": 0.80, "aif": 0.795, "aif_without_async": 0.75, "din_simtier": 0.8, "lsh_256": 0.797}
+
+
+def cell(model: str, seed: int, gauc: float) -> Cell:
+    """A model whose users share their noise with every other model's."""
+    shared, own = (np.random.default_rng(s).standard_normal(USERS) for s in (0, 1 + seed))
+    level = UserValues(gauc + 0.05 * shared + 0.001 * own, np.ones(USERS))
+    names = ("gauc", "gauc_new", "hr_at_100", "recall_at_100", "ctr", "rpm", "ctr_more", "rpm_more")
+    return Cell(model, seed, dict.fromkeys(names, level), {"fit_s": 1.0, "parameters": 10, "calibration": 1.0})
+
+
+def cells() -> list[Cell]:
+    return [cell(model, seed, gauc) for seed in range(2) for model, gauc in GAUCS.items()]
+
+
+def figures_of(of: list[Cell]) -> Figures:
+    figures = Figures("eval tables")
+    add_world_figures(figures, of)
+    return figures
+
+
+def test_the_share_of_the_gap_and_the_drops_are_paired_so_their_intervals_are_narrow() -> None:
+    figures = figures_of(cells())
+    assert figures.value("gauc_gap_pt") == pytest.approx(10, abs=0.1)
+    assert figures.value("aif_share_of_gap") == pytest.approx(0.95, abs=0.01)
+    assert 0.9 < figures.value("aif_share_of_gap_low") < figures.value("aif_share_of_gap_high") < 1.0  # type: ignore[operator]
+    assert figures.value("world.aif_without_async.gauc_drop_pt") == pytest.approx(4.5, abs=0.1)
+    assert figures.value("world.aif_without_async.gauc_drop_pt_low") > 4.3  # type: ignore[operator]
+    assert figures.value("lsh_gauc_loss_pt") == pytest.approx(0.3, abs=0.1)
+    width = figures.value("world.aif.gauc_high") - figures.value("world.aif.gauc_low")  # type: ignore[operator]
+    assert width > 0.01  # of one model alone the users' own noise does not cancel
+
+
+def test_every_measure_of_every_model_has_its_interval() -> None:
+    names = figures_of(cells()).as_dict()["figures"]
+    for model in GAUCS:
+        for measure in ("gauc", "gauc_new", "hr_at_100", "recall_at_100"):
+            assert {f"world.{model}.{measure}{suffix}" for suffix in ("", "_low", "_high")} <= names.keys()
+
+
+def test_what_was_not_run_is_named_and_null_or_not_there() -> None:
+    figures = figures_of(cells())
+    assert figures.value("moments_gauc_loss_pt") is None
+    assert "world.aif_without_bea.gauc_drop_pt" not in figures.as_dict()["figures"]
+
+
+def test_a_models_users_are_means_over_its_seeds() -> None:
+    models = average_seeds([cell("aif", 0, 0.5), cell("aif", 1, 0.7)])
+    assert models["aif"]["gauc"].mean() == pytest.approx(0.6, abs=0.02)
+
+
+def test_an_ab_test_sees_the_lift_with_a_wider_interval_than_the_same_users_under_both() -> None:
+    figures = figures_of(cells())
+
+    def width(name: str) -> float:
+        return figures.value(f"{name}_high") - figures.value(f"{name}_low")  # type: ignore[operator]
+
+    assert width("world.ab.aif.ctr_lift_pct") > 3 * width("world.aif.ctr_lift_pct") > 0
+    assert figures.value("world.aif.ctr_lift_pct") == pytest.approx(100 * (0.795 / 0.7 - 1), abs=0.5)
+
+
+def test_the_plans_hold_every_model_of_the_tables() -> None:
+    quick, full = plan_tables(quick=True), plan_tables(quick=False)
+    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES)} - {MORE_CANDIDATES.name}
+    assert {c.variant.name for c in full.cells} == expected and {c.seed for c in full.cells} == {0, 1, 2}
+    assert {v.name for v in TABLE_2} - {MORE_CANDIDATES.name} <= {c.variant.name for c in quick.cells}
+    assert len({c.file_name for c in full.cells}) == len(full.cells)
+
+
+def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -> None:
+    figures = figures_of(cells())
+    figures.add("grouped_speedup", 3.5, "x")
+    text = write_report(tmp_path, figures, plan_tables(quick=True)).read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| AIF |"))
+    assert "+7.29" in row and f"{figures.value('world.aif.gauc'):.4f}" in row
+    assert "3.5 times" in text and (tmp_path / "table2.png").stat().st_size > 1_000
+    assert not re.search(r"None|nan", text)
+
+
+def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streams.training.evaluation import plan, program
+    from tests.streams.training.evaluation.tiny import SIZE, SPEC
+
+    monkeypatch.setattr(plan, "WorldSize", lambda: SIZE)
+    monkeypatch.setattr(plan, "SPEC", SPEC)
+    monkeypatch.setattr(program, "SPEC", SPEC)
+    monkeypatch.setattr(program, "make_case", lambda: make_case(20, 30, 64, 64))
+    figures = run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=2))
+    for name in ("aif_share_of_gap", "lsh_gauc_loss_pt", "lsh_time_saved_pct", "moments_gauc_loss_pt", "grouped_speedup"):
+        assert figures.value(name) is not None
+    assert (tmp_path / RESULTS).exists()

@@ -76,7 +76,7 @@ class CpuScorer:
             folded.base_GH,
             pad_columns(context_H, LANES)[0],
             folded.user_panels,
-            folded.bea_ND,
+            folded.bea_panels,
             folded.sim_GD,
             self._sign_table_of(folded.signs_KF),
             folded.sign_start_F,
@@ -105,7 +105,7 @@ class CpuScorer:
         """Scratch for each thread that may take a share of `candidates`."""
         if not self._scratch or len(self._scratch[0].words_CQ) < candidates:
             size = max(SHARE_MIN, candidates)
-            self._scratch = [open_scratch(self._weights, size, self._words) for _ in range(WORKERS.threads)]
+            self._scratch = [open_scratch(self._weights, self.network.spec.width, self._words, size) for _ in range(WORKERS.threads)]
 
 
 def _columns_of(tables: Tables) -> Columns:

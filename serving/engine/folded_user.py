@@ -3,7 +3,7 @@
 Here: `FoldedUser` and `fold_user`. Not here: the split's equations (schemas/model/head_split.py), what is done with the tables (joint_pass.py).
 The first layer of a candidate is then
 
-    base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea_ND) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
+    base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
 
 with [ DIN | DIN_P ] = s signs_KF + sign_start_F, and `version` the weights that no user changes (version_weights.py).
 
@@ -32,7 +32,7 @@ class FoldedUser:
     categories_G: np.ndarray
     base_GH: np.ndarray
     user_panels: np.ndarray
-    bea_ND: np.ndarray
+    bea_panels: np.ndarray
     sim_GD: np.ndarray
     signs_KF: np.ndarray
     sign_start_F: np.ndarray
@@ -41,7 +41,7 @@ class FoldedUser:
     @property
     def size_bytes(self) -> int:
         """Memory it holds."""
-        arrays = (self.categories_G, self.base_GH, self.user_panels, self.bea_ND, self.sim_GD, self.signs_KF, self.sign_start_F)
+        arrays = (self.categories_G, self.base_GH, self.user_panels, self.bea_panels, self.sim_GD, self.signs_KF, self.sign_start_F)
         return sum(array.nbytes for array in arrays) + self.behaviours.size_bytes
 
 
@@ -55,7 +55,7 @@ def fold_user(head: Head, states: UserStates) -> FoldedUser:
         categories_G=categories_G,
         base_GH=pad_columns(base_GH.numpy(), LANES),
         user_panels=pack_panels(torch.cat([split.item_BHD[0].T, split.bea.through_w[0]]).numpy()),
-        bea_ND=np.ascontiguousarray(split.bea.through_p[0].numpy()),
+        bea_panels=pack_panels(split.bea.through_p[0].numpy()),
         sim_GD=np.ascontiguousarray(sim_GD.numpy()),
         signs_KF=pad_columns(signs_KF.numpy(), SIGN_CHUNK),
         sign_start_F=pad_columns(sign_start_F[None].numpy(), SIGN_CHUNK)[0],

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from serving.engine.panels import padded
 from serving.engine.tier_counts import LANES as BEHAVIOUR_LANES
 from serving.engine.tier_counts import PLANES_MAX, TABLE_ROWS, build_word_table, count_near
 from serving.engine.vector_code import (
-    LANES,
     PANEL,
     SIGN_CHUNK,
     TILE_ROWS,
@@ -37,6 +37,7 @@ from serving.engine.vector_code import (
 from serving.engine.version_weights import VersionWeights
 
 BLOCK = 8 * TILE_ROWS
+_BYTES_TOGETHER = 2  # of a signature
 _AHEAD = 16  # signatures asked for before they are read
 
 
@@ -59,7 +60,7 @@ class RequestUser(NamedTuple):
     base_GH: np.ndarray
     context_H: np.ndarray
     user_panels: np.ndarray
-    bea_ND: np.ndarray
+    bea_panels: np.ndarray
     sim_GD: np.ndarray
     sign_table: np.ndarray
     sign_start_F: np.ndarray
@@ -76,7 +77,10 @@ class Scratch(NamedTuple):
     inputs_BX: np.ndarray
     first_BH: np.ndarray
     second_BH: np.ndarray
-    signs_F: np.ndarray
+    joined_BD: np.ndarray
+    zeros_D: np.ndarray
+    signs_BF: np.ndarray
+    entry_B: np.ndarray
     words_CQ: np.ndarray
     near_CE: np.ndarray
     tables_QXL: np.ndarray
@@ -84,15 +88,17 @@ class Scratch(NamedTuple):
     counter_PL: np.ndarray
 
 
-def open_scratch(weights: VersionWeights, candidates: int, words: int) -> Scratch:
+def open_scratch(weights: VersionWeights, width: int, words: int, candidates: int) -> Scratch:
     """Scratch for shares of up to `candidates`."""
     widest = max([weights.first_width, *weights.layers[:, 3].tolist()])
-    sign_width = max(SIGN_CHUNK, 2 * SIGN_CHUNK * words)
     return Scratch(
-        inputs_BX=aligned((BLOCK, -(-weights.inputs // LANES) * LANES)),
+        inputs_BX=aligned((BLOCK, padded(weights.inputs))),
         first_BH=aligned((BLOCK, widest)),
         second_BH=aligned((BLOCK, widest)),
-        signs_F=aligned((sign_width,)),
+        joined_BD=aligned((BLOCK, padded(width))),
+        zeros_D=aligned((padded(width),)),
+        signs_BF=aligned((BLOCK, padded(2 * width, SIGN_CHUNK))),
+        entry_B=np.zeros(BLOCK, np.int64),
         words_CQ=aligned((candidates, words), np.uint64),
         near_CE=aligned((candidates, len(weights.distance_max_E)), np.int32),
         tables_QXL=aligned((words, TABLE_ROWS, BEHAVIOUR_LANES), np.uint64),
@@ -144,7 +150,7 @@ def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, sl
         count_near(words_CQ, scratch.tables_QXL, *limits, user.valid_ZL[block], user.shift_ZL[block], scratch.counter_PL, near_CE)
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, forceinline=True)
 def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
     vector, bridge, realtime = columns.vector, columns.bridge, columns.realtime
     for i in range(slots_B.shape[0]):
@@ -158,43 +164,43 @@ def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
         prefetch(columns.signature.ctypes.data + slot * columns.signature.shape[1])
 
 
-@numba.njit(nogil=True, cache=True)
-def _join_row(columns: Columns, user: RequestUser, slot: int, x: np.ndarray) -> None:
-    """I, w and bea o I into a row of inputs."""
-    vector, bridge, bea_ND = columns.vector, columns.bridge, user.bea_ND
-    width, bridges = vector.shape[1], bridge.shape[1]
-    at = width + bridges
-    for d in range(width):
-        x[d] = widen(vector[slot, d])
-        x[at + d] = np.float32(0)
-    for n in range(bridges):
-        weight = widen(bridge[slot, n])
-        x[width + n] = weight
-        for d in range(width):
-            x[at + d] += weight * bea_ND[n, d]
-    for d in range(width):
-        x[at + d] *= x[d]
-
-
-@numba.njit(nogil=True, cache=True)
-def _join_signs(columns: Columns, user: RequestUser, slot: int, signs_F: np.ndarray, at: int, x: np.ndarray) -> None:
-    """DIN and DIN_P o I: sums of one row for each nibble of the signature; zeros without one."""
-    width = columns.vector.shape[1]
-    if columns.has_signature[slot] == 0:
-        x[at : at + 2 * width] = np.float32(0)
-        return
-    signature = columns.signature.ctypes.data + slot * columns.signature.shape[1]
-    table, chunk_bytes = user.sign_table.ctypes.data, 4 * 16 * SIGN_CHUNK * user.sign_table.shape[1]
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
+    """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
+    nibbles stay in the first cache, the whole table would not."""
+    signature, width = columns.signature.ctypes.data, columns.signature.shape[1]
+    byte_bytes = 4 * 32 * SIGN_CHUNK
     for chunk in range(user.sign_table.shape[0]):
-        start, out = user.sign_start_F.ctypes.data, signs_F.ctypes.data
+        table = user.sign_table.ctypes.data + chunk * width * byte_bytes
         skipped = 4 * SIGN_CHUNK * chunk
-        add_sign_rows(signature, columns.signature.shape[1], table + chunk * chunk_bytes, start + skipped, out + skipped)
+        for byte in range(0, width, _BYTES_TOGETHER):
+            for i in range(slots_B.shape[0]):
+                sums = signs_BF.ctypes.data + 4 * i * signs_BF.shape[1] + skipped
+                start = sums if byte > 0 else user.sign_start_F.ctypes.data + skipped
+                count = min(_BYTES_TOGETHER, width - byte)
+                add_sign_rows(signature + slots_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
+    """I and w into a row of inputs."""
+    width, bridges = columns.vector.shape[1], columns.bridge.shape[1]
     for d in range(width):
-        x[at + d] = signs_F[d]
-        x[at + width + d] = signs_F[width + d] * x[d]
+        x[d] = widen(columns.vector[slot, d])
+    for n in range(bridges):
+        x[width + n] = widen(columns.bridge[slot, n])
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarray) -> None:
+    """DIN and DIN_P o I; zeros without a signature."""
+    for d in range(width):
+        x[at + d] = signs_F[d] if has else np.float32(0)
+    for d in range(width):
+        x[at + width + d] = signs_F[width + d] * x[d] if has else np.float32(0)
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
 def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
     """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
     tiers = near_E.shape[0] + 1
@@ -210,7 +216,7 @@ def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np
         above = reached
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, forceinline=True)
 def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
     """Numbers, clipped, then the rows of the table."""
     for column in weights.realtime_numeric:
@@ -221,29 +227,6 @@ def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int
         for e in range(weights.realtime_table.shape[1]):
             x[at] = weights.realtime_table[row, e]
             at += 1
-
-
-@numba.njit(nogil=True, cache=True)
-def _join_block(
-    columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, near_BE: np.ndarray, scratch: Scratch
-) -> None:
-    """inputs_BX, and the user's base rows where the first layer's sums start."""
-    width = columns.vector.shape[1]
-    for i in range(slots_B.shape[0]):
-        slot, x, first_H = slots_B[i], scratch.inputs_BX[i], scratch.first_BH[i]
-        category, entry = columns.category[slot], 0
-        if 0 < category < weights.entry_of_category.shape[0]:
-            entry = weights.entry_of_category[category]
-        for h in range(weights.first_width):
-            first_H[h] = user.base_GH[entry, h] + user.context_H[h]
-        _join_row(columns, user, slot, x)
-        if weights.at_din >= 0:
-            _join_signs(columns, user, slot, scratch.signs_F, weights.at_din, x)
-            _join_tiers(weights, user, columns.has_signature[slot], near_BE[i], weights.at_tiers, x)
-        if weights.at_sim >= 0:
-            for d in range(width):
-                x[weights.at_sim + d] = user.sim_GD[entry, d] * x[d]
-        _join_realtime(columns, weights, slot, weights.at_realtime, x)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -269,6 +252,45 @@ def _multiply(
                 multiply_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
             else:
                 multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, scratch: Scratch) -> None:
+    """I and w of a block, and what is a product of them alone: base rows where the first layer's sums start, and w bea_ND."""
+    width, bridges, first_width = columns.vector.shape[1], columns.bridge.shape[1], weights.first_width
+    for i in range(slots_B.shape[0]):
+        category, entry = columns.category[slots_B[i]], 0
+        if 0 < category < weights.entry_of_category.shape[0]:
+            entry = weights.entry_of_category[category]
+        scratch.entry_B[i] = entry
+        for h in range(first_width):
+            scratch.first_BH[i, h] = user.base_GH[entry, h] + user.context_H[h]
+        _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
+    inputs, stride, joined = scratch.inputs_BX.ctypes.data + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
+    zeros, none = scratch.zeros_D.ctypes.data, np.float32(-np.inf)
+    _multiply(slots_B.shape[0], inputs, stride, user.bea_panels.ctypes.data, bridges, joined.shape[1], zeros, 0, joined, none)
+
+
+@numba.njit(nogil=True, cache=True)
+def _join_block(
+    columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, near_BE: np.ndarray, scratch: Scratch
+) -> None:
+    """The joint parts of inputs_BX."""
+    width, at_bea = columns.vector.shape[1], columns.vector.shape[1] + columns.bridge.shape[1]
+    if weights.at_din >= 0:
+        _sum_signs(columns, user, slots_B, scratch.signs_BF)
+    for i in range(slots_B.shape[0]):
+        slot, x = slots_B[i], scratch.inputs_BX[i]
+        for d in range(width):
+            x[at_bea + d] = scratch.joined_BD[i, d] * x[d]
+        if weights.at_din >= 0:
+            has = columns.has_signature[slot]
+            _join_signs(has, width, scratch.signs_BF[i], weights.at_din, x)
+            _join_tiers(weights, user, has, near_BE[i], weights.at_tiers, x)
+        if weights.at_sim >= 0:
+            for d in range(width):
+                x[weights.at_sim + d] = user.sim_GD[scratch.entry_B[i], d] * x[d]
+        _join_realtime(columns, weights, slot, weights.at_realtime, x)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -302,6 +324,7 @@ def score_part(
     for at in range(0, slots_C.shape[0], BLOCK):
         end = min(slots_C.shape[0], at + BLOCK)
         _prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
+        _gather_block(columns, weights, user, slots_C[at:end], scratch)
         _join_block(columns, weights, user, slots_C[at:end], scratch.near_CE[at:end], scratch)
         logits_BH = _run_layers(columns, weights, user, end - at, scratch)
         for i in range(at, end):

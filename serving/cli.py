@@ -10,7 +10,6 @@ from infra.command import AsJson, register_settings, say
 
 if TYPE_CHECKING:
     from schemas.requests import RankAnswer
-    from serving.settings import ServerSettings
 
 Url = Annotated[str | None, typer.Option("--url", help="The server (default: the one of AIF_SERVE__HOST and _PORT).")]
 Store = Annotated[str | None, typer.Option("--store", help="The index store (default: AIF_INDEX__STORE).")]
@@ -67,12 +66,12 @@ def query(
     from infra.settings import load_settings
     from schemas.requests import PrerankRequest
     from serving.catalogue import draw_items, read_items
-    from serving.client import AifClient
+    from serving.client import client_of
     from serving.settings import ServerSettings
 
     settings = load_settings(ServerSettings, {"index": {"store": store}})
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
-    with AifClient(url or _default_url(settings)) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
+    with client_of(settings.serve, url) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
         answer = client.prerank(PrerankRequest(user_id=user, item_ids=candidates, top_k=top_k, deadline_ms=deadline_ms))
     if as_json:
         typer.echo(answer.model_dump_json())
@@ -111,10 +110,6 @@ def verify_answers(
     figures.add("score_error_max", report.error_max, "tolerances")
     figures.add("seconds_total", report.seconds, "s")
     figures.print_json()
-
-
-def _default_url(settings: "ServerSettings") -> str:
-    return f"http://{settings.serve.host}:{settings.serve.port}"
 
 
 def _print_answer(answer: "RankAnswer") -> None:

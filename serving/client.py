@@ -1,21 +1,32 @@
 """A small typed client of the HTTP routes. Errors come back as the classes of schemas/errors.py.
 
+    with AifClient("http://127.0.0.1:8100") as client:
+        client.rank_frame(user, items)          # in a notebook: a DataFrame
+        client.rank(user, items, top_k=10)      # in a program: a RankAnswer
+
 Here: one connection pool, bodies and answers as models of schemas/requests.py. Not here: retries (a rank call is not worth repeating past its
 deadline; Unavailable carries `retry_after_s` for callers who know better).
 """
 
+import ssl
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
-from schemas.errors import AifError, Corrupted, Incompatible, RejectedInput, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, RejectedInput, Unavailable
 from schemas.events import describe_errors
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import AtLeast, ErrorAnswer, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from serving.settings import ServeSection
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -26,9 +37,12 @@ _POLL_S = 0.05
 class AifClient:
     """Client of one server. Thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, url: str, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
+        """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities. Misconfigured (`tls_unusable`)."""
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s)
+        secret = token.get_secret_value() if isinstance(token, SecretStr) else token
+        headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=_trust(ca))
 
     def user(
         self,
@@ -75,6 +89,24 @@ class AifClient:
             "deadline_ms": deadline_ms,
         }
         return self._post("/v1/rank", _body(RankRequest, fields), RankAnswer)
+
+    def rank_frame(self, user_id: Id, item_ids: Any, **options: Any) -> "pd.DataFrame":
+        """`rank` for a notebook: columns item_id, score and one probability per task, best first; `frame.attrs` says what it was made of.
+
+        `item_ids`: a list, a NumPy array or a column of a DataFrame; `options` as of `rank`. Misconfigured (`pandas_missing`).
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise Misconfigured(
+                "pandas_missing", "rank_frame makes a pandas DataFrame and pandas is not installed; install it, or call rank"
+            ) from error
+        items = item_ids.tolist() if hasattr(item_ids, "tolist") else list(item_ids)
+        answer = self.rank(user_id, items, **options)
+        rows = [{"item_id": one.item_id, "score": one.score, **_by_task(one.probabilities)} for one in answer.items]
+        frame = pd.DataFrame(rows, columns=None if rows else ["item_id", "score"])
+        frame.attrs.update(answer.model_dump(exclude={"items"}))
+        return frame
 
     def prerank(self, request: PrerankRequest) -> RankAnswer:
         """Both calls in one."""
@@ -131,6 +163,26 @@ class AifClient:
         if answer.status_code != 200:
             raise decode_error(answer)
         return answer
+
+
+def client_of(serve: "ServeSection", url: str | None = None) -> AifClient:
+    """A client of the server that these settings describe, or of another one under the same token and certificate."""
+    scheme = "http" if serve.tls_cert is None else "https"
+    return AifClient(url or f"{scheme}://{serve.host}:{serve.port}", token=serve.token, ca=serve.tls_cert)
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext | bool:
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise Misconfigured("tls_unusable", f"{ca} cannot be used to trust a server: {error}; give a PEM file of certificates") from error
+
+
+def _by_task(probabilities: Sequence[float]) -> Mapping[str, float]:
+    """The first task of a model is the click."""
+    return {"probability" if task == 0 else f"probability_{task}": value for task, value in enumerate(probabilities)}
 
 
 def _body(kind: type[A], fields: Mapping[str, Any]) -> A:

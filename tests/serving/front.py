@@ -34,6 +34,7 @@ class Front:
     ready: tuple[bool, str] = (True, "")
     grpc: str = ""  # host:port
     in_work: Callable[[], int] = lambda: 0
+    show_ready: Callable[[bool], Any] = lambda ready: None  # to the health service of gRPC
 
     @property
     def http(self) -> str:
@@ -88,6 +89,8 @@ def _open_front(
         await grpc_listener.show_ready(front.ready[0])
         front.url, front.grpc = listener.url, grpc_listener.address
         front.in_work = lambda: shared.intake.in_work
+        loop = asyncio.get_running_loop()
+        front.show_ready = lambda ready: asyncio.run_coroutine_threadsafe(grpc_listener.show_ready(ready), loop)
         opened.set()
         await asyncio.to_thread(stop.wait)
         await grpc_listener.close(1.0)

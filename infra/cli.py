@@ -6,6 +6,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     topics, publish                  infra/kafka/cli.py
     index, model, status             infra/index_cli.py
     demo                             infra/demo/cli.py
+    bench                            infra/bench/cli.py, and those of the other parts
     import                           infra/data/cli.py
 
 Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); what is heavy is imported inside
@@ -19,6 +20,7 @@ import sys
 
 import typer
 
+from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
 from infra.command import AsJson, print_table, settings_classes
 from infra.data.cli import register as register_import
@@ -67,6 +69,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(model_app, name="model")
     app.command("status")(status)
     app.command("demo")(demo)
+    register_bench(app)
 
 
 @config_app.command("show")

@@ -146,6 +146,7 @@ class AppliedWatch:
         self._stage = stage
         self._follower = TopicFollower(stage.bootstrap_servers, INDEX_DELTAS, stage.delta_ends(), prefix=stage.topic_prefix)
         self.seen: list[Applied] = []
+        self._told: dict[int, tuple[int, ...]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -159,16 +160,15 @@ class AppliedWatch:
             assert record.value is not None
             header = decode_delta({}, record.value).header
             self.seen.append(Applied(record.timestamp_ms, header.shard, header.next_offsets))
+            self._told[header.shard] = tuple(map(max, self._told.get(header.shard, header.next_offsets), header.next_offsets))
 
     def wait(self, ends: Mapping[int, tuple[int, ...]], timeout_s: float = _APPLIED_S_MAX) -> None:
         """Until every shard told that it applied up to `ends`."""
 
         def reached() -> bool:
             self.poll()
-            told = dict.fromkeys(ends, (0,) * len(SHARD_TOPICS))
-            for applied in self.seen:
-                told[applied.shard] = tuple(map(max, told[applied.shard], applied.next_offsets))
-            return all(a >= b for shard, wanted in ends.items() for a, b in zip(told[shard], wanted, strict=True))
+            nothing = (0,) * len(SHARD_TOPICS)
+            return all(a >= b for shard, wanted in ends.items() for a, b in zip(self._told.get(shard, nothing), wanted, strict=True))
 
         wait_until(reached, timeout_s, f"{dict(ends)} to be applied", poll_s=0.1)
 

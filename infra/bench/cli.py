@@ -1,0 +1,26 @@
+"""`aif bench freshness|crash|scale`: what drives processes from outside. Typer and standard library at module level."""
+
+from typing import Annotated
+
+import typer
+
+from infra.command import BENCH_HELP, AsJson, command_group, print_figures
+
+
+def register(app: typer.Typer) -> None:
+    """Register the benches of `infra` into the group `aif bench`."""
+    group = command_group(app, "bench", BENCH_HELP)
+    group.command("crash")(crash)
+
+
+def crash(
+    kills: Annotated[int, typer.Option(min=1, max=10_000, help="How often something is killed.")] = 20,
+    seed: Annotated[int, typer.Option(help="What is killed, where, and what is published.")] = 0,
+    items: Annotated[int, typer.Option(min=100, help="Items of the synthetic catalogue.")] = 2_000,
+    rate: Annotated[float, typer.Option(min=1.0, help="Updates per second all the while.")] = 200.0,
+    as_json: AsJson = False,
+) -> None:
+    """Kill worker and broker under traffic, then count: kills, acknowledged, lost, doubled, catch_up_p50_s, digest_equal."""
+    from infra.bench.crash import measure_crash
+
+    print_figures(measure_crash(kills, seed, items, rate).as_dict(), as_json)

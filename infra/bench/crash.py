@@ -1,0 +1,224 @@
+"""`aif bench crash`: a worker, its builders and the broker are killed again and again under traffic; then everything is counted.
+
+    kinds     kill -9 at a named failpoint (infra/failpoints.py), kill -9 at a random moment, SIGSTOP for longer than the session timeout and
+              then CONT, kill -9 of the broker; a new checkpoint now and then, so that builds and seals are hit too
+    recovery  without a hand: the worker is started again at once, as a service manager would; caught up = readers were told that everything
+              published before the kill is applied
+    judged    by a plain fold of the topics (crash_traffic.py) against the counters of the shards, and by the digest of a replay
+
+Everything is drawn from `seed`; moments are real, so a run is repeatable in kind, not in detail.
+"""
+
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.bench.crash_traffic import Traffic, count_topic
+from infra.bench.report import Figures
+from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, tell
+from infra.broker.server import start_broker
+from infra.data.catalogue import Catalogue
+from infra.data.open_catalogue import open_world
+from infra.demo.stage import SHARDS, json_figures
+from infra.failpoints import VARIABLE, VERSIONING, WRITING
+from infra.kafka.reader import read_topic
+from infra.processes import Child, wait_until
+from schemas.topics import SHARD_TOPICS
+
+SESSION_TIMEOUT_S = 6.0
+_FROZEN_FACTOR = 1.5
+_FAILPOINT_S_MAX = 20.0  # a failpoint that is not passed by then: killed at that moment instead
+_CATCH_UP_S_MAX = 120.0
+_RANDOM_S = (0.2, 4.0)
+_PASSES_MAX = dict.fromkeys(WRITING, 40) | dict.fromkeys(VERSIONING, 3) | {"before-checkpoint": 2}
+FAILPOINT, MOMENT, FREEZE, BROKER = "failpoint", "moment", "freeze", "broker"
+_WEIGHTS = {FAILPOINT: 50, MOMENT: 40, FREEZE: 4, BROKER: 6}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One kill: its kind, the failpoint and the pass, or the moment after which it comes; whether a checkpoint is published before."""
+
+    kind: str
+    name: str = ""
+    passes: int = 1
+    after_s: float = 0.0
+
+    @property
+    def new_version(self) -> bool:
+        return self.name in VERSIONING or self.name == "before-checkpoint"
+
+
+def plan_kills(kills: int, seed: int) -> list[Plan]:
+    """The campaign. Every kind is in it where there is room: failpoints first, then the rest in proportion, shuffled."""
+    chance = random.Random(seed)
+    names = [*WRITING, *VERSIONING]
+    plans = []
+    for n in range(kills):
+        kind = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0] if n >= len(_WEIGHTS) else list(_WEIGHTS)[n]
+        if kind == FAILPOINT:
+            name = chance.choice(names)
+            plans.append(Plan(kind, name, chance.randint(1, _PASSES_MAX[name])))
+        else:
+            plans.append(Plan(kind, after_s=chance.uniform(*_RANDOM_S)))
+    chance.shuffle(plans)
+    return plans
+
+
+@dataclass
+class Campaign:
+    """The worker under attack and what happened so far."""
+
+    stage: BenchStage
+    catalogue: Catalogue
+    watch: AppliedWatch
+    catch_up_s: list[float] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    versions: int = 1
+    armed: Plan | None = None
+    worker: Child | None = None
+
+    def start_worker(self, plan: Plan | None) -> None:
+        """A worker with the next plan's failpoint armed."""
+        environment = {}
+        if plan is not None and plan.kind == FAILPOINT:
+            self._fired.unlink(missing_ok=True)
+            environment[VARIABLE] = f"{plan.name}:{plan.passes}:{self._fired}"
+        self.armed = plan
+        self.worker = self.stage.start_worker(**environment)
+
+    @property
+    def _fired(self) -> Path:
+        return self.stage.directory / "fired"
+
+    def kill(self, plan: Plan, following: Plan | None) -> None:
+        """Carries out one plan and waits until everything published before it is applied again."""
+        assert self.worker is not None
+        if plan.new_version:
+            self.stage.publish_model(self.catalogue, seed=self.versions)
+            self.versions += 1
+        if plan.kind in (FREEZE, BROKER):
+            time.sleep(plan.after_s)
+            began, ends = self._freeze() if plan.kind == FREEZE else self._kill_broker()
+        else:
+            self._wait_moment(plan)
+            began = time.monotonic()
+            self.worker.kill()
+            self.stage.children.remove(self.worker)
+            self.start_worker(following)
+            ends = self._ends_from_now()
+        self.watch.wait(ends, _CATCH_UP_S_MAX)
+        self.catch_up_s.append(time.monotonic() - began)
+        self.kinds[plan.kind] += 1
+
+    def _wait_moment(self, plan: Plan) -> None:
+        assert self.worker is not None
+        if plan.kind == FAILPOINT and plan is self.armed:
+            end = time.monotonic() + _FAILPOINT_S_MAX
+            while not self._fired.exists() and self.worker.alive() and time.monotonic() < end:
+                self.watch.poll()
+            return
+        time.sleep(plan.after_s or _RANDOM_S[0])
+
+    def _freeze(self) -> tuple[float, dict[int, tuple[int, ...]]]:
+        """A process that stands still for longer than its session, and then goes on as if nothing had been."""
+        assert self.worker is not None
+        os.killpg(self.worker.pid, signal.SIGSTOP)
+        time.sleep(_FROZEN_FACTOR * SESSION_TIMEOUT_S)
+        began = time.monotonic()
+        os.killpg(self.worker.pid, signal.SIGCONT)
+        return began, self._ends_from_now()
+
+    def _kill_broker(self) -> tuple[float, dict[int, tuple[int, ...]]]:
+        broker = self.stage.broker
+        assert broker is not None, "the bench kills a broker of its own only"
+        began = time.monotonic()
+        broker.kill()
+        self.stage.broker = start_broker(broker.data_dir)
+        assert self.stage.broker.bootstrap_servers == broker.bootstrap_servers, "the broker came back at another address"
+        return began, self._ends_from_now()
+
+    def _ends_from_now(self) -> dict[int, tuple[int, ...]]:
+        """End offsets with something in every shard that came after this moment: only who is back can have applied it."""
+        before, ends = self.stage.source_ends(), dict[int, tuple[int, ...]]()
+
+        def all_grew() -> bool:
+            ends.update(self.stage.source_ends())
+            return all(sum(ends[shard]) > sum(offsets) for shard, offsets in before.items())
+
+        wait_until(all_grew, _CATCH_UP_S_MAX, "the traffic to go on", poll_s=0.05)
+        return ends
+
+    def stop(self) -> None:
+        """Everything applied, one more version live, the worker ended cleanly."""
+        assert self.worker is not None
+        self.watch.wait(self.stage.source_ends(), _CATCH_UP_S_MAX)
+        self.stage.wait_live(self.stage.publish_model(self.catalogue, seed=self.versions), self.worker)
+        self.stage.stop_worker(self.worker)
+
+
+def measure_crash(kills: int, seed: int = 0, items: int = 2_000, updates_per_s: float = 200.0) -> Figures:
+    """The whole campaign. Raises Unavailable where a recovery did not come by itself."""
+    config: dict[str, Any] = {"kills": kills, "seed": seed, "items": items, "updates_per_s": updates_per_s}
+    figures = Figures("bench crash", {**config, "session_timeout_s": SESSION_TIMEOUT_S})
+    catalogue, plans = open_world(items), plan_kills(kills, seed)
+    settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
+    with open_bench_stage(**settings) as stage, AppliedWatch(stage) as watch:
+        stage.publish_catalogue(catalogue)
+        campaign = Campaign(stage, catalogue, watch)
+        campaign.start_worker(None)
+        stage.wait_live(stage.publish_model(catalogue), campaign.worker)
+        with Traffic(stage, catalogue, updates_per_s, seed) as traffic:
+            for n, plan in enumerate(plans):
+                campaign.kill(plan, plans[n + 1] if n + 1 < len(plans) else None)
+                tell(f"kill {n + 1} of {kills}: {plan.kind} {plan.name}, caught up after {campaign.catch_up_s[-1]:.1f} s")
+        campaign.stop()
+        _judge(stage, traffic, figures)
+        _add_campaign(campaign, figures)
+    return figures
+
+
+def _judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
+    """Counts the topics by a fold of our own and compares: what is missing is lost, what is too much is doubled."""
+    found = _count_shards(stage)
+    lost = doubled = expected_total = 0
+    missing = dict(traffic.acknowledged)
+    for topic in SHARD_TOPICS:
+        records = list(read_topic(stage.bootstrap_servers, topic, prefix=stage.topic_prefix))
+        for record in records:
+            missing.pop((topic, record.partition, record.offset), None)
+        for shard, expected in count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset))).items():
+            expected_total += expected["consumed"]
+            for name, wanted in expected.items():
+                lost += max(0, wanted - found[shard][topic][name])
+            doubled += sum(max(0, count - expected[name]) for name, count in found[shard][topic].items())
+    replay = stage.run("replay", "replay", "--directory", str(stage.directory / "replay"), "--json")
+    figures.add("acknowledged", len(traffic.acknowledged), "updates")
+    figures.add("not_acknowledged", traffic.not_acknowledged, "records")
+    figures.add("in_topics", expected_total, "updates")
+    figures.add("lost", lost + len(missing), "updates")
+    figures.add("doubled", doubled, "updates")
+    figures.add("digest_equal", json_figures(replay)["digest_equal"], "1 or 0")
+
+
+def _count_shards(stage: BenchStage) -> dict[int, dict[str, dict[str, int]]]:
+    """The counters that the shards wrote in their batches."""
+    log = stage.run("shards", "shards", str(stage.directory / "worker"), "--json")
+    rows = json.loads(next(line for line in log.splitlines() if line.startswith('{"shards"')))["shards"]
+    assert [row["shard"] for row in rows] == list(range(SHARDS))
+    return {row["shard"]: row["counts"] for row in rows}
+
+
+def _add_campaign(campaign: Campaign, figures: Figures) -> None:
+    figures.add("kills", campaign.kinds.total(), "count")
+    for kind in _WEIGHTS:
+        figures.add(f"kills_{kind}", campaign.kinds[kind], "count")
+    figures.add("catch_up_p50_s", statistics.median(campaign.catch_up_s), "s")
+    figures.add("catch_up_max_s", max(campaign.catch_up_s), "s")

@@ -1,0 +1,169 @@
+"""What the crash bench publishes while everything dies around it, and the count by which it judges: a plain fold of the topics.
+
+Here: `Traffic`, seeded updates of every kind (later and earlier versions, deletes, embeddings, batches, bad records) with what the broker acknowledged;
+`count_topic`, which shares no code with a shard. Not here: the kills (crash.py).
+"""
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Self
+
+from confluent_kafka import KafkaException, Producer
+
+from infra.bench.stage import BenchStage
+from infra.data.catalogue import Catalogue
+from infra.demo.stage import SHARDS
+from infra.kafka.publisher import Delivered, Publisher
+from infra.kafka.reader import SourceRecord
+from schemas.errors import Unavailable
+from schemas.events import ItemFeaturesUpdate
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+
+_PACE_S = 0.05
+_SETTLE_S = 60.0
+_BAD_RECORDS = (
+    b"",
+    b"\xff\xfe",
+    b"[1, 2",
+    b"{}",
+    b'{"schema": 9, "updates": []}',
+    b'{"schema": 1, "updates": [{"item_id": 1, "version": -1}]}',
+)
+_CHANGES_AT_ONCE = 512
+Counts = Counter[str]  # consumed, applied, superseded, dead_lettered
+
+
+class Traffic:
+    """Publishes in a thread until it is stopped. Use as a context manager: leaving it waits for what is under way."""
+
+    def __init__(self, stage: BenchStage, catalogue: Catalogue, updates_per_s: float, seed: int) -> None:
+        self._stage, self._catalogue, self._seed = stage, catalogue, seed
+        self._per_step = max(1, round(updates_per_s * _PACE_S))
+        self._random = random.Random(seed)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+        self.acknowledged: dict[tuple[str, int, int], int] = {}  # (topic, partition, offset) to updates in the record
+        self.not_acknowledged = 0  # records whose fate is unknown: they may be in the log or not
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        if self.error is not None and kind is None:
+            raise self.error
+
+    def _run(self) -> None:
+        changes = self._changes()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._publish_until_refused(changes)
+                except Unavailable:  # a broker away for longer than a delivery may take: what was under way counts as unknown
+                    time.sleep(_PACE_S)
+        except Exception as error:  # handed to the thread that waits for us
+            self.error = error
+
+    def _publish_until_refused(self, changes: Iterator[ItemFeaturesUpdate]) -> None:
+        raw = Producer({"bootstrap.servers": self._stage.bootstrap_servers, "enable.idempotence": True, "log_level": 0})
+        with self._stage.publisher() as publisher:
+            while not self._stopping.wait(_PACE_S):
+                for _ in range(self._per_step):
+                    self._publish_one(publisher, raw, changes)
+                raw.poll(0)
+            raw.flush(_SETTLE_S)
+
+    def _publish_one(self, publisher: Publisher, raw: Producer, changes: Iterator[ItemFeaturesUpdate]) -> None:
+        update, chance = next(changes), self._random.random()
+        if chance < 0.02:
+            self._publish_bad(raw)
+        elif chance < 0.05:
+            self._note(publisher.publish_delete(update.item_id, update.version))
+        elif chance < 0.15:  # an older version, which must lose
+            self._note(publisher.publish_item(update.item_id, max(0, update.version - 86_400_000 * 2), dict(update.features)))
+        elif chance < 0.20:
+            embedding = [round(self._random.uniform(-1, 1), 4) for _ in range(64)]
+            self._note(publisher.publish_new_item(update.item_id, embedding)[0])
+        else:
+            self._note(publisher.publish_update(update))
+
+    def _publish_bad(self, raw: Producer) -> None:
+        """A record that a shard must dead-letter, past every check of the publisher."""
+        topic, partition = self._random.choice((ITEM_FEATURES, NEW_ITEMS)), self._random.randrange(SHARDS)
+        delivery: Future[Delivered] = Future()
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is None:
+                delivery.set_result(Delivered(topic, message.partition(), message.offset()))
+            else:
+                delivery.set_exception(Unavailable("not_delivered", str(error)))
+
+        try:
+            raw.produce(self._stage.topic_prefix + topic, self._random.choice(_BAD_RECORDS), b"", partition, on_delivery=delivered)
+        except (BufferError, KafkaException) as error:
+            raise Unavailable("not_delivered", str(error)) from error
+        self._note(delivery)
+
+    def _note(self, delivery: "Future[Delivered]") -> None:
+        delivery.add_done_callback(self._take)
+
+    def _take(self, delivery: "Future[Delivered]") -> None:
+        with self._lock:
+            if delivery.exception() is not None:
+                self.not_acknowledged += 1
+            else:
+                place = delivery.result()
+                self.acknowledged[place.topic, place.partition, place.offset] = 1
+
+    def _changes(self) -> Iterator[ItemFeaturesUpdate]:
+        """Later and later versions of random items, without end."""
+        for n in itertools.count(1):
+            yield from self._catalogue.price_changes(_CHANGES_AT_ONCE, self._seed * 10_000 + n)
+
+
+def count_topic(topic: str, records: Iterable[SourceRecord]) -> dict[int, Counts]:
+    """By partition, what must have become of every update: a fold over plain dictionaries, the records of a partition in offset order."""
+    counts: dict[int, Counts] = {shard: Counter() for shard in range(SHARDS)}
+    newest: dict[Any, tuple[int, ...]] = {}
+    for record in records:
+        for index, update in _updates(record):
+            count = counts[record.partition]
+            count["consumed"] += 1
+            order = _order(topic, record, index, update)
+            if order is None:
+                count["dead_lettered"] += 1
+            elif order > newest.get(update["item_id"], (-1,)):
+                newest[update["item_id"]] = order
+                count["applied"] += 1
+            else:
+                count["superseded"] += 1
+    return counts
+
+
+def _updates(record: SourceRecord) -> list[tuple[int, Any]]:
+    """The updates of a record; one that does not read is one update."""
+    try:
+        decoded = json.loads(record.value or b"")
+        updates = decoded["updates"] if decoded["schema"] == 1 else []
+    except (ValueError, KeyError, TypeError):
+        updates = []
+    return list(enumerate(updates)) or [(0, None)]
+
+
+def _order(topic: str, record: SourceRecord, index: int, update: Any) -> tuple[int, ...] | None:
+    """None: it is one of the bad ones that `Traffic` publishes."""
+    if update is None or (topic == ITEM_FEATURES and update["version"] < 0):
+        return None
+    if topic == NEW_ITEMS:
+        return (record.offset, index) if "embedding" in update else None
+    return (update["version"], record.offset, index)

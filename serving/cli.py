@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.command import AsJson, register_settings, say
+from serving.bench_cli import register as register_bench
 
 if TYPE_CHECKING:
     from schemas.requests import RankAnswer
@@ -22,6 +23,7 @@ def commands(app: typer.Typer) -> None:
     app.command("serve")(serve)
     app.command("query")(query)
     app.command("verify-answers")(verify_answers)
+    register_bench(app)
 
 
 def serve(

@@ -34,7 +34,7 @@ class CpuScorer:
     def __init__(self, network: AifNetwork, version: int, tables: Tables) -> None:
         self.network, self.version, self.tables = network.eval(), version, tables
         self._columns, self._bids_R = _columns_of(tables), torch.from_numpy(tables.columns["bid"])
-        self._weights = fold_version(network.head)
+        self.weights = fold_version(network.head)
         self._words = -(-network.spec.signature_bytes // 8)
         self._scratch: list[Scratch] = []
         self._log1p_L = np.zeros(1, np.float32)
@@ -55,12 +55,12 @@ class CpuScorer:
         user = self._request_user(folded, context)
         logits_CT = np.empty((len(slots_C), len(self.network.spec.tasks)), np.float32)
         self._open_scratch(len(slots_C))
-        entries, categories_G = self._weights.entry_of_category, folded.categories_G
+        entries, categories_G = self.weights.entry_of_category, folded.categories_G
         known_G = categories_G < len(entries)  # the last may be the pad
         entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
         WORKERS.run(
             lambda first, end, thread: score_part(
-                self._columns, self._weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
+                self._columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
             ),
             len(slots_C),
         )
@@ -105,7 +105,7 @@ class CpuScorer:
         """Scratch for each thread that may take a share of `candidates`."""
         if not self._scratch or len(self._scratch[0].words_CQ) < candidates:
             size = max(SHARE_MIN, candidates)
-            self._scratch = [open_scratch(self._weights, self.network.spec.width, self._words, size) for _ in range(WORKERS.threads)]
+            self._scratch = [open_scratch(self.weights, self.network.spec.width, self._words, size) for _ in range(WORKERS.threads)]
 
 
 def _columns_of(tables: Tables) -> Columns:

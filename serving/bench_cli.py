@@ -1,0 +1,27 @@
+"""The `aif bench` commands of `serving`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
+
+from typing import Annotated
+
+import typer
+
+from infra.command import BENCH_HELP, AsJson, command_group, print_figures
+
+
+def register(app: typer.Typer) -> None:
+    """Add them to the group."""
+    command_group(app, "bench", BENCH_HELP).command("rank")(bench_rank)
+
+
+def bench_rank(
+    items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 1_000_000,
+    candidates: Annotated[str, typer.Option(help="Sizes of the requests, with commas.")] = "1000,10000,100000",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency of the engine beside torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
+    from serving.bench import measure_rank
+
+    sizes = tuple(int(size) for size in candidates.split(","))
+    if not all(1 <= size <= items for size in sizes):
+        raise typer.BadParameter(f"sizes {sizes}: expected 1 to {items} candidates")
+    print_figures(measure_rank(items, sizes, quick).as_dict(), as_json)

@@ -1,0 +1,131 @@
+"""The world of `aif bench rank`: random rows of a real model in a real slot, users with histories of any length, requests. In memory, no index.
+
+Here: `RankWorld`. Not here: what is measured (bench.py). Rows are drawn, not encoded: their values decide no time, their places do, so ids are random
+and candidates are drawn from all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.index.layout import ORDER, row_layout
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+from schemas.token import VersionToken
+from schemas.users import BehaviourEvent
+from serving.engine.changes import Changes, pack_orders
+from serving.engine.cpu import CpuScorer
+from serving.engine.loop import Engine, Resident
+from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables import Tables
+from serving.engine.work import UserState, UserWork
+
+VERSION = 1
+PROFILE = {"age": 0.5, "city": "c7"}
+CONTEXT = {"hour": 20}
+_CATEGORIES = 1_000
+_INTERESTS = 30  # categories of one user's history
+_APPLY_ROWS = 65_536
+_WAIT_S = 600.0
+
+
+def bench_spec() -> ModelSpec:
+    """The default sizes of a model with every part; SimTier sees as many behaviours as a history can have."""
+    schema = FeatureSchema(
+        (
+            Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=_CATEGORIES),
+            Feature("price", Scope.ITEM, Kind.NUMERIC, realtime=True),
+            Feature("bid", Scope.ITEM, Kind.NUMERIC, default=1.0),
+            Feature("image", Scope.ITEM, Kind.EMBEDDING, width=64),
+            Feature("age", Scope.USER, Kind.NUMERIC),
+            Feature("city", Scope.USER, Kind.CATEGORICAL, buckets=100),
+            Feature("hour", Scope.CONTEXT, Kind.CATEGORICAL, buckets=25),
+        ),
+        sim_category="category",
+        bid="bid",
+        multimodal="image",
+    )
+    return ModelSpec(schema, simtier_behaviours=BEHAVIOURS_PER_USER_MAX)
+
+
+@dataclass
+class RankWorld:
+    """One resident version of `items` items. `requests(n)` = different candidate lists of n ids; `close` ends the engine."""
+
+    engine: Engine
+    network: AifNetwork
+    tables: Tables
+    scorer: CpuScorer
+    ids: np.ndarray
+    memory: SlotMemory
+    rng: np.random.Generator
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The network's spec."""
+        return self.network.spec
+
+    def requests(self, candidates: int, count: int = 16) -> list[np.ndarray]:
+        """Candidate lists, each without repeats."""
+        return [self.rng.choice(self.ids, candidates, replace=False) for _ in range(count)]
+
+    def history(self, length: int) -> list[BehaviourEvent]:
+        """A history over items of a few categories, oldest first."""
+        slots = np.flatnonzero(self.tables.columns["category"][: len(self.ids)] <= _INTERESTS)
+        return [BehaviourEvent(int(i), "click", at) for at, i in enumerate(self.ids[self.rng.choice(slots, length)])]
+
+    def user(self, history: Sequence[BehaviourEvent]) -> UserState:
+        """Call 1 on the engine."""
+        return self.engine.submit_user(UserWork(PROFILE, history, VERSION)).result(_WAIT_S).state
+
+    def close(self) -> None:
+        """Ends the engine's thread."""
+        self.engine.close()
+
+
+def open_rank_world(items: int, seed: int = 0) -> RankWorld:
+    """The world of `items` items, its engine started."""
+    torch.manual_seed(seed)
+    rng, spec = np.random.default_rng(seed), bench_spec()
+    network = AifNetwork(spec, make_w_hash(seed, spec.hash_bits, spec.schema.mm_width)).eval()
+    ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
+    tables, memory = _fill_slot(spec, ids, rng)
+    engine = Engine()
+    engine.start()
+    scorer = CpuScorer(network, VERSION, tables)
+    engine.install(Resident(VersionToken(VERSION, 0, "0" * 8), tables, scorer, spec.tasks, ({},), {0: 0})).result(_WAIT_S)
+    return RankWorld(engine, network, tables, scorer, ids, memory, rng)
+
+
+def _fill_slot(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tuple[Tables, SlotMemory]:
+    layout = row_layout(spec)
+    memory = SlotMemory(plan_slot_bytes(layout, len(ids), 0))
+    memory.populate()
+    plan = plan_slot(layout, memory.size_bytes, len(ids), 0)
+    arrays = open_arrays(plan, memory.buffer)
+    reset_arrays(arrays)
+    tables = Tables(layout, plan, arrays)
+    for at in range(0, len(ids), _APPLY_ROWS):
+        chunk = ids[at : at + _APPLY_ROWS]
+        tables.apply(
+            Changes(chunk, pack_orders(np.ones(len(chunk), ORDER)), np.zeros(len(chunk), np.uint8), _draw_rows(spec, len(chunk), rng))
+        )
+    return tables, memory
+
+
+def _draw_rows(spec: ModelSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+    rows = np.zeros(count, row_layout(spec).dtype)
+    weights = rng.random((count, spec.bridges))
+    rows["vector"] = rng.standard_normal((count, spec.width), np.float32)
+    rows["bridge"] = weights / weights.sum(axis=1, keepdims=True)
+    rows["signature"] = rng.integers(0, 256, (count, spec.signature_bytes), np.uint8)
+    rows["has_signature"] = rng.random(count) < 0.98
+    rows["category"] = rng.integers(1, _CATEGORIES, count)
+    rows["bid"] = rng.random(count) + 0.5
+    rows["realtime"] = rng.standard_normal(count)
+    return rows

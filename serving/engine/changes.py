@@ -93,7 +93,7 @@ def _encode_int64(ids: Sequence[Id] | np.ndarray) -> np.ndarray:
     if isinstance(ids, np.ndarray):
         if ids.dtype.kind not in "iu":
             raise RejectedInput("bad_id", f"ids of type {ids.dtype}, this catalogue's ids are int64 numbers")
-        return np.ascontiguousarray(ids, np.int64)
+        return np.array(ids, np.int64)  # a copy: what came over a wire is read-only, which would be another type for the compiled look-up
     try:
         array = np.fromiter(ids, np.int64, len(ids))
     except (TypeError, ValueError, OverflowError) as error:

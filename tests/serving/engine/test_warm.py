@@ -1,0 +1,42 @@
+"""Nothing is compiled once the engine is warm: neither for a flip to a model of another shape nor for a request of another form."""
+
+import numpy as np
+import pytest
+
+import serving.engine.joint_pass
+import serving.engine.lookup
+import serving.engine.tables
+import serving.engine.tier_counts
+from schemas.ids import IdKind
+from serving.engine.candidates import find_candidates
+from serving.engine.cpu import CpuScorer
+from serving.engine.scorers import compile_kernels
+from serving.engine.work import UserWork
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version
+
+MODULES = (serving.engine.joint_pass, serving.engine.lookup, serving.engine.tables, serving.engine.tier_counts)
+
+
+def compiled_forms() -> dict[str, int]:
+    """How many forms every compiled function has."""
+    functions = {f"{m.__name__}.{name}": f for m in MODULES for name, f in vars(m).items() if hasattr(f, "signatures")}
+    assert len(functions) > 20
+    return {name: len(function.signatures) for name, function in functions.items()}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_model_and_no_request_compiles_anything_after_the_start(name: str) -> None:
+    compile_kernels()
+    before = compiled_forms()
+    version = make_version(SPECS[name], 60)
+    scorer, ids = CpuScorer(version.network, 1, version.tables), version.ids
+    if version.spec.schema.id_kind is IdKind.INT64:
+        read_only = np.frombuffer(np.array(ids, np.int64).tobytes(), np.int64)  # as a binary request gives them
+        find_candidates(version.tables, read_only)
+    slots = find_candidates(version.tables, ids).slots_K
+    for work in (UserWork(), UserWork(PROFILE, make_behaviours(version, 30))):
+        scorer.score(scorer.user_state(work), slots, CONTEXT)
+    after = compiled_forms()
+    assert {n: (before[n], after[n]) for n in after if after[n] > max(1, before[n])} == {}
+    assert {n for n in after if after[n] > before[n]} == set()

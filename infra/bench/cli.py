@@ -10,7 +10,21 @@ from infra.command import BENCH_HELP, AsJson, command_group, print_figures
 def register(app: typer.Typer) -> None:
     """Register the benches of `infra` into the group `aif bench`."""
     group = command_group(app, "bench", BENCH_HELP)
+    group.command("freshness")(freshness)
     group.command("crash")(crash)
+
+
+def freshness(
+    rate: Annotated[float, typer.Option(min=1.0, help="Updates per second, one per record.")] = 2_000.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long it is measured without a build.")] = 20.0,
+    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
+    builds: Annotated[int, typer.Option(min=0, help="Full builds while it is measured on.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Publish to visible in a server's answers: visible_p50_ms, visible_p99_ms, visible_during_build_p99_ms, rate_per_s, lost."""
+    from infra.bench.freshness import measure_freshness
+
+    print_figures(measure_freshness(rate, seconds, items, builds).as_dict(), as_json)
 
 
 def crash(

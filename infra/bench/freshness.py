@@ -1,0 +1,253 @@
+"""`aif bench freshness`: from before the produce call to an answer with the right new score, under load, and while a full build runs.
+
+    load      updates at a given rate, one per record, over the whole catalogue but the probes
+    probes    items of which only the bid changes; the score is y * bid, so the right new score is known: the old one times the ratio of the bids
+    looker    asks the server for all probes over and over; a probe is visible at the end of the first answer that has its right score
+
+Not here: the demo's freshness of single updates (infra/demo/acts.py). The random model of all versions is the same, so a flip changes no score.
+"""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from infra.bench.report import Figures
+from infra.bench.stage import BenchStage, open_bench_stage, tell
+from infra.data.catalogue import Catalogue
+from infra.data.open_catalogue import open_world
+from infra.demo.server import RankingServer
+from infra.kafka.publisher import Publisher
+from infra.processes import wait_until
+from schemas.events import ItemFeaturesUpdate
+from schemas.topics import ITEM_FEATURES
+
+_PROBES = 64
+_PROBE_EVERY_S = 0.04
+_LOOK_EVERY_S = 0.008
+_PACE_S = 0.01
+_SCORE_TOLERANCE = 1e-4  # relative; a step of a bid is 20 percent
+_LOST_AFTER_S = 20.0
+_WARM_UP_S = 3.0
+_READY_S_MAX = 120.0
+_FIRST_VERSION = 1 << 50  # event versions of probes: above those of the catalogue
+_CHANGES_AT_ONCE = 4_096
+
+
+@dataclass
+class Probe:
+    """One item whose bid the bench moves. `published_at` while a change is under way, None between two."""
+
+    update: ItemFeaturesUpdate
+    score: float = math.nan  # the last right one
+    wanted: float = math.nan
+    published_at: float | None = None
+    versions: Iterator[int] = field(default_factory=lambda: itertools.count(_FIRST_VERSION))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A change that became visible, or did not (math.inf)."""
+
+    published_at: float
+    visible_s: float
+
+
+class Prober:
+    """Publishes changes of the probes in one thread and looks for them in another. Use as a context manager."""
+
+    def __init__(self, stage: BenchStage, updates: list[ItemFeaturesUpdate]) -> None:
+        self._stage = stage
+        self._probes = {u.item_id: Probe(u) for u in updates}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._keep, args=(work,), daemon=True) for work in (self._publish, self._look)]
+        self.seen: list[Seen] = []
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        with self._stage.publisher() as publisher:  # known bids, and a first answer with them
+            for probe in self._probes.values():
+                publisher.publish_update(probe.update)
+        wait_until(self._has_scores, _READY_S_MAX, "the first scores of the probes")
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """No new change, then until the last one is visible or lost."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        if self.error is not None and kind is None:
+            raise self.error
+
+    def _keep(self, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:  # handed to the thread that waits for us
+            self.error = error
+            self._stopping.set()
+
+    def _has_scores(self) -> bool:
+        server = RankingServer(self._stage.url)
+        scores = self._ask(server)
+        server.close()
+        for item, probe in self._probes.items():
+            probe.score = scores.get(item, math.nan)
+        return all(not math.isnan(probe.score) for probe in self._probes.values())
+
+    def _publish(self) -> None:
+        with self._stage.publisher() as publisher:
+            for probe in itertools.cycle(self._probes.values()):
+                if self._stopping.wait(_PROBE_EVERY_S):
+                    return
+                if probe.published_at is None:
+                    self._move(publisher, probe)
+
+    def _move(self, publisher: Publisher, probe: Probe) -> None:
+        bid = float(probe.update.features["bid"])
+        moved = bid * 1.2 if bid < 1.0 else bid / 1.2
+        features = {**probe.update.features, "bid": moved}
+        probe.update = ItemFeaturesUpdate(item_id=probe.update.item_id, version=next(probe.versions), features=features)
+        with self._lock:
+            probe.wanted = probe.score * moved / bid
+            probe.published_at = time.monotonic()
+        publisher.publish_update(probe.update)
+
+    def _look(self) -> None:
+        server = RankingServer(self._stage.url)
+        while not (self._stopping.is_set() and all(p.published_at is None for p in self._probes.values())):
+            self._take(self._ask(server), time.monotonic())
+            time.sleep(_LOOK_EVERY_S)
+        server.close()
+
+    def _ask(self, server: RankingServer) -> dict[Any, float]:
+        body = {"user_id": 1, "item_ids": list(self._probes), "top_k": len(self._probes), "deadline_ms": 30_000}
+        return {item["item_id"]: item["score"] for item in server.prerank(body).answer["items"]}
+
+    def _take(self, scores: dict[Any, float], now: float) -> None:
+        for item, probe in self._probes.items():
+            with self._lock:
+                began, wanted = probe.published_at, probe.wanted
+            if began is None:
+                continue
+            if math.isclose(scores.get(item, math.nan), wanted, rel_tol=_SCORE_TOLERANCE):
+                self._end(probe, Seen(began, now - began))
+            elif now - began > _LOST_AFTER_S:
+                self._end(probe, Seen(began, math.inf))
+
+    def _end(self, probe: Probe, seen: Seen) -> None:
+        self.seen.append(seen)
+        with self._lock:
+            probe.score, probe.published_at = probe.wanted, None
+
+
+class Load:
+    """Updates of other items at a steady rate. Use as a context manager; `per_s` is the rate that was reached."""
+
+    def __init__(self, stage: BenchStage, catalogue: Catalogue, rate: float, spared: set[Any]) -> None:
+        self._stage, self._rate, self._spared = stage, rate, spared
+        self._catalogue = catalogue
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self.sent, self.seconds = 0, 0.0
+
+    @property
+    def per_s(self) -> float:
+        return self.sent / self.seconds
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        changes, began = self._changes(), time.monotonic()
+        with self._stage.publisher() as publisher:
+            while not self._stopping.wait(_PACE_S):
+                due = int((time.monotonic() - began) * self._rate) - self.sent
+                for update in itertools.islice(changes, due):
+                    publisher.publish_update(update)
+                self.sent += due
+            self.seconds = time.monotonic() - began
+
+    def _changes(self) -> Iterator[ItemFeaturesUpdate]:
+        for seed in itertools.count(1):
+            yield from (u for u in self._catalogue.price_changes(_CHANGES_AT_ONCE, seed) if u.item_id not in self._spared)
+
+
+def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> Figures:
+    """Steady for `seconds`, then through `builds` full builds, all at `rate` updates per second."""
+    figures = Figures("bench freshness", {"rate": rate, "seconds": seconds, "items": items, "builds": builds})
+    catalogue = open_world(items)
+    with open_bench_stage() as stage:
+        began = tell("publish the catalogue, build, load")
+        stage.publish_catalogue(catalogue)
+        worker = stage.start_worker()
+        stage.wait_live(stage.publish_model(catalogue), worker)
+        stage.serve("server", "serve", "--port", str(stage.port))
+        server = RankingServer(stage.url)
+        stage.wait_for(server.is_ready, "the server to have loaded the version")
+        began = tell("steady", began)
+        probed = list(itertools.islice(catalogue.items(), _PROBES))
+        load = Load(stage, catalogue, rate, {u.item_id for u in probed})
+        with Prober(stage, probed) as prober, load:
+            steady = (time.monotonic() + _WARM_UP_S, time.monotonic() + _WARM_UP_S + seconds)
+            time.sleep(_WARM_UP_S + seconds)
+            tell("full builds", began)
+            building = [_build(stage, catalogue) for _ in range(builds)]
+        left = _not_servable(stage, server)
+    _add_figures(figures, prober.seen, steady, building)
+    figures.add("rate_per_s", load.per_s, "updates/s")
+    figures.add("lost", sum(math.isinf(s.visible_s) for s in prober.seen) + left, "updates")
+    return figures
+
+
+def _build(stage: BenchStage, catalogue: Catalogue) -> tuple[float, float]:
+    """One more version, from its announcement until it is live."""
+    began = time.monotonic()
+    stage.wait_live(stage.publish_model(catalogue))
+    return began, time.monotonic()
+
+
+def _not_servable(stage: BenchStage, server: RankingServer) -> int:
+    """Updates that the server's answers do not contain a while after the last: by the watermark of an answer against the ends of the topic."""
+    ends, behind = stage.source_ends(), [0]
+
+    def reached() -> bool:
+        answer = server.prerank({"user_id": 1, "item_ids": [1], "deadline_ms": 30_000}).answer
+        told = {shard["shard"]: shard[ITEM_FEATURES] for shard in answer["watermark"]}
+        behind[0] = sum(max(0, offsets[0] - told.get(shard, 0)) for shard, offsets in ends.items())
+        return behind[0] == 0
+
+    try:
+        wait_until(reached, _LOST_AFTER_S, "every update in an answer")
+    except Exception:
+        return behind[0]
+    return 0
+
+
+def _add_figures(figures: Figures, seen: list[Seen], steady: tuple[float, float], building: list[tuple[float, float]]) -> None:
+    in_steady = [s.visible_s for s in seen if steady[0] <= s.published_at < steady[1]]
+    in_builds = [s.visible_s for s in seen if any(a <= s.published_at < b for a, b in building)]
+    figures.add("visible_p50_ms", _percentile_ms(in_steady, 50), "ms")
+    figures.add("visible_p99_ms", _percentile_ms(in_steady, 99), "ms")
+    figures.add("visible_during_build_p50_ms", _percentile_ms(in_builds, 50), "ms")
+    figures.add("visible_during_build_p99_ms", _percentile_ms(in_builds, 99), "ms")
+    figures.add("probes", len(in_steady), "count")
+    figures.add("probes_during_build", len(in_builds), "count")
+    figures.add("build_s", float(np.mean([b - a for a, b in building])) if building else None, "s")
+
+
+def _percentile_ms(seconds: list[float], percent: float) -> float | None:
+    """Of what was seen; what was lost is counted apart and is infinitely late here."""
+    return 1e3 * float(np.percentile(seconds, percent, method="higher")) if seconds else None

@@ -1,0 +1,60 @@
+"""The freshness bench: what counts as visible, as lost, and in which window."""
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infra.bench.freshness import _LOST_AFTER_S, Prober, Seen, _add_figures
+from infra.bench.report import Figures
+from schemas.events import ItemFeaturesUpdate
+
+
+@pytest.fixture
+def prober() -> Prober:
+    """One probe, item 7, whose bid is 2 and whose score is 10; nothing runs."""
+    made = Prober(SimpleNamespace(url=""), [ItemFeaturesUpdate(item_id=7, version=1, features={"bid": 2.0})])  # type: ignore[arg-type]
+    made._probes[7].score = 10.0
+    return made
+
+
+class Sent:
+    """A publisher that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.updates: list[ItemFeaturesUpdate] = []
+
+    def publish_update(self, update: ItemFeaturesUpdate) -> None:
+        self.updates.append(update)
+
+
+def test_a_change_is_visible_with_the_score_that_the_new_bid_gives_and_with_no_other(prober: Prober) -> None:
+    sent: Any = Sent()
+    prober._move(sent, prober._probes[7])
+    assert sent.updates[0].features["bid"] == 2.0 / 1.2
+    began = prober._probes[7].published_at
+    assert began is not None
+    for score in (10.0, 8.0, math.nan):
+        prober._take({7: score}, began + 1)
+    assert not prober.seen
+    prober._take({7: 10.0 / 1.2}, began + 2)
+    assert prober.seen == [Seen(began, 2.0)] and prober._probes[7].published_at is None
+
+
+def test_a_change_that_never_shows_is_lost_and_infinitely_late(prober: Prober) -> None:
+    sent: Any = Sent()
+    prober._move(sent, prober._probes[7])
+    prober._take({}, time.monotonic() + _LOST_AFTER_S + 1)
+    assert [s.visible_s for s in prober.seen] == [math.inf]
+
+
+def test_changes_count_in_the_window_in_which_they_were_published(tmp_path: Path) -> None:
+    figures = Figures("bench freshness")
+    seen = [Seen(t, t / 1_000) for t in range(100)]
+    _add_figures(figures, seen, (10, 20), [(50, 52), (60, 61)])
+    assert figures.value("probes") == 10 and figures.value("probes_during_build") == 3
+    assert figures.value("visible_p99_ms") == 19 and figures.value("visible_during_build_p99_ms") == 60
+    assert figures.value("build_s") == 1.5

@@ -112,8 +112,10 @@ class UserAnswer(_Body):
 class RankAnswer(_Body):
     """min(top_k, known) items by score descending, then id ascending; and from what they were computed.
 
-    rung      how the user half was had: "cached" (call 1), "inline" (computed here)
-    degraded  reasons why this answer is less than it could be: "unknown_items", "cold_user", "version_changed"
+    rung      how the user half was had: "cached" (call 1), "waited" (for call 1), "inline" (computed here), "last_cached" (an older state),
+              "profile_only", "item_prior" (nobody's)
+    degraded  reasons why this answer is less than it could be: "unknown_items", "cold_user", "version_changed", and of the last three rungs
+              "older_history", "profile_only", "item_prior"
     """
 
     request_id: str

@@ -33,12 +33,13 @@ from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
 from serving.listener import Listener, Tls, read_tls
+from serving.paced_engine import PacedEngine
 from serving.rank_call import RankCall
 from serving.settings import ServerSettings
+from serving.state_pool import StatePool
 from serving.status_view import readiness, server_status
 from serving.user_call import UserCall, Users
 from serving.user_follower import UserFollower
-from serving.user_states import UserStates
 from serving.user_store import StoreBounds
 from serving.user_store_start import ViewIdentity, open_user_store
 from serving.versions import VersionFollower
@@ -61,11 +62,14 @@ class RankingServer:
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
-        self.states = UserStates(settings.users.states_max, settings.users.states_bytes_max)
+        self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
+        self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
+        self.known: Users | None = None
         self.users: UserFollower | None = None
         self.draining = False
         self._flips_counted = 0
         self.front = Front(self._ready, settings.serve, self.metrics)
+        self.front.intake.admit = self.paced.check_queue
         self.api = HttpApi(self.front, Views(self._status, self._show_state))
         tls = read_tls(settings.serve.tls_cert, settings.serve.tls_key)
         self.listener = Listener(self.api, settings.serve.host, settings.serve.port, tls, settings.serve.idle_s)
@@ -143,20 +147,21 @@ class RankingServer:
         view = ViewIdentity(self.settings.index.store, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
         bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
         store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
-        users = Users(store, self.states, id_kind, self.metrics)
+        users = self.known = Users(store, self.pool, id_kind, self.metrics)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()
-        rank_call = RankCall(self.engine, users, self.settings.serve.candidates_max, self.metrics)
-        self.api.open_calls(UserCall(self.engine, users), rank_call)
+        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics)
+        self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
 
     def _show_state(self) -> None:
         status, gauge = self.engine.status(), self.metrics.gauge
-        self.states.drop_other_versions(frozenset(report.token.version for report in status.residents))
+        self.pool.drop_other_versions(frozenset(report.token.version for report in status.residents))
         self.metrics.counter("flips").inc(status.flips - self._flips_counted)
         self._flips_counted = status.flips
-        gauge("user_states").set(len(self.states))
-        gauge("user_states_bytes").set(self.states.size_bytes)
+        gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
+        if self.known is not None:
+            self.known.show()
         gauge("version_live").set(status.current.version if status.current else -1)
         gauge("version_revision").set(status.current.revision if status.current else -1)
         current = next((r for r in status.residents if r.token == status.current), None)
@@ -169,7 +174,7 @@ class RankingServer:
         return readiness(self.versions, self.users, self.draining)
 
     def _status(self) -> Mapping[str, Any]:
-        return server_status(self.engine.status(), self.versions, self.users, len(self.states), self._ready())
+        return server_status(self.engine.status(), self.versions, self.users, len(self.pool), self._ready())
 
     async def _close(self) -> None:
         """In reverse order of the start; the listener first, so that nobody new comes."""

@@ -1,93 +1,124 @@
 """Call 1: the user half of a request, made while retrieval still runs, kept for call 2.
 
-Here: finding the user (what the request carries, else the server's own view), running the user half on one version, keeping its state.
-Not here: the arithmetic (engine), the ladder when a state is missing (rank_call.py).
+Here: finding the user (what the request carries, else the server's own view), running the user half on one version once for all who ask, keeping its
+state. Not here: the arithmetic (engine), the ladder when a state is missing (user_rungs.py).
 A request that carries features or behaviours is answered from these alone; then the state is kept under its request id as well.
 """
 
+import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from infra.metrics import Metrics
 from schemas.errors import Incompatible, RejectedInput
 from schemas.ids import Id, IdKind, decode_id
 from schemas.requests import AtLeast, PrerankRequest, RankRequest, UserAnswer, UserRequest
 from schemas.token import VersionToken, decode_token
-from schemas.users import BehaviourEvent
 from serving.bodies import decode_behaviours
 from serving.deadline import Deadline
-from serving.engine.loop import Engine
-from serving.engine.work import UserResult, UserState, UserWork
-from serving.user_states import HistoryOffsets, StateKey, UserStates
-from serving.user_store import UserStore
+from serving.engine.work import UserState, UserWork
+from serving.paced_engine import PacedEngine
+from serving.state_pool import StateKey, StatePool
+from serving.user_flights import Flight, Flights
+from serving.user_store import HistoryOffsets, KnownUser, UserStore
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whose half a request needs. `given`: the history that came in the request, with offsets None."""
+
+    user: Id
+    request_id: str
+    given: "FoundUser | None" = None
+
+    def key(self, version: int) -> StateKey:
+        """Where its state is kept."""
+        return StateKey(self.user, version, None if self.given is None else self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundUser:
-    """Whose half is needed and from what. `offsets` None and `request_id` set: the history came in the request."""
+    """A user's history. `offsets` None: it came in the request."""
 
-    user: Id
-    request_id: str
-    profile: Mapping[str, Any]
-    behaviours: Sequence[BehaviourEvent]
+    history: KnownUser
     offsets: HistoryOffsets | None
 
     def work(self, version: int | None) -> UserWork:
         """For the engine, on `version` (None = the current one)."""
-        return UserWork(self.profile, self.behaviours, version)
+        return UserWork(self.history.profile, self.history.behaviours, version)
 
-    def key(self, version: int) -> StateKey:
-        """Where its state is kept."""
-        return StateKey(self.user, version, self.request_id if self.offsets is None else None)
+    def profile_work(self, version: int | None) -> UserWork:
+        """The same without the behaviours."""
+        return UserWork(self.history.profile, (), version)
 
 
 class Users:
     """Finds users and their kept states. Shared by both calls; runs in the event loop."""
 
-    def __init__(self, store: UserStore, states: UserStates, id_kind: IdKind, metrics: Metrics) -> None:
-        self.store, self.states, self.id_kind, self.metrics = store, states, id_kind, metrics
+    def __init__(self, store: UserStore, pool: StatePool, id_kind: IdKind, metrics: Metrics) -> None:
+        self.store, self.pool, self.id_kind, self.metrics = store, pool, id_kind, metrics
+        self.flights = Flights()
+        self._shown: Counter[str] = Counter()
 
-    def find(self, request: UserRequest | PrerankRequest | RankRequest) -> FoundUser:
-        """The user of a request, with the history to use. Raises RejectedInput (`bad_id`)."""
+    def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
+        """Who is asked for. Raises RejectedInput (`bad_id`)."""
         user, request_id = decode_id(request.user_id, self.id_kind), request.request_id or uuid.uuid4().hex
-        if not isinstance(request, RankRequest) and (request.features is not None or request.behaviours is not None):
-            return FoundUser(user, request_id, request.features or {}, decode_behaviours(request.behaviours or [], self.id_kind), None)
-        known = self.store.find(user)
-        return FoundUser(user, request_id, known.profile, known.behaviours, known.offsets)
+        if isinstance(request, RankRequest) or (request.features is None and request.behaviours is None):
+            return Asked(user, request_id)
+        history = KnownUser(request.features or {}, decode_behaviours(request.behaviours or [], self.id_kind), (-1, -1))
+        return Asked(user, request_id, FoundUser(history, None))
 
-    def find_state(self, found: FoundUser, version: int) -> UserState | None:
-        """The kept state of call 1 on `version`: of this request if call 1 carried the history, else of the server's own view."""
-        state, outcome = self.states.find(StateKey(found.user, version, found.request_id))
-        if state is None and found.offsets is not None:
-            state, outcome = self.states.find(found.key(version), found.offsets)
-        self.metrics.counter("user_state_looks").labels(outcome).inc()
-        return state
+    async def find(self, asked: Asked) -> FoundUser:
+        """The history to use; where it is not in memory, it is read beside the event loop."""
+        if asked.given is not None:
+            return asked.given
+        known = self.store.find_in_memory(asked.user) or await asyncio.to_thread(self.store.find, asked.user)
+        return FoundUser(known, known.offsets)
 
-    def keep(self, found: FoundUser, state: UserState) -> None:
+    def keep(self, asked: Asked, found: FoundUser, state: UserState) -> None:
         """Keeps a state for later calls."""
-        self.states.put(found.key(state.version), state, found.offsets)
-        self.metrics.gauge("user_states").set(len(self.states))
-        self.metrics.gauge("user_states_bytes").set(self.states.size_bytes)
+        self.pool.put(asked.key(state.version), state, found.offsets)
+
+    def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int) -> Flight:
+        """The user half on `version`, under way; its state will be kept."""
+        expected_ms = engine.queue_ms() + engine.predict_ms("user", len(found.history.behaviours))
+        key = (asked.key(version), found.offsets)
+        return self.flights.join_or_start(
+            key, lambda: engine.submit_user(found.work(version)), expected_ms, lambda state: self.keep(asked, found, state)
+        )
+
+    def show(self) -> None:
+        """Puts the pool's counts into the metrics."""
+        gauge, events = self.metrics.gauge, self.metrics.counter("user_state_events")
+        gauge("user_states").set(len(self.pool))
+        gauge("user_states_bytes").set(self.pool.size_bytes)
+        now = Counter({**self.pool.events, "joined": self.flights.joined})
+        for event, count in (now - self._shown).items():
+            events.labels(event).inc(count)
+        self._shown = now
+        users, behaviours = self.store.decoded
+        gauge("users_decoded").set(users)
+        gauge("behaviours_decoded").set(behaviours)
 
 
 class UserCall:
     """POST /v1/user."""
 
-    def __init__(self, engine: Engine, users: Users) -> None:
+    def __init__(self, engine: PacedEngine, users: Users) -> None:
         self._engine, self._users = engine, users
 
     async def answer(self, request: UserRequest, deadline: Deadline) -> UserAnswer:
         """The user half on the version of the request's token if it names one that is resident, else on the current one."""
-        found = self._users.find(request)
+        asked = self._users.identify(request)
         token = decode_token(request.version_token) if request.version_token else None
-        result = await self._run(found, token, check_consistency(request.consistency, token), deadline)
-        state = result.state
-        self._users.keep(found, state)
+        pinned = check_consistency(request.consistency, token)
+        found = await self._users.find(asked)
+        self._engine.check_deadline(self._engine.predict_ms("user", len(found.history.behaviours)), deadline.left_s())
+        state, version_token = await self._state(asked, found, token, pinned, deadline)
         return UserAnswer(
-            request_id=found.request_id,
-            version_token=str(result.token),
+            request_id=asked.request_id,
+            version_token=version_token,
             cold_user=state.cold,
             behaviours=state.behaviours,
             behaviours_without_row=state.behaviours_without_row,
@@ -95,15 +126,26 @@ class UserCall:
             took_ms=deadline.took_ms(),
         )
 
-    async def _run(self, found: FoundUser, token: VersionToken | None, pinned: bool, deadline: Deadline) -> UserResult:
+    async def _state(
+        self, asked: Asked, found: FoundUser, token: VersionToken | None, pinned: bool, deadline: Deadline
+    ) -> tuple[UserState, str]:
+        """(state, token of its version): the kept one if it is fresh, else a new one."""
+        version = choose_version(self._engine, token, pinned)
+        if version is None:  # nothing is live: the engine says so
+            result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
+            return result.state, str(result.token)
+        lease = self._users.pool.find(asked.key(version.version), found.offsets) if asked.given is None else None
+        if lease is not None:
+            with lease:
+                return lease.state, str(version)
         try:
-            return await deadline.wait_for(self._engine.submit_user(found.work(token.version if token else None)))
-        except Incompatible as error:
-            if error.code != "version_gone":
+            result = await self._users.fly(self._engine, asked, found, version.version).wait(deadline)
+        except Incompatible as error:  # it went in this very moment
+            if error.code != "version_gone" or pinned:
                 raise
-            if pinned:
-                raise version_gone(error, self._engine) from error
-            return await deadline.wait_for(self._engine.submit_user(found.work(None)))
+            result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
+            self._users.keep(asked, found, result.state)
+        return result.state, str(result.token)
 
 
 def check_consistency(consistency: str | AtLeast, token: VersionToken | None) -> bool:
@@ -115,6 +157,19 @@ def check_consistency(consistency: str | AtLeast, token: VersionToken | None) ->
     return consistency == "pinned"
 
 
-def version_gone(error: Incompatible, engine: Engine) -> Incompatible:
-    """The same refusal with the token that would be answered now."""
-    return Incompatible("version_gone", f"{error.message}; the current version token is {engine.status().current}")
+def choose_version(engine: PacedEngine, token: VersionToken | None, pinned: bool) -> VersionToken | None:
+    """The resident version that answers: the token's if it is resident, else the current one (None: nothing is live yet).
+
+    Raises Incompatible (`version_gone`) where the request is pinned to a version that is not resident.
+    """
+    status = engine.status()
+    if token is None:
+        return status.current
+    for report in status.residents:
+        if report.token.version == token.version:
+            return report.token
+    if pinned:
+        raise Incompatible(
+            "version_gone", f"version {token.version} is not resident any more; the current version token is {status.current}"
+        )
+    return status.current

@@ -7,6 +7,7 @@ from pydantic import Field
 from infra.folders import user_data_dir
 from infra.settings import Section
 from schemas.limits import MIB, USER_STATES_MAX
+from serving.core.admission import QUEUED_WORK_MAX
 
 
 class UsersSection(Section):
@@ -19,3 +20,7 @@ class UsersSection(Section):
     decoded_behaviours_max: int = Field(500_000, ge=1)
     states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
     states_bytes_max: int = Field(512 * MIB, ge=MIB)
+    states_ttl_s: float = Field(600.0, gt=0)  # an older state is not used, also not for want of a better one
+    queued_work_max: float = Field(
+        QUEUED_WORK_MAX, ge=1
+    )  # times the mean work that may wait for the engine; a request beyond is refused at once

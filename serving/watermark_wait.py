@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from schemas.errors import RejectedInput, Unavailable
 from schemas.requests import AtLeast
 from serving.deadline import Deadline
-from serving.engine.loop import Engine
+from serving.paced_engine import PacedEngine
 
 _POLL_S = 0.002  # a look at a snapshot in memory
 
@@ -19,7 +19,7 @@ def is_reached(watermark: Sequence[Mapping[str, int]], wish: AtLeast) -> bool:
     return wish.partition < len(watermark) and watermark[wish.partition].get(wish.topic, 0) >= wish.offset
 
 
-async def wait_for_watermark(engine: Engine, wish: AtLeast, version: int | None, deadline: Deadline) -> None:
+async def wait_for_watermark(engine: PacedEngine, wish: AtLeast, version: int | None, deadline: Deadline) -> None:
     """Returns once `version` (None or gone = the current one) is there; Unavailable (`watermark_not_reached`) names how far it is."""
     while True:
         watermark = _watermark_of(engine, version)
@@ -34,7 +34,7 @@ async def wait_for_watermark(engine: Engine, wish: AtLeast, version: int | None,
         await asyncio.sleep(_POLL_S)
 
 
-def _watermark_of(engine: Engine, version: int | None) -> Sequence[Mapping[str, int]]:
+def _watermark_of(engine: PacedEngine, version: int | None) -> Sequence[Mapping[str, int]]:
     status = engine.status()
     by_version = {report.token.version: report.watermark for report in status.residents}
     if version is not None and version in by_version:

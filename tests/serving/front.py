@@ -16,10 +16,11 @@ from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
 from serving.listener import Listener, Tls
+from serving.paced_engine import PacedEngine
 from serving.rank_call import RankCall
 from serving.settings import ServeSection
+from serving.state_pool import StatePool
 from serving.user_call import UserCall, Users
-from serving.user_states import UserStates
 from serving.user_store import StoreBounds, UserStore
 from serving.user_store_start import ViewIdentity, open_user_store
 
@@ -29,7 +30,9 @@ class Front:
     url: str
     engine: Any
     store: UserStore
-    states: UserStates
+    states: StatePool
+    users: Users
+    paced: PacedEngine
     metrics: Metrics
     ready: tuple[bool, str] = (True, "")
     grpc: str = ""  # host:port
@@ -52,7 +55,7 @@ def open_front(
     engine: Any,
     id_kind: IdKind = IdKind.INT64,
     settings: ServeSection | None = None,
-    states: UserStates | None = None,
+    states: StatePool | None = None,
     index: bool = True,
     tls: Tls | None = None,
 ) -> Iterator[Front]:
@@ -64,23 +67,25 @@ def _open_front(
     engine: Any,
     id_kind: IdKind,
     settings: ServeSection | None,
-    states: UserStates | None,
+    states: StatePool | None,
     index: bool,
     tls: Tls | None,
     store: UserStore,
 ) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
-    metrics, states = Metrics(), UserStates(100, 1 << 20) if states is None else states
-    front = Front("", engine, store, states, metrics)
+    metrics, states = Metrics(), StatePool(100, 1 << 20) if states is None else states
     users = Users(store, states, id_kind, metrics)
+    paced = PacedEngine(engine, metrics)
+    front = Front("", engine, store, states, users, paced, metrics)
     opened, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
         shared = SharedFront(lambda: front.ready, settings, metrics)
+        shared.intake.admit = paced.check_queue
         api = HttpApi(shared, Views(lambda: {"rows": engine.rows}, lambda: None))
         if index:
-            rank_call = RankCall(engine, users, settings.candidates_max, metrics)
-            api.open_calls(UserCall(engine, users), rank_call)
+            rank_call = RankCall(paced, users, settings.candidates_max, metrics)
+            api.open_calls(UserCall(paced, users), rank_call)
             shared.open_calls(engine, rank_call, id_kind)
         listener = Listener(api, settings.host, settings.port, tls, settings.idle_s)
         grpc_listener = GrpcListener(GrpcApi(shared), shared, settings.host, 0, tls)

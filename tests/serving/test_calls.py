@@ -14,7 +14,7 @@ from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest
 from schemas.token import VersionToken
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from serving.client import AifClient
-from serving.user_states import UserStates
+from serving.state_pool import StatePool
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -82,8 +82,7 @@ def test_a_state_is_made_once_and_again_after_a_new_behaviour(front: Front, clie
     tell(front, 1, 6, 1)
     rungs += [client.rank(1, [1]).rung, client.rank(1, [1]).rung]
     assert rungs == ["inline", "cached", "inline", "cached"]
-    looks = front.metrics.counter("user_state_looks")
-    assert [looks.labels(outcome)._value.get() for outcome in ("hit", "miss", "stale")] == [2, 1, 1]
+    assert [front.states.events[event] for event in ("hit", "miss", "stale", "kept")] == [2, 1, 1, 2]
 
 
 def test_a_history_in_the_request_replaces_the_servers_view_and_is_kept_for_its_request_only(front: Front, client: AifClient) -> None:
@@ -168,13 +167,13 @@ def test_the_answer_holds_watermark_and_age(client: AifClient) -> None:
 
 
 def test_states_stay_within_both_bounds_and_leave_with_their_version() -> None:
-    states = UserStates(entries_max=3, bytes_max=5_000)
+    states = StatePool(entries_max=3, bytes_max=5_000)
     with open_front(FakeEngine(state_bytes=2_000), states=states) as front, AifClient(front.url) as client:
         for user in range(5):
             tell(front, user, 1, user)
             client.user(user)
             assert len(states) <= 3 and states.size_bytes <= 5_000
-        assert (len(states), states.size_bytes, states.evicted) == (2, 4_000, 3)
+        assert (len(states), states.size_bytes, states.events["evicted"]) == (2, 4_000, 3)
         front.engine.state_bytes = 6_000
         client.user(7)
         assert len(states) == 2, "a state larger than all the room is not kept"

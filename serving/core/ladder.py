@@ -1,0 +1,71 @@
+"""The ladder: how call 2 comes by the user half when call 1 is late, lost or of another version (protocol C9), as a table.
+
+    cached        call 1's state is there                                          nothing is lost
+    waited        call 1 is being computed now and will end in time                nothing is lost
+    inline        the user half is made in call 2's own turn of the engine         nothing is lost, call 2 is slower
+    last_cached   an older state of this user, on a version that is resident       what the user did since
+    profile_only  the user half from the profile alone                             all behaviours
+    item_prior    the empty user's half: items are ranked by what they are         the user
+
+Here: which rungs a situation allows, best first. Not here: taking them (serving/user_rungs.py), how long things take (core/admission.py).
+The last rung is always allowed: an answer from less is better than none, and it says which rung it stands on.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+class Rung(enum.StrEnum):
+    """How the user half of an answer was had; the value is in the answer."""
+
+    CACHED = "cached"
+    WAITED = "waited"
+    INLINE = "inline"
+    LAST_CACHED = "last_cached"
+    PROFILE_ONLY = "profile_only"
+    ITEM_PRIOR = "item_prior"
+
+
+# What an answer on such a rung says in `degraded`.
+DEGRADED: Mapping[Rung, str] = {
+    Rung.LAST_CACHED: "older_history",
+    Rung.PROFILE_ONLY: "profile_only",
+    Rung.ITEM_PRIOR: "item_prior",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What call 2 finds. Times are predictions in ms; `queue_ms` passes before any work of ours begins.
+
+    flight_ms = until the running call 1 ends, None where none runs; has_last = an older state of a resident version is kept.
+    """
+
+    left_ms: float
+    queue_ms: float = 0.0
+    rank_ms: float = 0.0
+    inline_ms: float = 0.0
+    profile_ms: float = 0.0
+    has_state: bool = False
+    flight_ms: float | None = None
+    has_last: bool = False
+
+    def has_time_for(self, user_ms: float) -> bool:
+        """Whether a user half of so many ms leaves time to rank."""
+        return self.queue_ms + user_ms + self.rank_ms <= self.left_ms
+
+
+_TABLE: Sequence[tuple[Rung, Callable[[Situation], bool]]] = (
+    (Rung.CACHED, lambda s: s.has_state),
+    (Rung.WAITED, lambda s: s.flight_ms is not None and max(s.flight_ms, s.queue_ms) + s.rank_ms <= s.left_ms),
+    (Rung.INLINE, lambda s: s.has_time_for(s.inline_ms)),
+    (Rung.LAST_CACHED, lambda s: s.has_last),
+    (Rung.PROFILE_ONLY, lambda s: s.has_time_for(s.profile_ms)),
+    (Rung.ITEM_PRIOR, lambda s: True),
+)
+
+
+def plan_rungs(situation: Situation) -> list[Rung]:
+    """The rungs that are allowed, best first; never empty."""
+    return [rung for rung, allows in _TABLE if allows(situation)]

@@ -1,0 +1,92 @@
+"""The engine with a watch: what each piece of work took, and so how long the next one would wait.
+
+Here: measuring from outside (the engine works in order of arrival, so a piece began when it came or when the one before it was done, whichever was
+later), the work that waits, refusals in words. Not here: the arithmetic (core/admission.py), the engine's own bound on its queue (engine/loop.py).
+Used from the event loop; futures end in the engine's thread, so the books are under a lock.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from infra.metrics import Metrics
+from schemas.errors import Unavailable
+from serving.core.admission import QUEUED_WORK_MAX, Costs, Job, Refusal, decide_deadline, decide_queue, fold_cost, predict_ms
+from serving.engine.loop import Engine
+from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
+
+
+class PacedEngine:
+    """Takes work as the engine does. `work_max`: how many times the mean work may wait before one more is refused."""
+
+    def __init__(
+        self, engine: Engine, metrics: Metrics, work_max: float = QUEUED_WORK_MAX, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._engine, self._metrics, self._work_max, self._clock = engine, metrics, work_max, clock
+        self._lock = threading.Lock()
+        self._waiting: dict[Future[Any], tuple[Sequence[Job], float]] = {}
+        self._waiting_ms = 0.0
+        self._began_s = self._clock()  # when the piece that is being computed began, if there is one
+        self.costs = Costs()
+
+    def status(self) -> EngineStatus:
+        """The engine's."""
+        return self._engine.status()
+
+    def submit_user(self, work: UserWork) -> "Future[UserResult]":
+        """Call 1."""
+        return self._watch(self._engine.submit_user, work, [Job("user", len(work.behaviours))])
+
+    def submit_rank(self, work: RankWork) -> "Future[RankResult]":
+        """Call 2, with the user half where no state comes with it."""
+        half = [] if work.state is not None else [Job("user", 0 if work.user is None else len(work.user.behaviours))]
+        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))])
+
+    def queue_ms(self) -> float:
+        """How long a piece of work that came now would wait."""
+        with self._lock:
+            if not self._waiting:
+                return 0.0
+            return max(0.0, self._waiting_ms - (self._clock() - self._began_s) * 1000)
+
+    def predict_ms(self, kind: str, size: int) -> float:
+        """What such a piece would take."""
+        return predict_ms(self.costs, Job(kind, size))
+
+    def check_queue(self) -> None:
+        """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks."""
+        self._refuse(decide_queue(self.costs, self.queue_ms(), self._work_max), "queue")
+
+    def check_deadline(self, work_ms: float, left_s: float) -> None:
+        """Raises Unavailable (`overloaded`) where the deadline would pass before an answer of `work_ms`."""
+        self._refuse(decide_deadline(self.queue_ms(), work_ms, left_s * 1000), "deadline")
+
+    def _refuse(self, refusal: Refusal | None, reason: str) -> None:
+        if refusal is not None:
+            self._metrics.counter("requests_refused").labels(reason).inc()
+            message = f"{refusal.reason}; send it again after retry_after_s, or to another server"
+            raise Unavailable("overloaded", message, retry_after_s=refusal.retry_after_ms / 1000)
+
+    def _watch(self, submit: Callable[[Any], "Future[Any]"], work: Any, jobs: Sequence[Job]) -> "Future[Any]":
+        predicted = sum(predict_ms(self.costs, job) for job in jobs)
+        future = submit(work)
+        with self._lock:
+            if not self._waiting:
+                self._began_s = self._clock()
+            self._waiting[future] = (jobs, predicted)
+            self._waiting_ms += predicted
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, future: "Future[Any]") -> None:
+        now_s = self._clock()
+        with self._lock:
+            jobs, predicted = self._waiting.pop(future)
+            self._waiting_ms = self._waiting_ms - predicted if self._waiting else 0.0
+            if future.cancelled():
+                return
+            if future.exception() is None:
+                self.costs = fold_cost(self.costs, jobs, (now_s - self._began_s) * 1000)
+            self._began_s = now_s

@@ -1,0 +1,120 @@
+"""Admission against a small simulator: one server, one queue, arrivals at random, predictions learnt from what was seen."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.core.admission import (
+    QUEUE_MS_MIN,
+    Costs,
+    Job,
+    decide_deadline,
+    decide_queue,
+    fold_cost,
+    predict_ms,
+    queue_ms_max,
+)
+
+REQUESTS, LEARNING = 6_000, 200
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Latencies of those that were let in, and how many were not."""
+
+    admitted_ms: list[float]
+    refused: int
+    queue_max_ms: float
+
+    def quantile(self, share: float) -> float:
+        return sorted(self.admitted_ms)[int(share * len(self.admitted_ms))]
+
+
+def simulate(load: float, spread: float, seed: int = 1) -> Outcome:
+    """`load` times what the server carries; a piece takes 10 ms, more or less by `spread`, its size tells nothing of it."""
+    rng = random.Random(seed)
+    costs, now, free_at, queued = Costs(), 0.0, 0.0, list[tuple[float, float]]()
+    admitted, refused, queue_max = list[float](), 0, 0.0
+    for _ in range(REQUESTS):
+        now += rng.expovariate(load / 10)
+        while queued and queued[0][0] <= now:
+            _, took = queued.pop(0)
+            costs = fold_cost(costs, [Job("rank", 1000)], took)
+        waiting = len(queued) * predict_ms(costs, Job("rank", 1000))
+        if queued:
+            waiting = max(0.0, waiting - (now - (queued[0][0] - queued[0][1])))
+        if decide_queue(costs, waiting) is not None:
+            refused += 1
+            continue
+        took = 10 * (1 + spread * (2 * rng.random() - 1))
+        free_at = max(free_at, now) + took
+        if len(admitted) > LEARNING:  # the first ones come in before anything is known
+            queue_max = max(queue_max, free_at - now)
+        queued.append((free_at, took))
+        admitted.append(free_at - now)
+    return Outcome(admitted[LEARNING:], refused, queue_max)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+@pytest.mark.parametrize("load", [1.5, 3.0, 10.0])
+def test_beyond_what_can_be_carried_admitted_requests_keep_their_latency_and_the_rest_is_refused(load: float, spread: float) -> None:
+    calm, flood = simulate(0.8, spread), simulate(load, spread)
+    assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
+    carried = 1 - flood.refused / REQUESTS
+    assert carried == pytest.approx(1 / load, rel=0.15), "what is let in is what can be carried: nothing stands idle"
+    assert flood.queue_max_ms <= 9 * 10 * (1 + spread)
+
+
+def test_at_eighty_percent_hardly_anybody_is_refused() -> None:
+    calm = simulate(0.8, 0.3)
+    assert calm.refused < 0.04 * REQUESTS
+
+
+def test_a_server_that_knows_nothing_yet_lets_everybody_in() -> None:
+    assert predict_ms(Costs(), Job("rank", 10_000)) == 0.0
+    assert decide_queue(Costs(), 0.0) is None and decide_deadline(0.0, 0.0, 0.0) is None
+
+
+def test_costs_are_learnt_by_size_and_an_unknown_size_is_judged_by_its_neighbour() -> None:
+    costs = Costs()
+    for _ in range(30):
+        costs = fold_cost(costs, [Job("rank", 1_000)], 2.0)
+        costs = fold_cost(costs, [Job("user", 100)], 1.0)
+    assert predict_ms(costs, Job("rank", 900)) == pytest.approx(2.0)
+    assert predict_ms(costs, Job("rank", 8_000)) == pytest.approx(16.0)
+    assert predict_ms(costs, Job("rank", 10)) == pytest.approx(2.0)
+    assert predict_ms(costs, Job("user", 100)) == pytest.approx(1.0)
+    both = fold_cost(costs, [Job("user", 100), Job("rank", 1_000)], 3.0)
+    assert (predict_ms(both, Job("user", 100)), predict_ms(both, Job("rank", 1_000))) == (pytest.approx(1.0), pytest.approx(2.0))
+
+
+def test_a_change_of_speed_is_believed_after_some_work() -> None:
+    costs = fold_cost(Costs(), [Job("rank", 1)], 1.0)
+    for _ in range(15):
+        costs = fold_cost(costs, [Job("rank", 1)], 10.0)
+    assert predict_ms(costs, Job("rank", 1)) > 9.0
+
+
+def test_the_bound_on_the_queue_follows_the_work_and_bursts_of_tiny_requests_are_no_overload() -> None:
+    assert queue_ms_max(Costs(mean_ms=0.1)) == QUEUE_MS_MIN
+    assert queue_ms_max(Costs(mean_ms=20.0), 8) == 160
+    refusal = decide_queue(Costs(mean_ms=20.0), 200, 8)
+    assert refusal is not None and refusal.retry_after_ms == 60 and "200 ms" in refusal.reason
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
+def test_a_deadline_refuses_exactly_what_does_not_fit_and_says_by_how_much(queue: float, work: float, left: float) -> None:
+    refusal = decide_deadline(queue, work, left)
+    assert (refusal is None) == (queue + work <= left)
+    if refusal is not None:
+        assert refusal.retry_after_ms == pytest.approx(queue + work - left)
+
+
+def test_predictions_never_shrink_with_the_size_beyond_what_is_known() -> None:
+    costs = fold_cost(Costs(), [Job("rank", 100)], 5.0)
+    predicted = [predict_ms(costs, Job("rank", size)) for size in (100, 1_000, 10_000, 100_000)]
+    assert all(a <= b for a, b in itertools.pairwise(predicted))

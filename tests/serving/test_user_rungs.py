@@ -1,0 +1,191 @@
+"""Call 2's way down the ladder in a running front: each rung taken where the one above gives way, and one computation for all who wait."""
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from infra.kafka.reader import SourceRecord
+from infra.processes import wait_until
+from schemas.errors import Unavailable
+from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
+from schemas.ids import encode_kafka_key, partition_of
+from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from serving.client import AifClient
+from serving.core.admission import Costs, Job, fold_cost
+from serving.engine.work import RankWork, UserWork
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import Front, open_front
+
+
+@dataclass
+class SlowEngine(FakeEngine):
+    """Work with behaviours waits until it is let go; all other work is done at once."""
+
+    held: list[tuple[Future[Any], Any]] = field(default_factory=list)
+    let_go: bool = False
+
+    def _hold(self, work: UserWork | RankWork, make: Any) -> "Future[Any]":
+        user = work if isinstance(work, UserWork) else work.user
+        if self.let_go or user is None or not user.behaviours:
+            return self._future(make)
+        future: Future[Any] = Future()
+        self.held.append((future, make))
+        return future
+
+    def submit_user(self, work: UserWork) -> "Future[Any]":
+        inner = super()
+        return self._hold(work, lambda: inner.submit_user(work).result())
+
+    def submit_rank(self, work: RankWork) -> "Future[Any]":
+        inner = super()
+        return self._hold(work, lambda: inner.submit_rank(work).result())
+
+    def release(self) -> None:
+        self.let_go = True
+        for future, make in self.held:
+            if future.set_running_or_notify_cancel():
+                future.set_result(make())
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    with open_front(SlowEngine()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(front: Front) -> Iterator[AifClient]:
+    with AifClient(front.url) as opened:
+        yield opened
+
+
+def tell(front: Front, user: int, offset: int) -> None:
+    value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=1, time_ms=1)]))
+    front.store.fold_record(SourceRecord(USER_BEHAVIOURS, partition_of(user, 4), offset, encode_kafka_key(user), value))
+
+
+def know_profile(front: Front, user: int) -> None:
+    value = encode_record(UserFeaturesRecord(user_id=user, features={"country": "nl"}))
+    front.store.fold_record(SourceRecord(USER_FEATURES, partition_of(user, 4), 0, encode_kafka_key(user), value))
+
+
+def make_slow(front: Front, behaviours: int = 1, ms: float = 10_000.0) -> None:
+    """From now on a user half with so many behaviours is known to take long."""
+    front.paced.costs = dataclasses.replace(
+        front.paced.costs, by_bucket={**front.paced.costs.by_bucket, ("user", behaviours.bit_length()): ms}
+    )
+
+
+def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client: AifClient) -> None:
+    tell(front, 1, 0)
+    front.store.find(1)
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(client.user, 1, deadline_ms=20_000)
+        wait_until(lambda: len(front.engine.held) == 1, 10, "call 1 to be under way")
+        seconds = [threads.submit(client.rank, 1, [1, 2], deadline_ms=20_000) for _ in range(2)]
+        again = threads.submit(client.user, 1, deadline_ms=20_000)
+        wait_until(
+            lambda: front.users.flights.joined == 1 and all(f.waiters == 4 for f in front.users.flights._flights.values()),
+            10,
+            "all to wait",
+        )
+        front.engine.release()
+        assert [second.result().rung for second in seconds] == ["waited", "waited"]
+        assert first.result().behaviours == again.result().behaviours == 1
+    assert front.engine.user_calls == 1, "one computation for four requests"
+    assert client.rank(1, [1]).rung == "cached"
+
+
+def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(front: Front, client: AifClient) -> None:
+    front.engine.let_go = True
+    tell(front, 1, 0)
+    assert client.rank(1, [1, 2]).rung == "inline"
+    tell(front, 1, 1)
+    make_slow(front, 2)
+    answer = client.rank(1, [1, 2])
+    assert (answer.rung, answer.degraded) == ("last_cached", ["older_history"])
+
+
+def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_it_nobodys(front: Front, client: AifClient) -> None:
+    front.engine.let_go = True
+    know_profile(front, 1)
+    tell(front, 1, 0)
+    front.store.find(1)
+    front.paced.costs = fold_cost(Costs(), [Job("user", 0)], 1.0)
+    make_slow(front)
+    answer = client.rank(1, [1, 2])
+    assert (answer.rung, answer.degraded) == ("profile_only", ["profile_only"])
+    make_slow(front, 0)
+    for _ in range(2):
+        answer = client.rank(1, [1, 2])
+        assert (answer.rung, answer.degraded) == ("item_prior", ["item_prior"]) and len(answer.items) == 2
+    assert front.states.events["kept"] == 1, "the empty user's state is made once"
+
+
+def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, client: AifClient) -> None:
+    tell(front, 1, 0)
+    front.store.find(1)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(client.user, 1, deadline_ms=20_000)
+        wait_until(lambda: len(front.engine.held) == 1, 10, "call 1 to be under way")
+        make_slow(front)  # so inline is no way out either
+        answer = client.rank(1, [1, 2], deadline_ms=300)
+        assert answer.rung in ("profile_only", "item_prior")
+        front.engine.release()
+        assert first.result().behaviours == 1, "call 1 goes on for its own sake"
+
+
+def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: AifClient) -> None:
+    tell(front, 1, 0)
+    with pytest.raises(Unavailable, match="deadline"):
+        client.user(1, deadline_ms=60)
+    wait_until(front.engine.held[0][0].cancelled, 10, "the work to be cancelled")
+    assert not front.users.flights._flights
+
+
+def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: AifClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    front.engine.let_go = True
+    tell(front, 1, 0)
+    client.user(1)
+
+    def refuse(user: object) -> None:
+        raise AssertionError("read the disk")
+
+    monkeypatch.setattr(front.store, "find", refuse)
+    assert client.rank(1, [1]).rung == "cached"
+    front.store._decoded.clear()  # the user fell out of memory
+    assert client.rank(1, [1]).rung == "cached" and front.states.events["unchecked"] == 1
+
+
+def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_time_to_come_back(front: Front, client: AifClient) -> None:
+    tell(front, 1, 0)
+    front.store.find(1)
+    front.paced.costs = Costs({("user", 1): 50.0, ("rank", 2): 50.0}, 50.0)
+    waiting: list[threading.Thread] = []
+    with ThreadPoolExecutor(12) as threads:
+        tell(front, 2, 1)
+        for user in range(2, 12):
+            tell(front, user, 10 + user)
+            threads.submit(client.user, user, deadline_ms=20_000)
+        wait_until(lambda: len(front.engine.held) >= 8, 10, "work to wait")
+        wait_until(lambda: front.paced.queue_ms() > 400 or len(front.engine.held) == 10, 10, "the queue to be full")
+        front.paced._waiting_ms += 1_000  # time passes while the test waits
+        with pytest.raises(Unavailable) as caught:
+            client.rank(1, [1, 2])
+        assert caught.value.code == "overloaded" and caught.value.retry_after_s > 0
+        assert client.ready(), "probes are answered under any load"
+        front.engine.release()
+    assert not waiting
+
+
+def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front: Front, client: AifClient) -> None:
+    front.paced.costs = Costs({("rank", 2): 500.0}, 1.0)
+    with pytest.raises(Unavailable, match="needs 500 ms") as caught:
+        client.rank(1, [1, 2], deadline_ms=100)
+    assert caught.value.code == "overloaded"
+    assert client.rank(1, [1, 2], deadline_ms=2_000).items

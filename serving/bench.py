@@ -51,6 +51,7 @@ NO_SIGNATURES = np.zeros((0, 1), np.uint8)
 # "module:function" of every part, called with (world, plan, figures) in this order.
 RANK_PARTS = [
     "serving.bench:measure_engine",
+    "serving.bench_protocols:measure_protocols",
     "serving.bench:measure_lengths",
     "serving.bench:measure_pairs",
     "serving.bench:measure_parity",

@@ -19,8 +19,10 @@ def bench_rank(
     as_json: AsJson = False,
 ) -> None:
     """Latency of the engine beside torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
+    from infra.logs import open_logs
     from serving.bench import measure_rank
 
+    open_logs("bench", "warning")  # a line per request would be part of what is measured
     sizes = tuple(int(size) for size in candidates.split(","))
     if not all(1 <= size <= items for size in sizes):
         raise typer.BadParameter(f"sizes {sizes}: expected 1 to {items} candidates")

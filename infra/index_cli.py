@@ -108,29 +108,20 @@ def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlS
 @index_app.command()
 def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
     """Make a version live. A frozen one is revived first: its shards catch up, then it is published again."""
-    from schemas.index.lifecycle import Cause, EntryKind, State
-
-    state = _open_log().refresh()
-    status = state.versions.get(version)
-    if status is None or status.state is not State.FROZEN:
-        _decide(EntryKind.PROMOTE, version, reason, as_json)
-        return
-    say(
-        f"version {version} is frozen: asking for revision {status.revision + 1}; promote it again when `aif index list` shows it published"
-    )
-    _decide(EntryKind.WANT, version, reason, as_json, revision=status.revision + 1, cause=str(Cause.REVIVE))
+    if not _revive(version, reason, as_json):
+        _decide("promote", version, reason, as_json)
 
 
 @index_app.command()
 def rollback(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Make the backup version live again and hold: nothing is promoted by itself until `release`."""
+    """Make the backup version live again and hold: nothing is promoted by itself until `release`. A frozen one is revived first."""
     from schemas.errors import Incompatible
-    from schemas.index.lifecycle import EntryKind
 
     backup = _open_log().refresh().backup if version is None else version
     if backup is None:
         raise Incompatible("no_backup", "there is no backup version to go back to; `aif index list` shows what there is")
-    _decide(EntryKind.ROLLBACK, backup, reason, as_json)
+    if not _revive(backup, reason, as_json, hold_first=True):
+        _decide("rollback", backup, reason, as_json)
 
 
 @index_app.command()
@@ -169,17 +160,35 @@ def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None
     _decide("drop", version, reason, as_json)
 
 
+def _revive(version: int, reason: str, as_json: bool, hold_first: bool = False) -> bool:
+    """Ask for the revival of a frozen version; False if it is not frozen. Held first, a newer version cannot be promoted meanwhile."""
+    from schemas.index.lifecycle import Cause, State
+
+    log = _open_log()
+    status = log.refresh().versions.get(version)
+    if status is None or status.state is not State.FROZEN:
+        return False
+    if hold_first and not log.state.held:
+        _append(log, "hold", -1, reason)
+    say(
+        f"version {version} is frozen: its shards catch up to revision {status.next_revision}; promote it when `aif index list` shows it published"
+    )
+    _decide("want", version, reason, as_json, revision=status.next_revision, cause=str(Cause.REVIVE))
+    return True
+
+
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
     """Append one entry and print what is served and live afterwards."""
+    state = _append(_open_log(), kind, version, reason, **fields)
+    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, "version": version, **_served(state)}, as_json)
+
+
+def _append(log: "ControlLog", kind: str, version: int, reason: str, **fields: Any) -> "ControlState":
     from infra.clock import SystemClock
-    from schemas.index.control import ControlState, Entry
+    from schemas.index.control import Entry
     from schemas.index.lifecycle import EntryKind
 
-    def make(_: ControlState) -> Entry:
-        return Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields)
-
-    state = _open_log().append(make)
-    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, "version": version, **_served(state)}, as_json)
+    return log.append(lambda _: Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields))
 
 
 # --- model, status ---------------------------------------------------------------------------------------------------

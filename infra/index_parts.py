@@ -17,12 +17,13 @@ import contextlib
 import itertools
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from infra.files import link_or_copy, sha256_of_file
 from infra.index_store import IndexStore
-from infra.rocks import DEFAULT_FAMILY, open_read_only, write_sst_directory
+from infra.rocks import DEFAULT_FAMILY, open_read_only
+from infra.sst_directory import assemble_sst_directory, write_sst_directory, write_sst_file
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_block, encode_block
@@ -52,20 +53,38 @@ def new_unique() -> str:
 
 def write_full_part(store: IndexStore, version: int, shard: int, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
     """Write the rows of `blocks` (in key order, each block too) as one full part; empty blocks are left out."""
-    counts = {"rows": 0}
-
-    def items() -> Iterator[tuple[bytes, bytes]]:
-        last = b""
-        for block in blocks:
-            if len(block) > 0:
-                _check_ascending(block, last)
-                last = block.keys[-1]
-                counts["rows"] += len(block)
-                yield block.keys[0], encode_block(layout, block)
-
+    counted = _CountedBlocks(blocks, layout)
     directory = full_part_path(version, shard, new_unique())
-    files = _write_part(store, directory, items())
-    return Part(directory if files else "", files, counts["rows"])
+    files = _write_part(store, directory, lambda made: write_sst_directory(made, counted))
+    return Part(directory if files else "", files, counted.rows)
+
+
+def write_full_slice(path: Path, blocks: Iterable[RowBlock], layout: RowLayout) -> tuple[int, bytes]:
+    """Write the rows of `blocks`, at least one, as one file for `put_full_slices`; the number of rows and the last key."""
+    counted = _CountedBlocks(blocks, layout)
+    write_sst_file(path, counted)
+    return counted.rows, counted.last
+
+
+def put_full_slices(store: IndexStore, version: int, shard: int, slices: Sequence[Path], rows: int) -> Part:
+    """One full part of files that `write_full_slice` made, in key order."""
+    directory = full_part_path(version, shard, new_unique())
+    files = _write_part(store, directory, lambda made: assemble_sst_directory(made, slices))
+    return Part(directory if files else "", files, rows)
+
+
+class _CountedBlocks(Iterator[tuple[bytes, bytes]]):
+    """(key, value) of non-empty blocks, whose order is checked; `rows` and `last` key of those given so far."""
+
+    def __init__(self, blocks: Iterable[RowBlock], layout: RowLayout) -> None:
+        self._blocks, self._layout = iter(blocks), layout
+        self.rows, self.last = 0, b""
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        block = next(b for b in self._blocks if len(b) > 0)
+        _check_ascending(block, self.last)
+        self.rows, self.last = self.rows + len(block), block.keys[-1]
+        return block.keys[0], encode_block(self._layout, block)
 
 
 def write_incremental_part(store: IndexStore, version: int, revision: int, shard: int, increments: Iterable[tuple[bytes, bytes]]) -> Part:
@@ -78,7 +97,7 @@ def write_incremental_part(store: IndexStore, version: int, revision: int, shard
             yield key, value
 
     directory = incremental_part_path(version, revision, shard, new_unique())
-    files = _write_part(store, directory, items())
+    files = _write_part(store, directory, lambda made: write_sst_directory(made, items()))
     return Part(directory if files else "", files, counts[False], counts[True])
 
 
@@ -89,11 +108,11 @@ def is_tombstone(increment: bytes) -> bool:
     return increment[_DEAD_AT] != 0
 
 
-def _write_part(store: IndexStore, directory: str, items: Iterator[tuple[bytes, bytes]]) -> tuple[PartFile, ...]:
+def _write_part(store: IndexStore, directory: str, make: Callable[[Path], list[str]]) -> tuple[PartFile, ...]:
     """The SST directory is made in a private folder and put into the store file by file: nobody knows its name before it is whole."""
     with store.scratch("part") as scratch:
         made = scratch / "part"
-        names = write_sst_directory(made, items)
+        names = make(made)
         files = tuple(PartFile(name, (made / name).stat().st_size, sha256_of_file(made / name)) for name in names)
         for name in names:
             store.put_file(f"{directory}/{name}", made / name)

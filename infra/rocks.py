@@ -1,7 +1,7 @@
-"""The one place that opens RocksDB: databases, checkpoints, and directories made with the SST writer.
+"""The one place that opens RocksDB: databases and checkpoints.
 
-Here: `Database` (owner of every handle of one directory), `write_sst_directory`, and the map from RocksDB's errors to ours. Not here: which
-column families and keys exist (streams/shard.py), parts of the index store (infra/index_parts.py).
+Here: `Database` (owner of every handle of one directory), and the map from RocksDB's errors to ours. Not here: directories made with the SST
+writer (infra/sst_directory.py), which column families and keys exist (streams/shard.py).
 
 Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
@@ -15,9 +15,8 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 
 import contextlib
 import json
-import shutil
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,22 +29,17 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
-    SstFileWriter,
     WriteBatch,
     WriteOptions,
 )
 
-from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 DEFAULT_FAMILY = "default"
-SST_FILE_BYTES_MAX = 64 << 20  # one file of an SST directory is cut after this many bytes of keys and values
 _CONFIG_NAME = "rocksdict-config.json"
 _MEMTABLES_BYTES = 64 << 20  # of one database, all column families together
 _DISK_FULL_RETRY_S = 5.0
 _INFO_LOGS_KEPT = 2
-# What a reader of an SST directory needs (FORMAT.md section 4); LOCK, LOG, IDENTITY, the empty WAL and rocksdict's own file are left out.
-_KEPT_PREFIXES = ("MANIFEST-", "CURRENT", "OPTIONS-")
 
 
 def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
@@ -65,7 +59,7 @@ def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
     return Unavailable("database_failed", f"{doing} in {path}: {text}; reopen the database")
 
 
-class _Mapped:
+class MappedErrors:
     """`with` block in which a foreign exception becomes one of ours. A class: cheaper than a generator around every get."""
 
     __slots__ = ("_doing", "_path")
@@ -149,7 +143,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
 
     def _end(self, iterator: RdictIter) -> None:
         self._iterator = None
-        with _Mapped(self._path, f"scan of {self._family}"):
+        with MappedErrors(self._path, f"scan of {self._family}"):
             iterator.status()
 
     def close(self) -> None:
@@ -169,7 +163,7 @@ class Database:
 
     def _open(self) -> None:
         access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
-        with _Mapped(self.path, "open"):
+        with MappedErrors(self.path, "open"):
             found = Rdict.list_cf(str(self.path), _options(False)) if (self.path / "CURRENT").exists() else []
             names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
             families = {name: _options(False) for name in sorted(names)}
@@ -185,7 +179,7 @@ class Database:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The value of `key`, None if there is none."""
-        with _Mapped(self.path, f"get from {family}"):
+        with MappedErrors(self.path, f"get from {family}"):
             value: bytes | None = self._families[family].get(key)
         return value
 
@@ -193,13 +187,13 @@ class Database:
         """The values of `keys` in their order; releases the GIL."""
         if not keys:
             return []
-        with _Mapped(self.path, f"multi-get from {family}"):
+        with MappedErrors(self.path, f"multi-get from {family}"):
             values: list[bytes | None] = self._families[family].get(list(keys))
         return values
 
     def scan(self, family: str = DEFAULT_FAMILY, start: bytes = b"", end: bytes | None = None) -> Scan:
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
-        with _Mapped(self.path, f"scan of {family}"):
+        with MappedErrors(self.path, f"scan of {family}"):
             iterator = self._families[family].iter()
             iterator.seek(start)
         scan = Scan(self.path, family, iterator, end)
@@ -212,7 +206,7 @@ class Database:
 
     def write(self, batch: Batch, sync: bool = False) -> None:
         """Apply a batch, all or nothing. `sync`: also safe from a power cut (a kill never loses a write)."""
-        with _Mapped(self.path, f"write of {len(batch)} changes"):
+        with MappedErrors(self.path, f"write of {len(batch)} changes"):
             self._database.write(batch.raw, _write_options(sync))
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
@@ -223,19 +217,26 @@ class Database:
 
     def flush(self) -> None:
         """Write the memtables of every column family to table files."""
-        with _Mapped(self.path, "flush"):
+        with MappedErrors(self.path, "flush"):
             for family in self._families.values():
                 family.flush(True)
 
     def sync(self) -> None:
         """Make everything written so far safe from a power cut."""
-        with _Mapped(self.path, "sync"):
+        with MappedErrors(self.path, "sync"):
             self._database.flush_wal(True)
+
+    def ingest(self, files: Sequence[Path]) -> None:
+        """Take over SST files with ascending, disjoint keys; they are moved away."""
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)
+        with MappedErrors(self.path, "ingest"):
+            self._database.ingest_external_file([str(f) for f in files], options)
 
     def create_checkpoint(self, directory: Path) -> None:
         """A consistent copy of all column families in the new folder `directory`: hard links, milliseconds."""
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _Mapped(self.path, f"checkpoint to {directory}"):
+        with MappedErrors(self.path, f"checkpoint to {directory}"):
             Checkpoint(self._database).create_checkpoint(str(directory))
 
     def reopen(self) -> None:
@@ -255,7 +256,7 @@ class Database:
         self._families.clear()
         database = self._database
         del self._database
-        with _Mapped(self.path, "close"):
+        with MappedErrors(self.path, "close"):
             database.close()
 
     def __enter__(self) -> Self:
@@ -312,73 +313,3 @@ def _write_options(sync: bool) -> WriteOptions:
     options = WriteOptions()
     options.sync = sync
     return options
-
-
-# --- directories made with the SST writer ----------------------------------------------------------------------------
-
-
-def write_sst_directory(path: Path, items: Iterable[tuple[bytes, bytes]], file_bytes_max: int = SST_FILE_BYTES_MAX) -> list[str]:
-    """Make `path` a RocksDB directory that holds `items` (keys strictly ascending), synced; the names of its files, sorted.
-
-    No items: no directory and an empty list (the SST writer refuses an empty file). `path` must not exist. Raises Incompatible
-    (`database_refused`) for keys out of order, Unavailable (`disk_full`); nothing is left behind then.
-    """
-    staging = path.with_name(f"{TEMPORARY_PREFIX}sst-{path.name}")
-    staging.mkdir(parents=True)
-    try:
-        files = _write_sst_files(staging, items, file_bytes_max)
-        if not files:
-            return []
-        path.mkdir()
-        _ingest(path, files)
-        names = _keep_reader_files(path)
-        fsync_tree(path)
-        fsync_folder(path.parent)
-        return names
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _write_sst_files(folder: Path, items: Iterable[tuple[bytes, bytes]], file_bytes_max: int) -> list[Path]:
-    options = Options(raw_mode=True)
-    options.set_compression_type(DBCompressionType.none())  # fp16 vectors do not compress, and a reader pays for it
-    files: list[Path] = []
-    writer, size = None, 0
-    for key, value in items:
-        with _Mapped(folder, "write of an SST file"):
-            if writer is None or size > file_bytes_max:
-                if writer is not None:
-                    writer.finish()
-                files.append(folder / f"{len(files):06d}.sst")
-                writer, size = SstFileWriter(options), 0
-                writer.open(str(files[-1]))
-            writer[key] = value
-            size += len(key) + len(value)
-    if writer is not None:
-        with _Mapped(folder, "write of an SST file"):
-            writer.finish()
-    return files
-
-
-def _ingest(path: Path, files: Sequence[Path]) -> None:
-    with contextlib.closing(Database(path, (), read_only=False)) as database:
-        options = IngestExternalFileOptions()
-        options.set_move_files(True)
-        with _Mapped(path, "ingest"):
-            database._database.ingest_external_file([str(f) for f in files], options)
-
-
-def _keep_reader_files(path: Path) -> list[str]:
-    """Remove what a reader does not need; of several OPTIONS files the newest is kept."""
-    options_kept = max((p.name for p in path.glob("OPTIONS-*")), default="")
-    names = []
-    for file in sorted(path.iterdir()):
-        kept = file.suffix == ".sst" or file.name.startswith(_KEPT_PREFIXES)
-        if not kept or (file.name.startswith("OPTIONS-") and file.name != options_kept):
-            file.unlink()
-        else:
-            names.append(file.name)
-    return names

@@ -4,7 +4,7 @@ The socket between the two belongs to them alone, so its messages may be pickled
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from schemas.index.manifest import Part, Seal
 from schemas.index.snapshot import ShardSnapshot
@@ -14,8 +14,21 @@ SLICE_ROWS = 8 * ROWS_PER_FILE_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
+class BuildBase:
+    """Parts whose rows may be taken over where an item's inputs are still the same. `incremental` None: the checkpoint's own increments."""
+
+    full: Part
+    incremental: Part | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BuildJob:
-    """Which shard of which version to build, from which private checkpoint directory. `slice_rows` is a multiple of a file block."""
+    """Which shard of which version to build, from which private checkpoint directory. `slice_rows` is a multiple of a file block.
+
+    base              rows that need not be computed, None = all are
+    rewrite           the result takes the place of a full part that the shard has
+    slices_directory  where finished slices are kept for the next attempt, "" = nowhere; a slice counts if it holds `from_offsets`
+    """
 
     version: int
     shard: int
@@ -23,14 +36,19 @@ class BuildJob:
     encoder_fingerprint: str
     checkpoint_directory: str = ""
     slice_rows: int = SLICE_ROWS
+    base: BuildBase | None = None
+    rewrite: bool = False
+    slices_directory: str = ""
+    from_offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """The full part, and the shard's next offsets at the checkpoint it was made from."""
+    """The full part, the shard's next offsets at the (oldest) checkpoint it was made from, and how many rows were taken over from the base."""
 
     part: Part
     source_offsets: Mapping[str, int]
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ do not depend on the size of a slice or on the number of processes (one file blo
 was taken after the batch that recorded `building v`, so what it lacks is in the increments (B6); `source_offsets` of the result let the
 owner check that once more.
 
-Processes work on different shards at the same time; one shard is one job. A killed build starts over: a job carries no finished slices yet.
+Processes work on different shards at the same time; one shard is one job. A killed build goes on after its last finished slice (build_slices.py); rows
+that an earlier part has with the same inputs are taken from there (base_rows.py).
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ from infra.index_store import IndexStore
 from schemas.errors import Incompatible
 from schemas.index.layout import ORDER, RowBlock
 from schemas.limits import ROWS_PER_FILE_BLOCK
+from streams.base_rows import BaseRows, open_base
 from streams.build_jobs import SLICE_ROWS, BuildJob, BuildResult
+from streams.build_slices import SLICE_ITEMS, BuildSlices
 from streams.encoders import Encoder
-from streams.shard_reader import StoredItem, open_shard_reader
+from streams.shard_reader import ShardReader, StoredItem, open_shard_reader
 
 Progress = Callable[[int], None]  # rows done so far
 
@@ -32,8 +35,23 @@ def build_full_part(store: IndexStore, encoder: Encoder, job: BuildJob, progress
     """Writes the full part of a shard into the store. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
     check_encoder(encoder, job.encoder_fingerprint, job.version)
     with open_shard_reader(Path(job.checkpoint_directory)) as reader:
-        blocks = encode_blocks(encoder, reader.scan_items(), job.slice_rows, progress)
-        return BuildResult(write_full_part(store, job.version, job.shard, blocks, encoder.layout), reader.next_offsets)
+        base = open_base(store, job, reader, encoder.layout)
+        if job.slices_directory:
+            return _build_in_slices(store, encoder, job, reader, base, progress)
+        blocks = encode_blocks(encoder, reader.scan_items(), job.slice_rows, progress, base)
+        return BuildResult(write_full_part(store, job.version, job.shard, blocks, encoder.layout), reader.next_offsets, base.reused)
+
+
+def _build_in_slices(
+    store: IndexStore, encoder: Encoder, job: BuildJob, reader: ShardReader, base: BaseRows, progress: Progress
+) -> BuildResult:
+    slices = BuildSlices(Path(job.slices_directory), job, encoder.layout)
+    items = iter(reader.scan_items(slices.next_key))
+    while taken := list(itertools.islice(items, SLICE_ITEMS)):
+        done, reused = slices.rows, base.reused
+        blocks = list(encode_blocks(encoder, taken, job.slice_rows, lambda rows, done=done: progress(done + rows), base))  # type: ignore[misc]
+        slices.add(blocks, reader.next_offsets, base.reused - reused)
+    return slices.finish(store, reader.next_offsets)
 
 
 def check_encoder(encoder: Encoder, wanted_fingerprint: str, version: int) -> None:
@@ -47,16 +65,32 @@ def check_encoder(encoder: Encoder, wanted_fingerprint: str, version: int) -> No
 
 
 def encode_blocks(
-    encoder: Encoder, items: Iterable[StoredItem], slice_rows: int = SLICE_ROWS, progress: Progress = lambda _: None
+    encoder: Encoder,
+    items: Iterable[StoredItem],
+    slice_rows: int = SLICE_ROWS,
+    progress: Progress = lambda _: None,
+    base: BaseRows | None = None,
 ) -> Iterator[RowBlock]:
     """Rows of items in key order, in blocks of at most ROWS_PER_FILE_BLOCK; a slice of items is encoded at once."""
     assert slice_rows % ROWS_PER_FILE_BLOCK == 0, f"slice of {slice_rows} rows is no multiple of {ROWS_PER_FILE_BLOCK}"
     remaining, done = iter(items), 0
     while taken := list(itertools.islice(remaining, slice_rows)):
-        rows = encoder.encode([i.raw_features for i in taken], [i.embedding for i in taken])
         orders = np.frombuffer(b"".join(i.order for i in taken), ORDER)
+        rows = _encode_slice(encoder, taken, orders, base)
         for at in range(0, len(taken), ROWS_PER_FILE_BLOCK):
             cut = slice(at, at + ROWS_PER_FILE_BLOCK)
             yield RowBlock([i.key for i in taken[cut]], orders[cut], rows[cut])
         done += len(taken)
         progress(done)
+
+
+def _encode_slice(encoder: Encoder, items: Sequence[StoredItem], orders_R: np.ndarray, base: BaseRows | None) -> np.ndarray:
+    """Rows of some items; those that the base has are not computed."""
+    if base is None:
+        return encoder.encode([i.raw_features for i in items], [i.embedding for i in items])
+    rows_R = np.zeros(len(items), encoder.layout.dtype)
+    missing = np.flatnonzero(~base.take([i.key for i in items], orders_R["input_hash"], rows_R))
+    if len(missing):
+        some = [items[i] for i in missing]
+        rows_R[missing] = encoder.encode([i.raw_features for i in some], [i.embedding for i in some])
+    return rows_R

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from infra.clock import Clock
 from infra.control_log import ControlLog
 from infra.failpoints import failpoint
+from infra.index_parts import read_manifest
 from infra.index_store import IndexStore
-from schemas.errors import Corrupted, Unavailable
+from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
+from streams.build_jobs import BuildBase
 from streams.core.versions import Revision, plan_promotion, plan_revisions
 from streams.encoders import Encoder
 
@@ -70,6 +72,14 @@ class Publication:
         failpoint("after-manifest")
         return self.store.get(path)
 
+    def find_base(self, status: VersionStatus, shard: int) -> BuildBase | None:
+        """The last published parts of a shard, for a build to take rows from. None where there is no such manifest: then all rows are computed."""
+        try:
+            seal = read_manifest(self.store, status).seals[shard]
+        except (AifError, IndexError):
+            return None
+        return BuildBase(seal.full, seal.incremental)
+
     # --- entries -------------------------------------------------------------------------------------------------------
 
     def publish(self, wanted: Revision, manifest: bytes) -> bool:
@@ -107,7 +117,7 @@ class Publication:
     def _want(self, due: Revision) -> bool:
         def make(state: ControlState) -> Entry | None:
             status = state.versions[due.version]
-            if status.wanted_revision is not None or status.revision + 1 != due.revision or status not in state.receiving:
+            if status.wanted_revision is not None or status.next_revision != due.revision or status not in state.receiving:
                 return None
             return self._entry(EntryKind.WANT, due.version, due.revision, cause=Cause.REVISE)
 

@@ -12,12 +12,10 @@ Invariants:
 - A shard is admitted (its first batch let in) only when every version that receives increments is recorded in it with its encoder (A7).
 - While the log cannot be read, shards go on by what they know, and nothing is sealed, published or removed.
 - An error of one version or shard is reported, tried again later, and never stops the others.
-
-Not yet: a revision reuses the full part and exports a new incremental part; rewriting the full part when the incremental one has grown, and
-the revive of frozen versions (B11), come later.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,14 +25,19 @@ from infra.index_store import IndexStore
 from schemas.errors import AifError
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus
+from schemas.index.lifecycle import SERVABLE
+from schemas.index.manifest import Seal
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import RESEAL_INTERVAL_HOURS
-from streams.build_jobs import BuildJob, BuildResult, Job, SealJob, SnapshotJob
+from streams.build_jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
+from streams.build_slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.shard_state import ShardVersion
 from streams.core.versions import (
+    REWRITE_SHARE,
     Build,
     MarkBehind,
     Revision,
+    Rewrite,
     SealShard,
     ShardAction,
     ShardFacts,
@@ -53,6 +56,9 @@ from streams.shard import Shard
 from streams.snapshot_keeper import SNAPSHOT, SnapshotKeeper, SnapshotTimes, prepare_snapshot
 from streams.store_keeper import KeepSettings, StoreKeeper
 
+_PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
+_FORGET_ROWS = 2_000  # looked at between two micro-batches
+
 
 @dataclass(frozen=True, slots=True)
 class ReconcileSettings:
@@ -61,6 +67,7 @@ class ReconcileSettings:
     reseal_interval_s: float = RESEAL_INTERVAL_HOURS * 3600.0
     build_stall_s_max: float = 600.0
     retry_s: float = 2.0
+    rewrite_share: float = REWRITE_SHARE
     snapshots: SnapshotTimes = field(default_factory=SnapshotTimes)
     keep: KeepSettings = field(default_factory=KeepSettings)
 
@@ -102,10 +109,11 @@ class Reconciler:
         encoders: Encoders,
         by: str = "",
         announce: Callable[[IndexEvent], None] = lambda _: None,
+        slices: Path | None = None,
     ) -> None:
         self._control_log, self._clock, self._settings = control_log, clock, settings
         self._owned, self._builders, self._log_ends = owned, builders, log_ends
-        self._announce = announce
+        self._announce, self._slices = announce, slices
         self._encoders = encoders
         self._publication = Publication(control_log, store, clock, by)
         self._jobs = RunningJobs(builders, clock, scratch)  # by (shard, version)
@@ -113,6 +121,7 @@ class Reconciler:
         self._snapshots = SnapshotKeeper(store, clock, settings.snapshots)
         self._retry_at: dict[Hashable, float] = {}
         self._report = StepReport()
+        self._slices_checked = False
 
     def step(self) -> StepReport:
         """One round. Raises what reading the control log raises (Unavailable, Corrupted); everything else is in the report."""
@@ -121,6 +130,9 @@ class Reconciler:
         if state.unknown_entry:
             report.alarms.append(f"reconciling stopped: {state.unknown_entry}")
             return report
+        if self._slices is not None and not self._slices_checked:
+            remove_other_slices(self._slices, [s.version for s in state.receiving])
+            self._slices_checked = True
         for task in self._owned():
             self._guard(("shard", task.number), lambda task=task: self._step_shard(state, task))  # type: ignore[misc]
         self._jobs.drop_lost({task.number for task in self._owned()})
@@ -156,7 +168,7 @@ class Reconciler:
         self._collect(task)
         self._attach_encoders(state, task)
         failed_before = len(self._report.errors)
-        for action in plan_shard(state, self._facts(task), self._fingerprint(state)):
+        for action in plan_shard(state, self._facts(task), self._fingerprint(state), self._settings.rewrite_share):
             self._guard(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
         if not task.admitted and state.init is not None:
             self._admit(state, task, failed_before)
@@ -192,7 +204,7 @@ class Reconciler:
     def _admit(self, state: ControlState, task: OwnedShard, failed_before: int) -> None:
         """Lets batches in, unless a version that servers may follow could not be started. One that only builds may start later."""
         facts = self._facts(task)
-        missing = [s.version for s in state.receiving if s.version not in facts.versions and s.revision >= 0]
+        missing = [s.version for s in state.receiving if s.version not in facts.versions and s.state in SERVABLE]
         if missing:
             self._report.alarms.append(
                 f"shard {task.number} stays paused: versions {missing} are not started ({self._report.errors[failed_before:]})"
@@ -207,12 +219,13 @@ class Reconciler:
                 self._start(state.versions[version], task, behind)
             case Stop(shard, version):
                 self._jobs.abandon((shard, version))
+                remove_slices(self._slices, shard, version)
                 on_shard(task, lambda s: s.stop_version(version))
                 self._tell("stopped", version, shard=shard)
             case MarkBehind(shard, version):
                 on_shard(task, lambda s: s.update_version(version, behind=True))
                 self._tell("behind", version, shard=shard, reason=f"this worker's encoder is {self._encoders.fingerprint}")
-            case Build(shard, version) | SealShard(shard, version):
+            case Build(shard, version) | Rewrite(shard, version) | SealShard(shard, version):
                 if not self._jobs.has((shard, version)):
                     self._begin(state.versions[version], task, action)
 
@@ -224,22 +237,38 @@ class Reconciler:
 
     # --- builders ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, status: VersionStatus, task: OwnedShard, action: Build | SealShard) -> None:
+    def _begin(self, status: VersionStatus, task: OwnedShard, action: Build | Rewrite | SealShard) -> None:
         """Takes a checkpoint of the shard and hands the job to a builder."""
-        shard, version = action.shard, action.version
-        common = (status.checkpoint_sha256, status.encoder_fingerprint)
+        known = on_shard(task, lambda s: s.versions[action.version])
 
         def prepare(directory: Path) -> Job:
-            if isinstance(action, Build):
+            if not isinstance(action, SealShard):
                 create_checkpoint(task, directory)
-                return BuildJob(version, shard, *common, str(directory))
-            full = on_shard(task, lambda s: s.versions[version].full)
-            assert full is not None, action
-            unprepared = SealJob(version, action.revision, shard, *common, full)
-            return prepare_seal(unprepared, lambda: self._log_ends.deltas_end(shard), lambda into: create_checkpoint(task, into), directory)
+                return self._build_job(status, action, known, directory)
+            assert known.full is not None, action
+            common = (status.checkpoint_sha256, status.encoder_fingerprint, known.full)
+            unprepared = SealJob(action.version, action.revision, action.shard, *common)
+            fetch_end = functools.partial(self._log_ends.deltas_end, action.shard)
+            return prepare_seal(unprepared, fetch_end, functools.partial(create_checkpoint, task), directory)
 
-        self._jobs.begin((shard, version), task, prepare)
-        self._report.count("build_begun" if isinstance(action, Build) else "seal_begun")
+        self._jobs.begin((action.shard, action.version), task, prepare)
+        self._report.count({Build: "build_begun", Rewrite: "rewrite_begun", SealShard: "seal_begun"}[type(action)])
+
+    def _build_job(self, status: VersionStatus, action: Build | Rewrite, known: ShardVersion, directory: Path) -> BuildJob:
+        """A build takes what still holds from the last published parts, a rewrite from the shard's own."""
+        rewrite = isinstance(action, Rewrite)
+        assert known.full is not None or not rewrite, action
+        return BuildJob(
+            status.version,
+            action.shard,
+            status.checkpoint_sha256,
+            status.encoder_fingerprint,
+            str(directory),
+            base=self._publication.find_base(status, action.shard) if known.full is None else BuildBase(known.full),
+            rewrite=rewrite,
+            slices_directory=str(slices_folder(self._slices, action.shard, status.version)) if self._slices is not None else "",
+            from_offsets=known.building_from_offsets,
+        )
 
     def _collect(self, task: OwnedShard) -> None:
         """Takes in what builders have finished for this shard, and raises the alarm for what stands still (B4)."""
@@ -251,14 +280,22 @@ class Reconciler:
         job, task = running.ticket.job, running.task
         if running.ticket.future.cancelled():
             return
-        result = running.ticket.future.result()
+        try:
+            result = running.ticket.future.result()
+        except AifError as error:
+            if isinstance(job, SealJob) and error.code in _PART_IS_LOST:
+                on_shard(task, lambda shard: _forget_full(shard, job))
+            raise
         match job, result:
             case BuildJob(), BuildResult():
-                if on_shard(task, lambda shard: _accept_full(shard, job.version, result)):
+                if on_shard(task, lambda shard: _accept_full(shard, job, result)):
                     self._report.build_seconds.append(self._clock.monotonic() - running.began)
-                    self._tell("built", job.version, shard=job.shard)
-            case SealJob(), _:
-                on_shard(task, lambda shard: _accept_seal(shard, job))
+                    kept = f"{result.reused} of {result.part.rows} rows taken over" if result.reused else ""
+                    self._tell("rewritten" if job.rewrite else "built", job.version, shard=job.shard, reason=kept)
+                    forget_covered(task, job.version, result.source_offsets)
+                remove_slices(self._slices, job.shard, job.version)
+            case SealJob(), Seal():
+                on_shard(task, lambda shard: _accept_seal(shard, job, result))
                 self._tell("sealed", job.version, job.revision, job.shard)
             case SnapshotJob(), ShardSnapshot():
                 self._snapshots.taken(result)
@@ -304,18 +341,32 @@ class Reconciler:
         self._jobs.close()
 
 
-def _accept_full(shard: Shard, version: int, result: BuildResult) -> bool:
+def _accept_full(shard: Shard, job: BuildJob, result: BuildResult) -> bool:
     """Records a full part, unless the version was stopped or its increments began after the part's checkpoint (B6)."""
-    known: ShardVersion | None = shard.versions.get(version)
-    if known is None or known.behind or known.full is not None:
+    known: ShardVersion | None = shard.versions.get(job.version)
+    if known is None or known.behind or (known.full is not None) != job.rewrite:
         return False
     if any(result.source_offsets[topic] < began for topic, began in known.building_from_offsets.items()):
         return False
-    shard.update_version(version, full=result.part)
+    shard.update_version(job.version, full=result.part, sealed_increments=0)
     return True
 
 
-def _accept_seal(shard: Shard, job: SealJob) -> None:
+def _forget_full(shard: Shard, job: SealJob) -> None:
+    """The full part is gone or damaged: it is built again from the shard's own components."""
+    known = shard.versions.get(job.version)
+    if known is not None and known.full == job.full:
+        shard.update_version(job.version, full=None, sealed_increments=0)
+
+
+def _accept_seal(shard: Shard, job: SealJob, seal: Seal) -> None:
     known = shard.versions.get(job.version)
     if known is not None and known.sealed_revision < job.revision:
-        shard.update_version(job.version, sealed_revision=job.revision)
+        shard.update_version(job.version, sealed_revision=job.revision, sealed_increments=seal.incremental.rows)
+
+
+def forget_covered(task: OwnedShard, version: int, before: Mapping[str, int]) -> None:
+    """Removes increments that the full part holds, a few between two micro-batches."""
+    key: bytes | None = b""
+    while key is not None:
+        key = on_shard(task, lambda shard, key=key: shard.forget_increments(version, before, key, _FORGET_ROWS))  # type: ignore[misc]

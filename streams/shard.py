@@ -14,6 +14,7 @@ same log, same offsets: same components, counters and rows, whatever the batches
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from streams.core.item_state import (
     decode_features_component,
     encode_embedding_component,
     encode_features_component,
+    is_covered,
 )
 from streams.core.outbox import OutboxEntry, encode_outbox_key
 from streams.core.shard_state import (
@@ -326,6 +328,21 @@ class Shard:
         self._database.write(batch, sync=True)
         self._versions.pop(version, None)
         self._encoders.pop(version, None)
+
+    def forget_increments(self, version: int, before: Mapping[str, int], after_key: bytes, rows_max: int) -> bytes | None:
+        """Removes rows of a version whose last change lies before the offsets `before`, which its full part holds. Tombstones stay: a reader must
+        know their order. Looks at up to `rows_max` entries after `after_key`; where it stopped, None at the end. A kill in between leaves more rows
+        than needed, never fewer."""
+        prefix, batch, last = increment_prefix(version), self._database.new_batch(), None
+        scan = self._database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))
+        for key, value in itertools.islice(scan, rows_max):
+            last = key[len(prefix) :] + b"\0"
+            if is_covered(value, before):
+                batch.delete(INCREMENTS, key)
+        scan.close()
+        if len(batch):
+            self._database.write(batch)
+        return last
 
     def _put_version(self, batch: Batch, version: ShardVersion) -> None:
         batch.put(META, _version_key(version.version), encode_shard_version(version))

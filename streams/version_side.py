@@ -80,6 +80,7 @@ class VersionSide:
             self.encoders,
             by,
             self.messages.announce,
+            folder / "slices",
         )
         self._said: frozenset[str] = frozenset()
 

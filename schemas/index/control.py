@@ -64,7 +64,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """One version in the fold. `wanted_revision` is set while a revision is wanted and not yet published; `ended_at_ms` once it is final."""
+    """One version in the fold. `wanted_revision` is set while a revision is wanted and not yet published; `ended_at_ms` once it is final.
+
+    last_wanted: the highest revision ever wanted. A number is never used again: seals of one that was given up are of another time, and
+    must not become part of a revision that is wanted after a freeze.
+    """
 
     version: int
     state: State
@@ -81,6 +85,17 @@ class VersionStatus:
     manifest_sha256: str = ""
     published_at_ms: int = 0
     ended_at_ms: int = 0
+    last_wanted: int = -1
+
+    @property
+    def next_revision(self) -> int:
+        """The revision that may be wanted next."""
+        return max(self.revision, self.last_wanted) + 1
+
+    @property
+    def is_reviving(self) -> bool:
+        """Whether a frozen version is on its way back: its shards write rows again, nobody serves it yet (B11)."""
+        return self.state is State.FROZEN and self.wanted_revision is not None
 
     @property
     def token(self) -> VersionToken:
@@ -110,10 +125,12 @@ class ControlState:
 
     @property
     def receiving(self) -> tuple[VersionStatus, ...]:
-        """Versions for which shards write increments and deltas, oldest first: wanted ones only once they build."""
+        """Versions for which shards write increments and deltas, oldest first: wanted ones only once they build, frozen ones once they revive."""
         building = self.building
         return tuple(
-            s for v, s in sorted(self.versions.items()) if s.state in RECEIVES_INCREMENTS and (s.state is not State.WANTED or s is building)
+            s
+            for v, s in sorted(self.versions.items())
+            if (s.state in RECEIVES_INCREMENTS and (s.state is not State.WANTED or s is building)) or s.is_reviving
         )
 
     @property
@@ -216,10 +233,13 @@ def _init(state: ControlState, entry: Entry) -> ControlState:
 
 def _want(state: ControlState, entry: Entry) -> ControlState:
     status = _moved(state, entry)
-    if entry.revision != status.revision + 1 or status.wanted_revision is not None:
+    if entry.revision != status.next_revision or status.wanted_revision is not None:
         raise Incompatible(
-            "wrong_revision", f"want {entry.version}.{entry.revision}: published is {status.revision}, wanted is {status.wanted_revision}"
+            "wrong_revision",
+            f"want {entry.version}.{entry.revision}: published is {status.revision}, wanted is {status.wanted_revision}, "
+            f"the next to be wanted is {status.next_revision}",
         )
+    status = dataclasses.replace(status, last_wanted=entry.revision)
     if entry.cause in (Cause.REVISE, Cause.REVIVE):
         return _set(state, dataclasses.replace(status, wanted_revision=entry.revision, wanted_at_ms=entry.at_ms, cause=entry.cause))
     status = dataclasses.replace(

@@ -21,6 +21,7 @@ import numpy as np
 
 from schemas.errors import Corrupted
 from schemas.index.layout import ORDER, input_hash
+from schemas.topics import SHARD_TOPICS
 
 FeaturesOrder = tuple[int, int, int]  # event version, offset, index in the record
 EmbeddingOrder = tuple[int, int]  # offset, index in the record
@@ -177,3 +178,10 @@ def encode_stored_order(features: bytes, embedding: bytes | None) -> bytes:
 def encode_orders(orders: list[tuple[int, int, int, int, int, int, int]]) -> np.ndarray:
     """ORDER array [R] of R tuples of `order_of`."""
     return np.array(orders, ORDER)
+
+
+def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:
+    """Whether a row of the incremental part was made by updates before the offsets `before` of both topics. A tombstone never counts."""
+    order = np.frombuffer(increment, ORDER, 1)[0]
+    features_at, embeddings_at = (before[topic] for topic in SHARD_TOPICS)
+    return not order["dead"] and order["features_offset"] < features_at and order["embedding_offset"] < embeddings_at

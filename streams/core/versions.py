@@ -10,8 +10,11 @@ Invariants:
   before the shard applied what was in its partitions when it first saw the version (B7).
 - A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5).
 - A log with an entry that this code does not know is not acted upon (B2).
+- A frozen version that is being revived goes the way of a new one: start, build, seal. Its build takes every row that still holds from the last
+  sealed parts (streams/base_rows.py), so only what changed since is computed (B11).
+- The full part is written anew, before a revision is sealed, when the last sealed incremental part had grown past a share of it.
 
-Not yet: revive of a frozen or behind version that is published (B11). A version that is behind in a shard and not yet published starts again.
+A version that is behind in a shard and not yet published starts again; one that servers follow waits for a worker of its own encoder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,8 @@ from typing import Protocol
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import SERVABLE, State
 from schemas.index.manifest import Part
+
+REWRITE_SHARE = 0.5  # incremental rows of a full part's: beyond it a reader merges too much
 
 
 class VersionFacts(Protocol):
@@ -44,6 +49,11 @@ class VersionFacts(Protocol):
     @property
     def sealed_revision(self) -> int:
         """The last revision sealed here, -1 = none."""
+        ...
+
+    @property
+    def sealed_increments(self) -> int:
+        """Rows of the last sealed incremental part that the full part does not hold."""
         ...
 
 
@@ -74,6 +84,14 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Write the full part anew from itself and its increments, which are then forgotten."""
+
+    shard: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class SealShard:
     """Export the incremental part of a revision and write the seal."""
 
@@ -98,7 +116,7 @@ class MarkBehind:
     version: int
 
 
-ShardAction = Start | Build | SealShard | Stop | MarkBehind
+ShardAction = Start | Build | Rewrite | SealShard | Stop | MarkBehind
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +127,17 @@ class Revision:
     revision: int
 
 
-def plan_shard(state: ControlState, shard: ShardFacts, encoder_fingerprint: str) -> list[ShardAction]:
+def plan_shard(state: ControlState, shard: ShardFacts, encoder_fingerprint: str, rewrite_share: float = REWRITE_SHARE) -> list[ShardAction]:
     """What this shard does next, at most one action for each version: each is the condition of the next one."""
     if state.init is None or state.unknown_entry:
         return []
     receiving = {status.version: status for status in state.receiving}
     ended = [Stop(shard.number, v) for v in sorted(shard.versions) if v in state.versions and v not in receiving]
-    planned = [_plan_version(status, shard, encoder_fingerprint) for status in receiving.values()]
+    planned = [_plan_version(status, shard, encoder_fingerprint, rewrite_share) for status in receiving.values()]
     return [*ended, *(action for action in planned if action is not None)]
 
 
-def _plan_version(status: VersionStatus, shard: ShardFacts, encoder_fingerprint: str) -> ShardAction | None:
+def _plan_version(status: VersionStatus, shard: ShardFacts, encoder_fingerprint: str, rewrite_share: float) -> ShardAction | None:
     version, number = status.version, shard.number
     foreign = status.encoder_fingerprint != encoder_fingerprint
     facts = shard.versions.get(version)
@@ -131,10 +149,18 @@ def _plan_version(status: VersionStatus, shard: ShardFacts, encoder_fingerprint:
         return MarkBehind(number, version)
     if facts.full is None:
         return Build(number, version)
+    return _plan_seal(status, shard, facts, facts.full, rewrite_share)
+
+
+def _plan_seal(
+    status: VersionStatus, shard: ShardFacts, facts: VersionFacts, full: Part, rewrite_share: float
+) -> Rewrite | SealShard | None:
     wanted = status.wanted_revision
-    if wanted is not None and facts.sealed_revision < wanted and has_caught_up(shard, facts):
-        return SealShard(number, version, wanted)
-    return None
+    if wanted is None or facts.sealed_revision >= wanted:
+        return None
+    if facts.sealed_increments > rewrite_share * max(full.rows, 1):
+        return Rewrite(shard.number, status.version)
+    return SealShard(shard.number, status.version, wanted) if has_caught_up(shard, facts) else None
 
 
 def has_caught_up(shard: ShardFacts, facts: VersionFacts) -> bool:
@@ -143,7 +169,7 @@ def has_caught_up(shard: ShardFacts, facts: VersionFacts) -> bool:
 
 
 def plan_publications(state: ControlState) -> list[Revision]:
-    """Revisions that can be published as soon as every shard has sealed them. A frozen one waits for its revive."""
+    """Revisions that can be published as soon as every shard has sealed them."""
     if state.init is None or state.unknown_entry:
         return []
     return [Revision(s.version, s.wanted_revision) for s in state.receiving if s.wanted_revision is not None]
@@ -163,7 +189,7 @@ def plan_revisions(state: ControlState, published_ms: Mapping[int, int], now_ms:
         return []
     idle = [s for s in state.versions.values() if s.state in SERVABLE and s.wanted_revision is None]
     return [
-        Revision(s.version, s.revision + 1)
+        Revision(s.version, s.next_revision)
         for s in sorted(idle, key=lambda s: s.version)
         if now_ms - published_ms.get(s.version, s.published_at_ms) >= interval_ms
     ]

@@ -246,7 +246,15 @@ class InlineBuilders:
 class Worker:
     """One process's reconciler with its shards, opened from its own folder."""
 
-    def __init__(self, world: World, numbers: tuple[int, ...] = (0,), name: str = "w", builders: Any = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        numbers: tuple[int, ...] = (0,),
+        name: str = "w",
+        builders: Any = None,
+        slices: Path | None = None,
+        **settings: Any,
+    ) -> None:
         self.world, self.events = world, list[IndexEvent]()
         self.tasks = [Task(world, n, world.folder / f"shard-{n}") for n in numbers]
         self.reconciler = Reconciler(
@@ -261,6 +269,7 @@ class Worker:
             EncoderCache(world.store),
             name,
             self.events.append,
+            slices,
         )
 
     def step(self) -> StepReport:

@@ -107,6 +107,17 @@ def test_a_frozen_version_comes_back_only_through_a_revived_revision() -> None:
     assert state.versions[0].state is State.PUBLISHED and state.versions[0].revision == 1
 
 
+def test_a_revision_that_was_given_up_by_a_freeze_is_never_wanted_again() -> None:
+    """Its seals may lie in the store; they are of a time before the freeze, so a revival must not take them."""
+    state = log(*(e for v in (0, 1) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))), want(0, 1, Cause.REVISE))
+    state = appended(appended(appended(state, want(2)), publish(2)), entry(EntryKind.PROMOTE, 2))
+    assert (state.versions[0].state, state.versions[0].wanted_revision) == (State.FROZEN, None)
+    with pytest.raises(Incompatible, match="wrong_revision"):
+        plan_entry(state, want(0, 1, Cause.REVIVE))
+    state = appended(state, want(0, 2, Cause.REVIVE))
+    assert [s.version for s in state.receiving] == [0, 1, 2] and state.versions[0].is_reviving
+
+
 def test_a_pinned_version_is_current_and_survives_promotions() -> None:
     state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), entry(EntryKind.PIN, 0))
     for v in (1, 2, 3):
@@ -143,6 +154,6 @@ def test_whatever_is_appended_one_version_is_live_and_the_current_one_can_be_ser
         state = after
         states = [s.state for s in state.versions.values()]
         assert states.count(State.LIVE) == (state.live is not None) and states.count(State.BACKUP) == (state.backup is not None)
-        assert all(s.state in RECEIVES_INCREMENTS for s in state.receiving)
+        assert all(s.state in RECEIVES_INCREMENTS or s.is_reviving for s in state.receiving)
         if state.current is not None:
             assert state.current.state in SERVABLE and state.current.revision >= 0

@@ -16,6 +16,7 @@ from streams.core.versions import (
     Build,
     MarkBehind,
     Revision,
+    Rewrite,
     SealShard,
     ShardFacts,
     Start,
@@ -37,6 +38,7 @@ class Facts:
     want_end_offsets: Mapping[str, int] = field(default_factory=lambda: {"item-features": 10, "new-items": 4})
     full: Part | None = None
     sealed_revision: int = -1
+    sealed_increments: int = 0
 
 
 def log(*entries: Entry) -> ControlState:
@@ -64,6 +66,7 @@ WANTED = log(want(5))
 LIVE = log(want(5), publish(5), act(EntryKind.PROMOTE, 5))
 REVISED = log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(5, 1, Cause.REVISE))
 FROZEN = log(*(e for v in (5, 6, 7) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))))
+REVIVED = log(*(e for v in (5, 6, 7) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))), want(5, 1, Cause.REVIVE))
 DONE = {"item-features": 10, "new-items": 4}
 
 CASES = {
@@ -82,6 +85,17 @@ CASES = {
     "sealed over empty partitions": (WANTED, {5: Facts(want_end_offsets={"item-features": 0}, full=FULL)}, {}, [SealShard(1, 5, 0)]),
     "nothing after the seal": (WANTED, {5: Facts(full=FULL, sealed_revision=0)}, DONE, []),
     "a revision is sealed again": (REVISED, {5: Facts(full=FULL, sealed_revision=0)}, DONE, [SealShard(1, 5, 1)]),
+    "an overgrown incremental part is worked in before the seal": (
+        REVISED,
+        {5: Facts(full=FULL, sealed_revision=0, sealed_increments=2)},
+        DONE,
+        [Rewrite(1, 5)],
+    ),
+    "a small one is not": (REVISED, {5: Facts(full=FULL, sealed_revision=0, sealed_increments=1)}, DONE, [SealShard(1, 5, 1)]),
+    "without a wanted revision nothing is worked in": (LIVE, {5: Facts(full=FULL, sealed_revision=0, sealed_increments=9)}, DONE, []),
+    "a frozen version that is revived is started": (REVIVED, {6: Facts(full=FULL), 7: Facts(full=FULL)}, DONE, [Start(1, 5)]),
+    "then built": (REVIVED, {5: Facts(), 6: Facts(full=FULL), 7: Facts(full=FULL)}, DONE, [Build(1, 5)]),
+    "then sealed": (REVIVED, {5: Facts(full=FULL), 6: Facts(full=FULL), 7: Facts(full=FULL)}, DONE, [SealShard(1, 5, 1)]),
     "a frozen version is stopped": (FROZEN, {v: Facts(full=FULL, sealed_revision=0) for v in (5, 6, 7)}, DONE, [Stop(1, 5)]),
     "an aborted version is stopped": (log(want(5), act(EntryKind.ABORT, 5)), {5: Facts()}, DONE, [Stop(1, 5)]),
     "a version the log does not know is kept": (WANTED, {4: Facts(), 5: Facts()}, {}, [Build(1, 5)]),
@@ -118,12 +132,12 @@ def test_promotion_takes(state: ControlState, expected: int | None) -> None:
     assert plan_promotion(state) == expected
 
 
-def test_what_is_wanted_can_be_published_and_a_frozen_version_waits_for_its_revive() -> None:
+def test_what_is_wanted_can_be_published_a_revived_version_too() -> None:
     assert plan_publications(log(want(5), want(6))) == [Revision(5, 0)]
     assert plan_publications(REVISED) == [Revision(5, 1)]
     assert plan_publications(LIVE) == []
     revive = Entry(EntryKind.WANT, 9, version=5, revision=1, cause=Cause.REVIVE)
-    assert plan_publications(fold_entry(FROZEN, FROZEN.next_number, encode_entry(revive))) == []
+    assert plan_publications(fold_entry(FROZEN, FROZEN.next_number, encode_entry(revive))) == [Revision(5, 1)]
 
 
 def test_a_revision_is_due_by_the_store_s_time_of_the_last_publish() -> None:
@@ -154,6 +168,8 @@ def test_following_the_plan_ends_with_every_receiving_version_sealed(order: list
                 versions[v] = Facts()
             case Build(_, v):
                 versions[v] = dataclasses.replace(versions[v], full=FULL)
+            case Rewrite(_, v):
+                versions[v] = dataclasses.replace(versions[v], sealed_increments=0)
             case SealShard(_, v, r):
                 versions[v] = dataclasses.replace(versions[v], sealed_revision=r)
     assert versions == {5: Facts(full=FULL, sealed_revision=1)}

@@ -4,6 +4,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
 
     broker start|status|stop         infra/broker/cli.py
     topics, publish                  infra/kafka/cli.py
+    dlq                              infra/kafka/dlq_cli.py
     index, model, status             infra/index_cli.py
     demo                             infra/demo/cli.py
     bench                            infra/bench/cli.py, and those of the other parts
@@ -27,6 +28,7 @@ from infra.data.cli import register as register_import
 from infra.demo.cli import demo
 from infra.index_cli import index_app, model_app, status
 from infra.kafka.cli import publish_app, topics_app
+from infra.kafka.dlq_cli import register as register_dlq
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"
@@ -70,6 +72,7 @@ def commands(app: typer.Typer) -> None:
     app.command("status")(status)
     app.command("demo")(demo)
     register_bench(app)
+    register_dlq(app)
 
 
 @config_app.command("show")

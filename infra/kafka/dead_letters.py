@@ -5,6 +5,7 @@ One dead letter is one rejected update, so its identity is (topic, partition, of
 a checker counts distinct identities (A5).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,10 @@ Headers = list[tuple[str, bytes | None]]
 
 _ERRORS = "__connect.errors."
 INDEX_HEADER = "aif.index"
+ATTEMPT_HEADER = "aif.attempt"  # of a record that is sent again
+FROM_HEADER = "aif.redriven_from"
+_ADDED = 11  # headers of `encode_dead_letter`, after those of the record
+_ATTEMPT_DIGITS_MAX = 6
 DISPOSITIONS = frozenset({"malformed", "schema", "semantic", "poison", "exhausted"})
 _REASON_CHARS_MAX = 1_000
 
@@ -54,9 +59,12 @@ def dead_letter_topic(topic: str) -> str:
 
 
 def encode_dead_letter(
-    record: "SourceRecord", rejection: Rejected, code_version: str, *, stage: str = "DECODE", attempt: int = 1
+    record: "SourceRecord", rejection: Rejected, code_version: str, *, stage: str = "DECODE"
 ) -> tuple[bytes | None, bytes | None, Headers]:
-    """(key, value, headers) of the dead letter of one rejected update. The same input gives the same bytes."""
+    """(key, value, headers) of the dead letter of one rejected update. The same input gives the same bytes.
+
+    A record that was sent again says which attempt it is, and is dead-lettered as that one.
+    """
     added = {
         f"{_ERRORS}topic": record.topic,
         f"{_ERRORS}partition": str(record.partition),
@@ -65,11 +73,12 @@ def encode_dead_letter(
         f"{_ERRORS}exception.class.name": rejection.code,
         f"{_ERRORS}exception.message": rejection.reason[:_REASON_CHARS_MAX],
         "disposition": rejection.disposition,
-        "attempt": str(attempt),
+        "attempt": str(attempt_of(record.headers)),
         "first_seen": str(record.timestamp_ms),
         "code_version": code_version,
         INDEX_HEADER: str(rejection.index),
     }
+    assert len(added) == _ADDED
     return record.key, record.value, [*record.headers, *((name, value.encode(errors="replace")) for name, value in added.items())]
 
 
@@ -88,3 +97,14 @@ def decode_dead_letter(headers: Headers) -> DeadLetterSource:
         )
     except (KeyError, ValueError) as error:
         raise Corrupted("bad_dead_letter", f"dead letter without its headers ({error}); it was not written by this system") from error
+
+
+def attempt_of(headers: Sequence[tuple[str, bytes | None]]) -> int:
+    """Which attempt a record is: 1, or what a redrive says."""
+    said = next((value for name, value in reversed(headers) if name == ATTEMPT_HEADER and value), b"")
+    return int(said) if said.isdigit() and len(said) <= _ATTEMPT_DIGITS_MAX else 1
+
+
+def source_headers(headers: Sequence[tuple[str, bytes | None]]) -> Headers:
+    """The headers that the sender of a dead letter's record gave it: without ours, also without those of an earlier redrive."""
+    return [(name, value) for name, value in headers[:-_ADDED] if name not in (ATTEMPT_HEADER, FROM_HEADER)]

@@ -1,0 +1,169 @@
+"""`aif dlq list|show|redrive`: what was rejected, why, and sending it once more. Typer and standard library at module level."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.command import AsJson, command_group, print_data, print_table, say
+
+if TYPE_CHECKING:
+    from infra.kafka.redrive import DeadLetter, Filter
+    from infra.settings import InfraSettings
+
+_SHOWN_BYTES = 2_000
+_OWNERS = {
+    "item-features": "item_id",
+    "new-items": "item_id",
+    "user-features": "user_id",
+    "user-behaviours": "user_id",
+    "impressions": "user_id",
+}
+
+Topic = Annotated[str, typer.Argument(help="The input topic that rejected them, for example item-features.")]
+Disposition = Annotated[str | None, typer.Option(help="Only malformed, schema, semantic, poison or exhausted.")]
+Code = Annotated[str | None, typer.Option(help="Only with this error code, for example wrong_partition.")]
+Partition = Annotated[int | None, typer.Option(min=0, help="Only from this partition of the input topic.")]
+SinceS = Annotated[float | None, typer.Option(min=0.0, help="Only those rejected in the last so many seconds.")]
+Contains = Annotated[str | None, typer.Option(help="Only with this text in the reason or in the record.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Register the group `aif dlq`."""
+    group = command_group(app, "dlq", "Dead letters: what was rejected and why; send it once more.")
+    group.command("list")(list_letters)
+    group.command("show")(show_letter)
+    group.command("redrive")(redrive)
+
+
+def list_letters(
+    topic: Annotated[str | None, typer.Argument(help="One input topic; without it all are counted.")] = None,
+    disposition: Disposition = None,
+    code: Code = None,
+    partition: Partition = None,
+    since_s: SinceS = None,
+    contains: Contains = None,
+    count: Annotated[int, typer.Option(min=1, help="How many are listed, the newest.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update."""
+    from infra.kafka.redrive import read_dead_letters
+
+    settings = _settings()
+    where = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    if topic is None:
+        print_table("counts", _count(letter for name in _topics() for letter in read_dead_letters(*where, name)), as_json)
+        return
+    chosen = _filter(disposition, code, partition, since_s, contains)
+    letters = [letter for letter in read_dead_letters(*where, _known(topic)) if chosen.takes(letter)]
+    print_table("dead_letters", [_row(letter) for letter in letters[-count:]], as_json)
+
+
+def show_letter(
+    topic: Topic,
+    partition: Annotated[int, typer.Argument(help="Partition of the rejected record.")],
+    offset: Annotated[int, typer.Argument(help="Its offset.")],
+    index: Annotated[int, typer.Argument(help="Place of the update in the record.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """One dead letter: the reason, the headers, the record."""
+    from infra.kafka.redrive import read_dead_letters
+    from schemas.errors import Incompatible
+
+    settings, identity = _settings(), f"{topic}/{partition}/{offset}/{index}"
+    letters = read_dead_letters(settings.bootstrap_servers(), settings.kafka.topic_prefix, _known(topic))
+    found = next((letter for letter in letters if letter.identity == identity), None)
+    if found is None:
+        raise Incompatible(
+            "no_such_dead_letter", f"{identity} is not in dlq.{topic}, which has {len(letters)}; `aif dlq list {topic}` shows them"
+        )
+    value = found.record.value
+    record = {
+        "key": None if found.record.key is None else found.record.key.decode(errors="replace"),
+        "value": None if value is None else value[:_SHOWN_BYTES].decode(errors="replace"),
+        "value_bytes": None if value is None else len(value),
+        "headers": {name: None if raw is None else raw.decode(errors="replace") for name, raw in found.record.headers},
+    }
+    print_data({**_row(found), **record}, as_json)
+
+
+def redrive(
+    topic: Topic,
+    disposition: Disposition = None,
+    code: Code = None,
+    partition: Partition = None,
+    since_s: SinceS = None,
+    contains: Contains = None,
+    rate: Annotated[float, typer.Option(min=0.1, help="Updates per second.")] = 100.0,
+    maximum: Annotated[int, typer.Option("--max", min=1, max=100_000, help="At most so many.")] = 1_000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent.")] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="A redrive that did not end is dead: find out what it had sent.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit."""
+    from infra.index_store import open_index_store
+    from infra.kafka.admin import end_offsets
+    from infra.kafka.redrive import encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
+    from schemas.ids import IdKind
+
+    settings, chosen = _settings(), _filter(disposition, code, partition, since_s, contains)
+    bootstrap, prefix, store = settings.bootstrap_servers(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
+    sent = read_sent(store, bootstrap, prefix, _known(topic), take_over)
+    letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent, maximum)
+    if dry_run or not letters:
+        print_table("would_send", [_row(letter) for letter in letters], as_json)
+        return
+    partitions, kind = len(end_offsets(bootstrap, prefix + topic)), IdKind(settings.index.id_kind)
+    records = [encode_redriven(letter, partitions, kind, _OWNERS.get(topic, "")) for letter in letters]
+    say(f"sending {len(records)} of dlq.{topic} at {rate:g} a second")
+    audit = run_redrive(store, bootstrap, prefix, topic, records, chosen, rate)
+    print_data({"sent": len(records), "skipped_sent_before": len(sent), "audit": audit}, as_json)
+
+
+def _topics() -> list[str]:
+    from schemas.topics import DEAD_LETTER_PREFIX, TOPICS
+
+    return [t.name.removeprefix(DEAD_LETTER_PREFIX) for t in TOPICS if t.name.startswith(DEAD_LETTER_PREFIX)]
+
+
+def _known(topic: str) -> str:
+    if topic not in _topics():
+        raise typer.BadParameter(f"{topic} has no dead-letter topic; those that have one: {', '.join(_topics())}")
+    return topic
+
+
+def _filter(disposition: str | None, code: str | None, partition: int | None, since_s: float | None, contains: str | None) -> "Filter":
+    from infra.clock import SystemClock
+    from infra.kafka.redrive import Filter
+
+    since_ms = None if since_s is None else SystemClock().now_ms() - round(since_s * 1_000)
+    return Filter(disposition, code, partition, since_ms, contains)
+
+
+def _row(letter: "DeadLetter") -> dict[str, Any]:
+    from infra.kafka.dead_letters import attempt_of
+
+    source = letter.source
+    return {
+        "topic": source.topic,
+        "partition": source.partition,
+        "offset": source.offset,
+        "index": source.index,
+        "disposition": source.disposition,
+        "code": source.code,
+        "attempt": attempt_of(letter.record.headers),
+        "rejected_at_ms": letter.record.timestamp_ms,
+        "reason": source.reason,
+    }
+
+
+def _count(letters: Any) -> list[dict[str, Any]]:
+    from collections import Counter
+
+    counts = Counter((letter.source.topic, letter.source.disposition, letter.source.code) for letter in letters)
+    return [{"topic": t, "disposition": d, "code": c, "updates": n} for (t, d, c), n in sorted(counts.items())]
+
+
+def _settings() -> "InfraSettings":
+    from infra.settings import InfraSettings, load_settings
+
+    return load_settings(InfraSettings)

@@ -1,0 +1,262 @@
+"""Sending rejected updates once more: which, at what rate, never twice (conventions.md, dead letters).
+
+    read_dead_letters   the records of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record)
+    plan_redrive        pure: those that a filter takes, without those sent before, at most so many
+    encode_redriven     pure: the record of one update as it is sent again
+    run_redrive         sends, between two audit files in the index store
+
+Not here: the commands (dlq_cli.py), how a dead letter is written (dead_letters.py).
+Invariants: a dead letter holds its whole source record and only the named update is sent again (A5), to the partition of its id, which also cures
+a record that came in a wrong one. An identity is sent once: `audit/redrive/<n>/begin` is made by exclusive create before the first record and holds the
+ends of the target topic; `end` names what was sent. What a run without an end has sent is found in the target topic, from those ends on, by header.
+"""
+
+import getpass
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from confluent_kafka import Producer
+
+from infra.clock import SystemClock
+from infra.index_store import IndexStore
+from infra.kafka.admin import end_offsets
+from infra.kafka.dead_letters import (
+    ATTEMPT_HEADER,
+    FROM_HEADER,
+    DeadLetterSource,
+    Headers,
+    attempt_of,
+    dead_letter_topic,
+    decode_dead_letter,
+    source_headers,
+)
+from infra.kafka.reader import SourceRecord, read_topic
+from schemas.errors import Corrupted, RejectedInput, Unavailable
+from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
+from schemas.limits import RECORD_BYTES_MAX
+
+AUDIT = "audit/redrive/"
+_AUDIT_BYTES_MAX = 64 << 20
+_FLUSH_S_MAX = 60.0
+_POLL_S = 0.05
+Identity = str  # "topic/partition/offset/index"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter: where it came from and why, its record as it was, and its place in the dead-letter topic."""
+
+    source: DeadLetterSource
+    record: SourceRecord
+
+    @property
+    def identity(self) -> Identity:
+        """The source position: the same update rejected twice has the same."""
+        s = self.source
+        return f"{s.topic}/{s.partition}/{s.offset}/{s.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters; None takes all. `contains` is looked for in the reason and in the record's bytes."""
+
+    disposition: str | None = None
+    code: str | None = None
+    partition: int | None = None
+    since_ms: int | None = None
+    contains: str | None = None
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Whether the letter passes every condition."""
+        source, record = letter.source, letter.record
+        return (
+            self.disposition in (None, source.disposition)
+            and self.code in (None, source.code)
+            and self.partition in (None, source.partition)
+            and (self.since_ms is None or record.timestamp_ms >= self.since_ms)
+            and (self.contains is None or self.contains in source.reason or self.contains.encode() in (record.value or b""))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """One update to be sent again."""
+
+    identity: Identity
+    partition: int
+    key: bytes
+    value: bytes | None
+    headers: Headers
+
+
+def read_dead_letters(bootstrap: str, prefix: str, topic: str) -> list[DeadLetter]:
+    """The dead letters of an input topic, in the order in which they came, each identity once (resends are harmless)."""
+    found: dict[Identity, DeadLetter] = {}
+    for record in read_topic(bootstrap, dead_letter_topic(topic), prefix=prefix):
+        try:
+            letter = DeadLetter(decode_dead_letter(list(record.headers)), record)
+        except Corrupted as error:
+            letter = _foreign(topic, record, error)
+        found.setdefault(letter.identity, letter)
+    return list(found.values())
+
+
+def _foreign(topic: str, record: SourceRecord, error: Corrupted) -> DeadLetter:
+    """A record that somebody else put there: shown, never redriven."""
+    return DeadLetter(DeadLetterSource(f"dlq.{topic}", record.partition, record.offset, 0, error.code, error.message, "malformed"), record)
+
+
+def plan_redrive(
+    letters: Sequence[DeadLetter], topic: str, chosen: Filter, sent: AbstractSet[Identity], records_max: int
+) -> list[DeadLetter]:
+    """The letters of `topic` that pass the filter and were not sent before, the oldest first, at most `records_max`."""
+    fitting = (letter for letter in letters if letter.source.topic == topic and letter.identity not in sent and chosen.takes(letter))
+    return [letter for letter, _ in zip(fitting, range(records_max), strict=False)]
+
+
+def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> Redriven:
+    """The update alone where its record reads, the record as it was where not. `owner`: the field whose hash is the partition."""
+    attempt = attempt_of(letter.record.headers) + 1
+    headers = [
+        *source_headers(letter.record.headers),
+        (FROM_HEADER, letter.identity.encode()),
+        (ATTEMPT_HEADER, str(attempt).encode()),
+    ]
+    update = _update_of(letter)
+    if update is None:
+        return Redriven(letter.identity, letter.source.partition, letter.record.key or b"", letter.record.value, headers)
+    partition, key = _place(update, letter, partitions, id_kind, owner)
+    value = json.dumps({"schema": 1, "updates": [update]}, separators=(",", ":")).encode()
+    return Redriven(letter.identity, partition, key, value, headers)
+
+
+def _update_of(letter: DeadLetter) -> Any | None:
+    """The rejected update, None if the record does not read as a list of updates."""
+    try:
+        decoded = json.loads(letter.record.value or b"")
+        if decoded["schema"] != 1 or len(letter.record.value or b"") > RECORD_BYTES_MAX:
+            return None
+        update = decoded["updates"][letter.source.index]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return update if isinstance(update, dict) else None
+
+
+def _place(update: Mapping[str, Any], letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> tuple[int, bytes]:
+    try:
+        found: Id = decode_id(update[owner], id_kind)
+        return partition_of(found, partitions), encode_kafka_key(found)
+    except (KeyError, TypeError, RejectedInput):  # it is sent where it came from, and will come back
+        return letter.source.partition, letter.record.key or b""
+
+
+# --- audit -------------------------------------------------------------------------------------------------------------------
+
+
+def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> set[Identity]:
+    """Identities of `topic` that were sent by earlier runs, those of a run without an end included.
+
+    Raises Unavailable (`redrive_running`) when there is one and `take_over` does not say that it is dead.
+    """
+    sent: set[Identity] = set()
+    for begin in (path for path in store.list(AUDIT) if path.endswith("/begin")):
+        run = json.loads(store.get(begin))
+        if run["topic"] != topic:
+            continue
+        end = begin.removesuffix("begin") + "end"
+        if store.exists(end):
+            sent.update(json.loads(store.get(end, _AUDIT_BYTES_MAX))["sent"])
+        elif take_over:
+            found = _find_sent(bootstrap, prefix, topic, {int(p): offset for p, offset in run["ends"].items()})
+            store.put_exclusive(end, _json({"sent": sorted(found), "taken_over_by": getpass.getuser()}))
+            sent |= found
+        else:
+            raise Unavailable(
+                "redrive_running",
+                f"{begin} by {run['by']} has no end: that redrive still runs, or it died; wait for it, or say --take-over if it is dead",
+            )
+    return sent
+
+
+def _find_sent(bootstrap: str, prefix: str, topic: str, ends: Mapping[int, int]) -> set[Identity]:
+    """What a dead run had sent: the records after its begin that say so."""
+    records = read_topic(bootstrap, topic, start=ends, prefix=prefix)
+    return {value.decode() for record in records for name, value in record.headers if name == FROM_HEADER and value}
+
+
+def _begin(store: IndexStore, fields: Mapping[str, Any]) -> str:
+    """Makes the audit file of a run; its folder."""
+    number = len([path for path in store.list(AUDIT) if path.endswith("/begin")])
+    while not store.put_exclusive(f"{AUDIT}{number:09d}/begin", _json(fields)):
+        number += 1
+    return f"{AUDIT}{number:09d}/"
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+# --- sending -----------------------------------------------------------------------------------------------------------------
+
+
+def run_redrive(
+    store: IndexStore,
+    bootstrap: str,
+    prefix: str,
+    topic: str,
+    records: Sequence[Redriven],
+    chosen: Filter,
+    per_s: float,
+    progress: Callable[[int], None] = lambda _: None,
+) -> str:
+    """Sends `records` at `per_s` and writes the audit; the folder of the audit. Raises Unavailable (`not_delivered`); what was sent is in the audit."""
+    ends = end_offsets(bootstrap, prefix + topic)
+    about = {"topic": topic, "filter": asdict(chosen), "records": len(records), "per_s": per_s}
+    folder = _begin(
+        store, {**about, "by": getpass.getuser(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}}
+    )
+    sent: list[Identity] = []
+    failed: list[str] = []
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "log_level": 2})
+    try:
+        for record, _ in zip(records, _paced(per_s), strict=False):
+            _send(producer, prefix + topic, record, sent, failed)
+            progress(len(sent))
+        producer.flush(_FLUSH_S_MAX)
+    finally:
+        producer.flush(_FLUSH_S_MAX)
+        store.put_exclusive(f"{folder}end", _json({"sent": sorted(sent), "at_ms": SystemClock().now_ms(), "failed": failed[:10]}))
+    if failed or len(sent) < len(records):
+        raise Unavailable(
+            "not_delivered", f"{len(records) - len(sent)} of {len(records)} were not sent: {failed[:1]}; run it again for the rest"
+        )
+    return folder
+
+
+def _send(producer: Producer, topic: str, record: Redriven, sent: list[Identity], failed: list[str]) -> None:
+    def delivered(error: Any, _: Any) -> None:
+        if error is None:
+            sent.append(record.identity)
+        else:
+            failed.append(f"{record.identity}: {error}")
+
+    while True:
+        try:
+            producer.produce(topic, record.value, record.key, record.partition, on_delivery=delivered, headers=list(record.headers))
+            break
+        except BufferError:  # the queue is full: the broker is slower than the rate
+            producer.poll(_POLL_S)
+    producer.poll(0)
+
+
+def _paced(per_s: float) -> Iterator[int]:
+    """Counts up, at most `per_s` a second."""
+    began, number = time.monotonic(), 0
+    while True:
+        yield number
+        number += 1
+        time.sleep(max(0.0, began + number / per_s - time.monotonic()))

@@ -1,0 +1,123 @@
+"""`aif dlq`: rejected updates shown, filtered, and sent again: each alone, once, to where it belongs, with an audit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner
+
+from infra.cli import build_app
+from infra.index_store import open_index_store
+from infra.kafka.admin import apply_topics
+from infra.kafka.dead_letters import attempt_of, encode_dead_letter
+from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters
+from schemas.errors import AifError, Unavailable
+from schemas.events import Rejection
+from schemas.ids import IdKind, partition_of
+
+UPDATES = [{"item_id": i, "version": 7, "features": {"price": i}} for i in range(4)]
+RECORD = SourceRecord("item-features", 1, 5, b"", json.dumps({"schema": 1, "updates": UPDATES}).encode(), (("ce_id", b"x"),), 1_000)
+GARBAGE = SourceRecord("item-features", 0, 9, b"k", b"\xff\x00", (), 1_000)
+
+
+@pytest.fixture
+def prefix(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", bootstrap_servers)
+    monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", topic_prefix)
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
+    apply_topics(bootstrap_servers, topic_prefix, 2, 1)
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for record, index, code, disposition in (
+        (RECORD, 1, "wrong_partition", "semantic"),
+        (RECORD, 3, "bad_update", "schema"),
+        (GARBAGE, 0, "not_json", "malformed"),
+        (RECORD, 1, "wrong_partition", "semantic"),  # sent again after a crash
+    ):
+        key, value, headers = encode_dead_letter(record, Rejection(index, code, f"because {code}", disposition), "1")
+        producer.produce(f"{topic_prefix}dlq.item-features", value, key, headers=headers)
+    assert producer.flush(30) == 0
+    return topic_prefix
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(build_app(), ["dlq", *arguments, "--json"])
+    if isinstance(result.exception, AifError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def resent(bootstrap: str, prefix: str) -> list[SourceRecord]:
+    return sorted(read_topic(bootstrap, "item-features", prefix=prefix), key=lambda r: r.offset)
+
+
+def test_dead_letters_are_counted_once_each_listed_by_filter_and_shown_whole(prefix: str) -> None:
+    assert {(c["code"], c["updates"]) for c in run("list")["counts"]} == {("wrong_partition", 1), ("bad_update", 1), ("not_json", 1)}
+    for arguments, codes in (
+        (("--disposition", "schema"), ["bad_update"]),
+        (("--code", "not_json"), ["not_json"]),
+        (("--partition", "1"), ["wrong_partition", "bad_update"]),
+        (("--contains", "because bad"), ["bad_update"]),
+        (("--since-s", "3600"), ["wrong_partition", "bad_update", "not_json"]),
+        (("--count", "1"), ["not_json"]),
+    ):
+        assert [row["code"] for row in run("list", "item-features", *arguments)["dead_letters"]] == codes
+    shown = run("show", "item-features", "1", "5", "3")
+    assert shown["reason"] == "because bad_update" and json.loads(shown["value"])["updates"] == UPDATES and shown["headers"]["ce_id"] == "x"
+    with pytest.raises(AifError, match="no_such_dead_letter"):
+        run("show", "item-features", "1", "6")
+
+
+def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
+    assert len(run("redrive", "item-features", "--dry-run")["would_send"]) == 3
+    assert resent(bootstrap_servers, prefix) == []
+    assert run("redrive", "item-features", "--max", "1", "--rate", "1000")["sent"] == 1
+    (first,) = resent(bootstrap_servers, prefix)
+    assert json.loads(first.value or b"") == {"schema": 1, "updates": [UPDATES[1]]}
+    assert (first.partition, first.key) == (partition_of(1, 2), b"1")
+    assert dict(first.headers) == {"ce_id": b"x", "aif.redriven_from": b"item-features/1/5/1", "aif.attempt": b"2"}
+    done = run("redrive", "item-features", "--disposition", "schema", "--rate", "1000")
+    assert (done["sent"], done["skipped_sent_before"]) == (1, 1)
+    assert run("redrive", "item-features", "--disposition", "schema")["would_send"] == []
+    end = json.loads(open_index_store(str(tmp_path / "store")).get(f"{done['audit']}end"))
+    assert end["sent"] == ["item-features/1/5/3"]
+
+
+def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
+    run("redrive", "item-features", "--code", "not_json", "--rate", "1000")
+    store = open_index_store(str(tmp_path / "store"))
+    begin = json.loads(store.get(f"{AUDIT}000000000/begin"))
+    (tmp_path / "store" / AUDIT / "000000000" / "end").unlink()  # as if it had died before its end
+    assert begin["records"] == 1 and begin["filter"]["code"] == "not_json"
+    with pytest.raises(Unavailable, match="redrive_running"):
+        run("redrive", "item-features")
+    left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
+    assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
+    assert [r.value for r in resent(bootstrap_servers, prefix)] == [b"\xff\x00"]
+
+
+def test_a_record_that_comes_back_says_which_attempt_it_was(bootstrap_servers: str, prefix: str) -> None:
+    letter = next(x for x in read_dead_letters(bootstrap_servers, prefix, "item-features") if x.source.code == "bad_update")
+    again = encode_redriven(letter, 2, IdKind.INT64, "item_id")
+    record = SourceRecord("item-features", again.partition, 77, again.key, again.value, tuple(again.headers), 2_000)
+    headers = encode_dead_letter(record, Rejection(0, "bad_update", "still", "schema"), "1")[2]
+    assert dict(headers)["attempt"] == b"2" and attempt_of(headers) == 2
+    third = encode_redriven(DeadLetter(letter.source, SourceRecord("", 0, 0, b"", again.value, tuple(headers))), 2, IdKind.INT64, "item_id")
+    assert [name for name, _ in third.headers] == ["ce_id", "aif.redriven_from", "aif.attempt"] and third.headers[-1][1] == b"3"
+
+
+def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
+    source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"), "1")
+    letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]
+    letters.append(DeadLetter(_source(9, topic="dlq.item-features"), letters[0].record))
+    planned = plan_redrive(letters, "item-features", Filter(), {"item-features/1/0/0"}, 3)
+    assert [letter.source.offset for letter in planned] == [1, 2, 3]
+
+
+def _source(offset: int, topic: str = "item-features") -> Any:
+    from infra.kafka.dead_letters import DeadLetterSource
+
+    return DeadLetterSource(topic, 1, offset, 0, "x", "y", "schema")

@@ -35,10 +35,11 @@ from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
 from serving.listener import Listener
+from serving.paced_engine import PacedEngine
 from serving.rank_call import RankCall
 from serving.settings import ServeSection
+from serving.state_pool import StatePool
 from serving.user_call import UserCall, Users
-from serving.user_states import UserStates
 from serving.user_store import StoreBounds
 from serving.user_store_start import ViewIdentity, open_user_store
 
@@ -190,10 +191,11 @@ async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object]
     settings = ServeSection(port=0, candidates_max=CANDIDATES_MAX, deadline_ms=DEADLINE_MS_MAX, idle_s=3600)
     metrics = Metrics()
     store = open_user_store(folder / "users", ViewIdentity("bench", "", IdKind.INT64, 1), StoreBounds())
-    users = Users(store, UserStates(16, 1 << 30), IdKind.INT64, metrics)
+    paced, users = PacedEngine(engine, metrics), Users(store, StatePool(16, 1 << 30), IdKind.INT64, metrics)
     front = Front(lambda: (True, ""), settings, metrics)
-    api, rank_call = HttpApi(front, Views(dict, lambda: None)), RankCall(engine, users, settings.candidates_max, metrics)
-    api.open_calls(UserCall(engine, users), rank_call)
+    front.intake.admit = paced.check_queue
+    api, rank_call = HttpApi(front, Views(dict, lambda: None)), RankCall(paced, users, settings.candidates_max, metrics)
+    api.open_calls(UserCall(paced, users), rank_call)
     front.open_calls(engine, rank_call, IdKind.INT64)
     listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
     grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)

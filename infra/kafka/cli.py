@@ -57,13 +57,19 @@ def apply(
 
 @topics_app.command("schemas")
 def json_schemas(write: Annotated[bool, typer.Option("--write", help="Write the files that are stale.")] = False) -> None:
-    """Check the JSON Schema files of the events against the models. Exit code 1 when one is stale and was not written."""
+    """Check the JSON Schema files and the AsyncAPI document against the models. Exit code 1 when one is stale and was not written.
+
+    A model that refuses what any earlier schema accepted is an error, and nothing is written.
+    """
+    from infra.kafka.asyncapi import asyncapi_file, is_stale, write_asyncapi
     from infra.kafka.json_schemas import find_stale_schemas, json_schema_folder, write_json_schemas
 
-    folder = json_schema_folder()
-    stale = write_json_schemas(folder) if write else find_stale_schemas(folder)
-    for name in stale:
-        typer.echo(f"{'written' if write else 'stale'} {folder / name}")
+    folder, document = json_schema_folder(), asyncapi_file()
+    stale = [folder / name for name in (write_json_schemas(folder) if write else find_stale_schemas(folder))]
+    if write_asyncapi(document) if write else is_stale(document):
+        stale.append(document)
+    for file in stale:
+        typer.echo(f"{'written' if write else 'stale'} {file}")
     if stale and not write:
         raise typer.Exit(1)
 

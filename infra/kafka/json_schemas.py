@@ -1,13 +1,19 @@
-"""The JSON Schema files of the topics' records, `schemas/json/<topic>.<schema number>.json`: generated, committed, checked by a test."""
+"""The JSON Schema files of the topics' records, `schemas/json/<topic>.<schema number>.json`: generated, committed, held by tests.
+
+A file of every schema number that ever was stays; the newest of each topic is what the models say now, and accepts what all older ones do
+(schema_compatibility.py), because old records are replayed for ever: a model that accepts less is refused here.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import schemas
 from infra.files import write_file_durably
+from infra.kafka.schema_compatibility import find_incompatibilities
+from schemas.errors import Incompatible
 from schemas.events import RECORDS, json_schema
-
-SCHEMA_NUMBER = 1
 
 
 def json_schema_folder() -> Path:
@@ -15,11 +21,18 @@ def json_schema_folder() -> Path:
     return Path(schemas.__file__).parent / "json"
 
 
+def schema_number(schema: Mapping[str, Any]) -> int:
+    """The newest schema number that a record may carry: the largest value of its field `schema`."""
+    field = schema["properties"]["schema"]
+    return int(max(field["enum"] if "enum" in field else [field["const"]]))
+
+
 def encode_json_schemas() -> dict[str, bytes]:
     """File name to contents, for every topic with a JSON record."""
+    found = {topic: json_schema(topic) for topic in sorted(RECORDS)}
     return {
-        f"{topic}.{SCHEMA_NUMBER}.json": (json.dumps(json_schema(topic), indent=2, sort_keys=True) + "\n").encode()
-        for topic in sorted(RECORDS)
+        f"{topic}.{schema_number(schema)}.json": (json.dumps(schema, indent=2, sort_keys=True) + "\n").encode()
+        for topic, schema in found.items()
     }
 
 
@@ -29,8 +42,24 @@ def find_stale_schemas(folder: Path) -> list[str]:
     return [name for name, data in wanted.items() if not (folder / name).is_file() or (folder / name).read_bytes() != data]
 
 
+def find_broken_schemas(folder: Path) -> list[str]:
+    """Where the models refuse what a schema in the folder accepts, as `file: place: what`; those that came before, and those of now."""
+    broken = []
+    for topic in sorted(RECORDS):
+        new = json_schema(topic)
+        for file in sorted(folder.glob(f"{topic}.[0-9]*.json")):
+            old = json.loads(file.read_bytes())
+            broken += [f"{file.name}: {found}" for found in find_incompatibilities(old, new)]
+    return broken
+
+
 def write_json_schemas(folder: Path) -> list[str]:
-    """Write what is stale; the names of the files that changed."""
+    """Write what is stale; the names of the files that changed. Raises Incompatible (`schema_not_backward`) and writes nothing."""
+    if broken := find_broken_schemas(folder):
+        raise Incompatible(
+            "schema_not_backward",
+            f"{len(broken)} changes would refuse records that are in the topics: {'; '.join(broken[:3])}; accept them as well, or use a new topic",
+        )
     stale, wanted = find_stale_schemas(folder), encode_json_schemas()
     for name in stale:
         write_file_durably(folder / name, wanted[name])

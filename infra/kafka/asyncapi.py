@@ -1,0 +1,154 @@
+"""The AsyncAPI 3 document of every topic, generated from the table of topics and the models: `docs/asyncapi.json`. Never written by hand.
+
+Here: the document as a value, its file, whether that is up to date. Not here: the topics (schemas/topics.py), the records (schemas/events.py).
+Source: AsyncAPI 3.0.0; Kafka bindings 0.5.0.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import schemas
+from infra.files import write_file_durably
+from schemas.events import RECORDS, encode_headers, json_schema
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, TOPICS, Topic
+
+_KAFKA_BINDING = "0.5.0"
+_INPUTS = tuple(topic for topic in RECORDS if topic != INDEX_EVENTS)
+_PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
+
+
+def asyncapi_file() -> Path:
+    """Where the document is in this checkout."""
+    return Path(schemas.__file__).parents[1] / "docs" / "asyncapi.json"
+
+
+def encode_asyncapi() -> bytes:
+    """The document's bytes."""
+    return (json.dumps(describe_topics(), indent=2, sort_keys=True) + "\n").encode()
+
+
+def is_stale(file: Path) -> bool:
+    """Whether the file is not what the models and the table say now."""
+    return not file.is_file() or file.read_bytes() != encode_asyncapi()
+
+
+def write_asyncapi(file: Path) -> bool:
+    """Writes the file where it is stale; whether it was."""
+    if not is_stale(file):
+        return False
+    write_file_durably(file, encode_asyncapi())
+    return True
+
+
+def describe_topics() -> dict[str, Any]:
+    """The whole document: a channel for each topic, an operation for each side of it, the records' schemas."""
+    operations: dict[str, Any] = {}
+    for topic in TOPICS:
+        for action, who in _sides(topic.name):
+            operations[f"{action}-{topic.name}"] = {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{topic.name}"},
+                "summary": who,
+            }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "AIF topics",
+            "version": "1",
+            "description": "Addresses stand behind the deployment's prefix. A record of a shard's topic holds 1 to 256 updates of one partition.",
+        },
+        "defaultContentType": "application/json",
+        "channels": {topic.name: _channel(topic) for topic in TOPICS},
+        "operations": operations,
+        "components": {"messages": _messages(), "schemas": _schemas()},
+    }
+
+
+def _sides(topic: str) -> list[tuple[str, str]]:
+    """Seen from a client of the system: what it sends, what it may read."""
+    if topic in _INPUTS:
+        return [("send", "publishers of events")]
+    return [("receive", "servers" if topic == INDEX_DELTAS else "people, consoles and metrics")]
+
+
+def _channel(topic: Topic) -> dict[str, Any]:
+    binding: dict[str, Any] = {"bindingVersion": _KAFKA_BINDING, "topicConfiguration": _configuration(topic)}
+    if isinstance(topic.partitions, int):
+        binding["partitions"] = topic.partitions
+    counted = _PARTITIONS.get(str(topic.partitions), f"{topic.partitions}")
+    return {
+        "address": topic.name,
+        "description": f"{topic.why}. Partitions: {counted}.",
+        "messages": {"record": {"$ref": f"#/components/messages/{_message_of(topic.name)}"}},
+        "bindings": {"kafka": binding},
+    }
+
+
+def _configuration(topic: Topic) -> dict[str, Any]:
+    config = topic.config()
+    return {
+        "cleanup.policy": [config["cleanup.policy"]],
+        "retention.ms": int(config["retention.ms"]),
+        "max.message.bytes": int(config["max.message.bytes"]),
+    }
+
+
+def _message_of(topic: str) -> str:
+    return "dead-letter" if topic.startswith(DEAD_LETTER_PREFIX) else topic
+
+
+def _messages() -> dict[str, Any]:
+    headers = {"type": "object", "properties": {name: {"type": "string"} for name, _ in encode_headers("", "", "", "")}}
+    records = {
+        topic: {
+            "name": topic,
+            "contentType": "application/json",
+            "headers": headers,
+            "payload": {"$ref": f"#/components/schemas/{topic}"},
+            "bindings": {"kafka": {"bindingVersion": _KAFKA_BINDING, "key": {"type": "string", "description": _key_of(topic)}}},
+        }
+        for topic in RECORDS
+    }
+    binary = {"type": "string", "format": "binary"}
+    return {
+        **records,
+        INDEX_DELTAS: {
+            "name": INDEX_DELTAS,
+            "contentType": "application/octet-stream",
+            "payload": binary,
+            "summary": "FORMAT.md section 8",
+        },
+        "dead-letter": {
+            "name": "dead-letter",
+            "contentType": "application/octet-stream",
+            "payload": binary,
+            "summary": "the rejected record, byte for byte; the reason in headers __connect.errors.*, disposition, attempt, aif.index",
+        },
+    }
+
+
+def _key_of(topic: str) -> str:
+    updates = json_schema(topic)["properties"].get("updates")
+    return "the id as text; empty for a batch" if updates else "the id as text"
+
+
+def _schemas() -> dict[str, Any]:
+    """The records' JSON Schemas, definitions beside them under `<topic>.<name>`."""
+    found: dict[str, Any] = {}
+    for topic in RECORDS:
+        schema = json_schema(topic)
+        definitions = schema.pop("$defs", {})
+        found[topic] = _renamed(schema, topic)
+        found.update({f"{topic}.{name}": _renamed(definition, topic) for name, definition in definitions.items()})
+    return found
+
+
+def _renamed(value: Any, topic: str) -> Any:
+    """The same schema with its references pointing into this document."""
+    if isinstance(value, dict):
+        return {
+            key: f"#/components/schemas/{topic}.{str(inner).removeprefix('#/$defs/')}" if key == "$ref" else _renamed(inner, topic)
+            for key, inner in value.items()
+        }
+    return [_renamed(inner, topic) for inner in value] if isinstance(value, list) else value

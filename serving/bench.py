@@ -25,6 +25,7 @@ from schemas.model.hamming import equal_bits_min
 from schemas.model.inputs import FeatureTensors, UserInputs
 from schemas.users import BehaviourEvent
 from serving.bench_world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from serving.engine.loop import Engine
 from serving.engine.tier_counts import (
     LANES,
     PLANES_MAX,
@@ -37,7 +38,7 @@ from serving.engine.tier_counts import (
 )
 from serving.engine.user_state import EngineUserState, join_behaviours
 from serving.engine.vector_code import aligned
-from serving.engine.work import RankWork, UserState, UserWork
+from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
 from serving.parity import InFloat64, candidate_rows
 
@@ -136,8 +137,8 @@ def without_simtier(state: UserState) -> UserState:
     return dataclasses.replace(state, folded=dataclasses.replace(state.folded, behaviours=arrange_behaviours(NO_SIGNATURES)))
 
 
-def pairs_case(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> Case:
-    """SimTier's counts alone, tables included, on the engine's threads."""
+def pairs_case(engine: Engine, items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> Case:
+    """SimTier's counts alone, tables included, on the engine's own threads (which are bound to their cores)."""
     bits, words_CQ = 8 * items_CW.shape[1], pack_words(items_CW)
     limits, arranged = plan_limits(equal_bits_min(edges, bits), bits), arrange_behaviours(behaviours_SW)
     near_CE = np.zeros((len(words_CQ), len(edges)), np.int32)
@@ -157,7 +158,7 @@ def pairs_case(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[flo
                 build_word_table(words_S, planes, tables[q])
             count_near(words_CQ[first:end], tables, limits.masks_EP, limits.low, valid_L, shift_L, counter, near_CE[first:end])
 
-    return lambda: WORKERS.run(count, len(words_CQ))
+    return lambda: engine.run(lambda: WORKERS.run(count, len(words_CQ))).result()
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
         state = states[length]
         assert isinstance(state, EngineUserState)
         seen_SW = state.tensors.simtier_BSW[0][state.tensors.simtier_mask_BS[0]].numpy()
-        cases = {"engine": engine_case(world, state, candidates), "simtier": pairs_case(items_CW, seen_SW, edges)}
+        cases = {"engine": engine_case(world, state, candidates), "simtier": pairs_case(world.engine, items_CW, seen_SW, edges)}
         long = time_in_turns(cases, dataclasses.replace(plan, turns=3, calls=max(4, plan.calls // 5)))
         figures.add(f"engine_simtier_p50_ms_{length}", np.median(long["engine"]), "ms")
         figures.add(f"floor_simtier_p50_ms_{length}", np.median(taken["floor"]) + np.median(long["simtier"]), "ms")
@@ -201,7 +202,10 @@ def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Nanoseconds a pair of random signatures, all different, 10^4 candidates against 10^4 behaviours."""
     drawn_CW = world.rng.integers(0, 256, (20_000, world.spec.signature_bytes), np.uint8)
     items_CW, behaviours_SW = drawn_CW[:10_000], drawn_CW[10_000:]
-    cases = {"equal": pairs_case(items_CW, behaviours_SW, EQUAL_TIERS), "edges": pairs_case(items_CW, behaviours_SW, EDGES)}
+    cases = {
+        "equal": pairs_case(world.engine, items_CW, behaviours_SW, EQUAL_TIERS),
+        "edges": pairs_case(world.engine, items_CW, behaviours_SW, EDGES),
+    }
     taken = time_in_turns(cases, dataclasses.replace(plan, calls=max(4, plan.calls // 5)))
     figures.add("simtier_ns_per_pair", 1e6 * np.median(taken["equal"]) / 1e8, "ns")
     figures.add("simtier_edges_ns_per_pair", 1e6 * np.median(taken["edges"]) / 1e8, "ns")
@@ -214,8 +218,7 @@ def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
     for user in range(max(1, plan.turns // 3)):
         history = world.history(LENGTH)
         slots = world.rng.choice(len(world.ids), candidates, replace=False)
-        scores, _ = world.scorer.score(world.scorer.user_state(UserWork(PROFILE, history)), slots, CONTEXT)
-        wanted = _reference_scores(world, history, slots)
+        scores, wanted = _engine_scores(world, history, slots), _reference_scores(world, history, slots)
         differences.append(float(np.abs(scores - wanted).max()))
         overlaps.append(len(set(np.argsort(-scores)[:TOP_K]) & set(np.argsort(-wanted)[:TOP_K])) / min(TOP_K, candidates))
         bids.append(float(world.tables.columns["bid"][slots].max()))
@@ -224,6 +227,11 @@ def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
     figures.add("parity_max_diff", max(differences), "score")
     figures.add("parity_bound", float(np.finfo(np.float32).eps) * widest * max(bids), "score")
     figures.add("parity_overlap", float(np.mean(overlaps)), "ratio")
+
+
+def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
+    state = world.user(history)
+    return world.engine.run(lambda: world.scorer.score(state, slots, CONTEXT)).result()[0]
 
 
 def _reference_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:

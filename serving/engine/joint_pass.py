@@ -28,6 +28,7 @@ from serving.engine.vector_code import (
     SIGN_CHUNK,
     TILE_ROWS,
     add_sign_rows,
+    address,
     aligned,
     multiply_half_tile,
     multiply_tile,
@@ -129,7 +130,7 @@ def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -
     signature, width = columns.signature, columns.signature.shape[1]
     for i in range(slots_C.shape[0]):
         if i + _AHEAD < slots_C.shape[0]:
-            prefetch(signature.ctypes.data + slots_C[i + _AHEAD] * width)
+            prefetch(address(signature) + slots_C[i + _AHEAD] * width)
         for q in range(words_CQ.shape[1]):
             word = np.uint64(0)
             for byte in range(min(8, width - 8 * q)):
@@ -156,27 +157,27 @@ def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
     for i in range(slots_B.shape[0]):
         slot = slots_B[i]
         for at in range(0, 2 * vector.shape[1], 64):
-            prefetch(vector.ctypes.data + 2 * slot * vector.shape[1] + at)
-        prefetch(bridge.ctypes.data + 2 * slot * bridge.shape[1])
-        prefetch(realtime.ctypes.data + 4 * slot * realtime.shape[1])
-        prefetch(columns.category.ctypes.data + 4 * slot)
-        prefetch(columns.has_signature.ctypes.data + slot)
-        prefetch(columns.signature.ctypes.data + slot * columns.signature.shape[1])
+            prefetch(address(vector) + 2 * slot * vector.shape[1] + at)
+        prefetch(address(bridge) + 2 * slot * bridge.shape[1])
+        prefetch(address(realtime) + 4 * slot * realtime.shape[1])
+        prefetch(address(columns.category) + 4 * slot)
+        prefetch(address(columns.has_signature) + slot)
+        prefetch(address(columns.signature) + slot * columns.signature.shape[1])
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def _sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
     """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
     nibbles stay in the first cache, the whole table would not."""
-    signature, width = columns.signature.ctypes.data, columns.signature.shape[1]
+    signature, width = address(columns.signature), columns.signature.shape[1]
     byte_bytes = 4 * 32 * SIGN_CHUNK
     for chunk in range(user.sign_table.shape[0]):
-        table = user.sign_table.ctypes.data + chunk * width * byte_bytes
+        table = address(user.sign_table) + chunk * width * byte_bytes
         skipped = 4 * SIGN_CHUNK * chunk
         for byte in range(0, width, _BYTES_TOGETHER):
             for i in range(slots_B.shape[0]):
-                sums = signs_BF.ctypes.data + 4 * i * signs_BF.shape[1] + skipped
-                start = sums if byte > 0 else user.sign_start_F.ctypes.data + skipped
+                sums = address(signs_BF) + 4 * i * signs_BF.shape[1] + skipped
+                start = sums if byte > 0 else address(user.sign_start_F) + skipped
                 count = min(_BYTES_TOGETHER, width - byte)
                 add_sign_rows(signature + slots_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
 
@@ -243,7 +244,7 @@ def _multiply(
     least: float,
 ) -> None:
     """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. The other ints are addresses and strides."""
-    out, stride = out_BH.ctypes.data, 4 * out_BH.shape[1]
+    out, stride = address(out_BH), 4 * out_BH.shape[1]
     for column in range(0, width, PANEL):
         panel = panels + 4 * column * depth
         for row in range(0, rows, TILE_ROWS):
@@ -266,9 +267,9 @@ def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, 
         for h in range(first_width):
             scratch.first_BH[i, h] = user.base_GH[entry, h] + user.context_H[h]
         _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
-    inputs, stride, joined = scratch.inputs_BX.ctypes.data + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
-    zeros, none = scratch.zeros_D.ctypes.data, np.float32(-np.inf)
-    _multiply(slots_B.shape[0], inputs, stride, user.bea_panels.ctypes.data, bridges, joined.shape[1], zeros, 0, joined, none)
+    inputs, stride, joined = address(scratch.inputs_BX) + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
+    zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
+    _multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -297,19 +298,19 @@ def _join_block(
 def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> np.ndarray:
     """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
     layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
-    inputs, stride = scratch.inputs_BX.ctypes.data, 4 * scratch.inputs_BX.shape[1]
+    inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
-    at, at_stride, width = scratch.first_BH.ctypes.data, 4 * scratch.first_BH.shape[1], weights.first_width
-    _multiply(rows, inputs, stride, user.user_panels.ctypes.data, depth, width, at, at_stride, scratch.first_BH, last)
-    joint = weights.joint_panels.ctypes.data
+    at, at_stride, width = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], weights.first_width
+    _multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, last)
+    joint = address(weights.joint_panels)
     least = none if layers > 0 else last
     _multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
     here, there = scratch.first_BH, scratch.second_BH
     for layer in range(layers):
-        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], weights.rest.ctypes.data
+        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
         depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
         least = none if layer + 1 < layers else last
-        _multiply(rows, here.ctypes.data, at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, 0, there, least)
+        _multiply(rows, address(here), at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
         here, there = there, here
     return here
 

@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from serving.engine.vector_code import INT32, INT64, external, load, loop, offset, splat, store
+from serving.engine.vector_code import INT32, INT64, address, external, load, loop, offset, splat, store
 
 U = np.uint64
 LANES = 8  # of 64 behaviours
@@ -314,9 +314,9 @@ def count_near(
 ) -> None:
     """near_CE (int32) += behaviours of one block within each limit, for each candidate. counter_PL is scratch [PLANES_MAX + 1, 8], 64-byte aligned."""
     edges, planes = masks_EP.shape
-    counter, tables, masks = counter_PL.ctypes.data, tables_QXL.ctypes.data, masks_EP.ctypes.data
+    counter, tables, masks = address(counter_PL), address(tables_QXL), address(masks_EP)
     first, carry = min(low, planes - 1), counter + PLANES_MAX * _PLANE_BYTES
-    distance, valid, shift = counter + first * _PLANE_BYTES, valid_L.ctypes.data, shift_L.ctypes.data
+    distance, valid, shift = counter + first * _PLANE_BYTES, address(valid_L), address(shift_L)
     for i in range(words_CQ.shape[0]):
         counter_PL[WORD_PLANES:] = U(0)
         _set_distance(tables, words_CQ[i, 0], counter)
@@ -326,7 +326,7 @@ def count_near(
             _or_planes(counter, first, carry)
         for e in range(0, edges - edges % 4, 4):
             at = masks + 8 * (e * planes + first)
-            _count_within_four(carry, distance, at, 8 * planes, planes - first, valid, shift, near_CE[i, e:].ctypes.data)
+            _count_within_four(carry, distance, at, 8 * planes, planes - first, valid, shift, address(near_CE[i, e:]))
         for e in range(edges - edges % 4, edges):
             at = masks + 8 * (e * planes + first)
-            _count_within_one(carry, distance, at, 8 * planes, planes - first, valid, shift, near_CE[i, e:].ctypes.data)
+            _count_within_one(carry, distance, at, 8 * planes, planes - first, valid, shift, address(near_CE[i, e:]))

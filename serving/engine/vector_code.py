@@ -10,7 +10,7 @@ Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; th
     widen           half-precision columns      NumPy's fp16 is no type of numba's
     prefetch        rows of the next block      without it a block waits for memory
 
-Addresses are int64 (`array.ctypes.data`), strides in bytes. Nothing here checks a bound: the callers own every size.
+Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
 
 Arrays: B rows of a block, K depth of a product, P columns of a panel.
 """
@@ -18,6 +18,7 @@ Arrays: B rows of a block, K depth of a product, P columns of a panel.
 from typing import Any
 
 import llvmlite.binding
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -39,6 +40,12 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+@numba.njit(forceinline=True)
+def address(array: np.ndarray) -> int:
+    """Where an array's first element lies, int64."""
+    return np.int64(array.ctypes.data)
 
 
 # --- building blocks of vector code: used while a kernel is compiled ----------------------------------------------------

@@ -1,91 +1,123 @@
-"""The engine's helpers: threads that compute a share of a request while the engine's own thread computes the rest, and do nothing else.
+"""The engine's helpers: threads that compute shares of a request while the engine's own thread computes others, and do nothing else.
 
 Here: `Workers`, one set per process, because cores are. Not here: what is computed. A helper decides nothing and owns nothing.
 Each helper, and the thread that calls, is bound to a core of its own at the first shared request: unbound, both may share one core (measured: 2.7 ms
-became 5.8). Everything runs in compiled code without the GIL; a helper that is handed work needs the GIL only to wake up.
+became 5.8). Shares are claimed, not dealt: a helper whose core is busy with something else takes fewer of them, and one that never woke up is not
+waited for. Everything runs in compiled code without the GIL; a helper needs the GIL only to claim.
 """
 
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 
-THREADS_DEFAULT_MAX = 2  # on a machine with more cores, an operator may give it more
+THREADS_DEFAULT_MAX = 2
+SHARES_PER_THREAD = 2  # more of them even out better, and each counts through tables of its own
 ROWS_PER_SHARE_MIN = 512  # less is computed faster than handed over
 
 Part = Callable[[int, int, int], None]  # (first row, row after the last, thread)
 
 
-class _Helper:
-    """One thread, woken by a lock, answering by a lock."""
+class _Job:
+    """The shares of one request that nobody has claimed yet, and how many are being computed."""
 
-    def __init__(self, core: int) -> None:
-        self._core = core
-        self._wanted, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._work: Callable[[], None] = lambda: None
+    def __init__(self, part: Part, rows: int, shares: int) -> None:
+        self._part = part
+        self._shares = deque((rows * share // shares, rows * (share + 1) // shares) for share in range(shares))
+        self._lock = threading.Lock()
+        self._computing = 0
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="engine-helper", daemon=True).start()
+        self._last_done = threading.Semaphore(0)
+        self._awaited = False
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Begins `work`."""
-        self._work, self._error = work, None
-        self._wanted.release()
+    def work(self, thread: int) -> None:
+        """Computes shares until none is left."""
+        while self._claim_and_compute(thread):
+            pass
 
-    def wait(self) -> None:
-        """Ends when the work has; its error, if it had one, is raised here."""
-        self._done.acquire()
+    def finish(self) -> None:
+        """Waits for shares that others have claimed. Raises the first error of a share."""
+        with self._lock:
+            self._awaited = self._computing > 0
+        if self._awaited:
+            self._last_done.acquire()
         if self._error is not None:
             raise self._error
 
+    def _claim_and_compute(self, thread: int) -> bool:
+        with self._lock:
+            if not self._shares or self._error is not None:
+                return False
+            first, end = self._shares.popleft()
+            self._computing += 1
+        try:
+            self._part(first, end, thread)
+        except BaseException as error:  # it belongs to the request
+            self._error = error
+        with self._lock:
+            self._computing -= 1
+            if self._awaited and self._computing == 0:
+                self._last_done.release()
+        return True
+
+
+class _Helper:
+    """One thread that works on the job it was woken for."""
+
+    def __init__(self, thread: int, core: int | None) -> None:
+        self._thread, self._core = thread, core
+        self._wanted = threading.Semaphore(0)
+        self._jobs: deque[_Job] = deque()
+        threading.Thread(target=self._run, name=f"engine-helper-{thread}", daemon=True).start()
+
+    def wake(self, job: _Job) -> None:
+        """A job to help with. One that it was too late for ends at once."""
+        self._jobs.append(job)
+        self._wanted.release()
+
     def _run(self) -> None:
-        bind_to_core(self._core)
+        if self._core is not None:
+            bind_to_core(self._core)
         while True:
             self._wanted.acquire()
-            try:
-                self._work()
-            except BaseException as error:  # it belongs to the request
-                self._error = error
-            self._done.release()
+            self._jobs.popleft().work(self._thread)
 
 
 class Workers:
-    """`threads` in all, the caller among them."""
+    """`threads` in all, the caller among them; with `binds` each stays on a core of its own, the caller from its first shared request on."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = max(1, threads)
+    def __init__(self, threads: int, binds: bool = True) -> None:
+        self.threads, self._binds = max(1, threads), binds
         self._cores = sorted(os.sched_getaffinity(0))
         self._helpers: list[_Helper] = []
         self._busy = threading.Lock()
         self._bound = threading.local()
 
     def run(self, part: Part, rows: int) -> None:
-        """Calls part(first, end, thread) over [0, rows), in shares side by side; in one piece if they are small or another engine computes."""
-        shares = min(self.threads, rows // ROWS_PER_SHARE_MIN)
-        if shares < 2 or not self._busy.acquire(blocking=False):
+        """Calls part(first, end, thread) for shares that cover [0, rows), side by side; in one piece if there is little to do or another engine
+        computes. `thread` is below `threads`, and no two calls with the same one overlap."""
+        shares = min(self.threads * SHARES_PER_THREAD, rows // ROWS_PER_SHARE_MIN)
+        if self.threads < 2 or shares < 2 or not self._busy.acquire(blocking=False):
             part(0, rows, 0)
             return
         try:
-            self._run_shares(part, rows, shares)
+            self._open()
+            job = _Job(part, rows, shares)
+            for helper in self._helpers[: shares - 1]:
+                helper.wake(job)
+            job.work(0)
+            job.finish()
         finally:
             self._busy.release()
 
-    def _run_shares(self, part: Part, rows: int, shares: int) -> None:
-        self._open(shares - 1)
-        bounds = [rows * share // shares for share in range(shares + 1)]
-        for thread, helper in enumerate(self._helpers[: shares - 1], 1):
-            helper.start(lambda thread=thread: part(bounds[thread], bounds[thread + 1], thread))  # type: ignore[misc]
-        try:
-            part(bounds[0], bounds[1], 0)
-        finally:
-            for helper in self._helpers[: shares - 1]:
-                helper.wait()
-
-    def _open(self, helpers: int) -> None:
-        if not getattr(self._bound, "core", False):
+    def _open(self) -> None:
+        if self._binds and not getattr(self._bound, "core", False):
             bind_to_core(self._cores[0])
             self._bound.core = True
-        while len(self._helpers) < helpers:
-            self._helpers.append(_Helper(self._cores[(len(self._helpers) + 1) % len(self._cores)]))
+        while len(self._helpers) < self.threads - 1:
+            thread = len(self._helpers) + 1
+            self._helpers.append(_Helper(thread, self._cores[thread % len(self._cores)] if self._binds else None))
 
 
 def bind_to_core(core: int) -> None:

@@ -64,7 +64,7 @@ def test_shares_of_several_threads_give_the_scores_of_one(monkeypatch: pytest.Mo
     slots = np.random.default_rng(1).integers(0, 300, 3 * ROWS_PER_SHARE_MIN + 5)
     answers = []
     for threads in (1, 3):
-        monkeypatch.setattr("serving.engine.cpu.WORKERS", Workers(threads))
+        monkeypatch.setattr("serving.engine.cpu.WORKERS", Workers(threads, binds=False))
         scorer = CpuScorer(version.network, 1, version.tables)
         answers.append(scorer.score(scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20))), slots, CONTEXT)[0])
     assert np.allclose(*answers, rtol=1e-6)

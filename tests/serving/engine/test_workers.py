@@ -1,0 +1,65 @@
+"""Shares of a request: every row once, whoever computes it; errors belong to the request."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from serving.engine.workers import ROWS_PER_SHARE_MIN, SHARES_PER_THREAD, Workers
+
+ROWS = 6 * ROWS_PER_SHARE_MIN + 3
+WAIT_S = 30
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [0, 1, ROWS_PER_SHARE_MIN, 2 * ROWS_PER_SHARE_MIN, ROWS])
+def test_every_row_is_computed_exactly_once(threads: int, rows: int) -> None:
+    seen, workers = np.zeros(rows, int), Workers(threads, binds=False)
+    for _ in range(20):
+        workers.run(lambda first, end, thread: np.add(seen[first:end], 1, out=seen[first:end]), rows)
+    assert (seen == 20).all()
+
+
+def test_a_thread_has_one_share_at_a_time_and_helpers_do_help() -> None:
+    workers, inside, met = Workers(2, binds=False), [0, 0], threading.Barrier(2)
+
+    def part(first: int, end: int, thread: int) -> None:
+        inside[thread] += 1
+        assert inside[thread] == 1
+        met.wait(WAIT_S)  # ends only if both threads are inside a share at the same time
+        inside[thread] -= 1
+
+    workers.run(part, 2 * ROWS_PER_SHARE_MIN)
+
+
+def test_a_share_that_fails_fails_the_request_and_the_next_request_is_computed() -> None:
+    workers, done = Workers(2, binds=False), []
+
+    def fail(first: int, end: int, thread: int) -> None:
+        raise ValueError("this share")
+
+    for _ in range(5):
+        with pytest.raises(ValueError, match="this share"):
+            workers.run(fail, ROWS)
+        done.clear()
+        workers.run(lambda first, end, thread: done.append((first, end)), ROWS)
+        assert min(done)[0] == 0 and sum(end - first for first, end in done) == ROWS and len(done) <= 2 * SHARES_PER_THREAD
+
+
+def test_a_helper_that_is_busy_is_not_waited_for() -> None:
+    workers, started, hold, done = Workers(2, binds=False), threading.Event(), threading.Event(), []
+
+    def block_the_helper(first: int, end: int, thread: int) -> None:
+        if thread == 1:
+            started.set()
+            hold.wait(WAIT_S)
+        else:
+            started.wait(WAIT_S)
+
+    blocked = threading.Thread(target=workers.run, args=(block_the_helper, 2 * ROWS_PER_SHARE_MIN))
+    blocked.start()
+    assert started.wait(WAIT_S)
+    workers.run(lambda first, end, thread: done.append((first, end, thread)), ROWS)  # the set is busy: in one piece, by the caller
+    assert done == [(0, ROWS, 0)]
+    hold.set()
+    blocked.join(WAIT_S)

@@ -46,6 +46,7 @@ MANIFEST_BYTES_MAX = 64 * MIB
 CANDIDATES_MAX = 131_072
 TOP_K_MAX = 10_000
 BODY_BYTES_MAX = 8 * MIB
+BODIES_BYTES_MAX = 256 * MIB  # of all bodies that one server reads at the same time
 JSON_DEPTH_MAX = 16
 HTTP_HEADERS_MAX = 64
 HTTP_HEADER_BYTES_MAX = 64 * KIB  # all headers of one request

@@ -6,24 +6,26 @@ that does not end in time, or ends too early, is an answer too.
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from granian.rsgi import ProtocolError
 
 from schemas.errors import RejectedInput
 from schemas.limits import BODY_BYTES_MAX
+from serving.intake import Intake
 
 _THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
 _BODY_S_MAX = 10.0
 _WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # of zlib; "deflate" in HTTP is the zlib form
 
 
-async def read_body(scope: Any, protocol: Any) -> bytes:
-    """The whole body, unpacked. Raises RejectedInput: `body_too_large`, `body_too_slow`, `body_cut`, `bad_encoding`."""
+async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
+    """The whole body, unpacked. Raises RejectedInput: `body_too_large`, `body_too_slow`, `body_cut`, `bad_encoding`; Unavailable."""
     try:
-        async with asyncio.timeout(_BODY_S_MAX):
-            raw = await _collect_body(scope, protocol)
+        with intake.reading() as take:
+            async with asyncio.timeout(_BODY_S_MAX):
+                raw = await _collect_body(scope, protocol, take)
     except ProtocolError as error:
         raise RejectedInput("body_cut", "the connection ended before the body was complete; send it again", "malformed") from error
     except TimeoutError as error:
@@ -48,7 +50,7 @@ def unpack(raw: bytes, encoding: str) -> bytes:
     return unpacked
 
 
-async def _collect_body(scope: Any, protocol: Any) -> bytes:
+async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None]) -> bytes:
     declared = scope.headers.get("content-length") or ""
     declared_bytes = int(declared[:19]) if declared.isascii() and declared.isdigit() else 0
     kept_max = 0 if declared_bytes > BODY_BYTES_MAX else BODY_BYTES_MAX
@@ -59,6 +61,7 @@ async def _collect_body(scope: Any, protocol: Any) -> bytes:
     async for chunk in protocol:
         size += len(chunk)
         if size <= kept_max:
+            take(len(chunk))
             chunks.append(bytes(chunk))
         else:
             chunks.clear()

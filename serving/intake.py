@@ -1,19 +1,20 @@
-"""How many requests are in work, on all ports together, and the refusal of one more (I8).
+"""How many requests are in work, on all ports together, how many bytes of bodies are being read, and the refusal of more (I8).
 
-Here: the count. Not here: who waits for what inside (the engine's queue), nor what the refusal is in a protocol.
+Here: the counts. Not here: who waits for what inside (the engine's queue), nor what the refusal is in a protocol.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 from schemas.errors import Unavailable
+from schemas.limits import BODIES_BYTES_MAX
 
 
 class Intake:
     """Counts requests between receipt and answer. Used in the event loop only."""
 
     def __init__(self, requests_max: int) -> None:
-        self.requests_max, self.in_work = requests_max, 0
+        self.requests_max, self.in_work, self.reading_bytes = requests_max, 0, 0
         self.admit: Callable[[], None] = lambda: None  # raises Unavailable where what is in work already takes too long
 
     @contextlib.contextmanager
@@ -28,6 +29,26 @@ class Intake:
     def check(self) -> None:
         """Raises Unavailable (`overloaded`) where the request that entered last is one too many, by number or by the time it would wait."""
         if self.in_work > self.requests_max:
-            message = f"{self.requests_max} requests are in work, which is all this server takes; send it again a little later"
-            raise Unavailable("overloaded", message, retry_after_s=0.05)
+            raise _overloaded(f"{self.requests_max} requests are in work")
         self.admit()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """A body is read inside; the given function counts the bytes that came, and raises Unavailable (`overloaded`) for one too many."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            taken += count
+            self.reading_bytes += count
+            if self.reading_bytes > BODIES_BYTES_MAX:
+                raise _overloaded(f"bodies of {BODIES_BYTES_MAX} bytes are being read")
+
+        try:
+            yield take
+        finally:
+            self.reading_bytes -= taken
+
+
+def _overloaded(what: str) -> Unavailable:
+    return Unavailable("overloaded", f"{what}, which is all this server takes; send it again a little later", retry_after_s=0.05)

@@ -17,7 +17,8 @@ Every signal of a click is one that a named part of AIF can pick up, and is meas
 Arrays: I items, U users, H slots of history, S items of one user, Z latent width, Q interests, G facets, F facet width, A attributes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -96,10 +97,14 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class World:
-    """One world. Everything is drawn on first use and kept; nothing depends on the order of the calls."""
+    """One world. Everything is drawn on first use and kept; nothing depends on the order of the calls.
+
+    Worlds that differ in `signals` only have the same items, users and histories: other clicks.
+    """
 
     seed: int = 0
     size: WorldSize = WorldSize()
+    signals: Mapping[str, float] = field(default_factory=lambda: SIGNALS, hash=False)
 
     def rng(self, *stream: int) -> np.random.Generator:
         """A generator for one purpose, the same in every process."""
@@ -234,7 +239,7 @@ class World:
         logit = np.full(item_US.shape, CLICK_BIAS, np.float32)
         for name, values in self._signals(user, item_US).items():
             mean, deviation = self._scales[name]
-            logit += SIGNALS[name] * (values - mean) / deviation
+            logit += self.signals[name] * (values - mean) / deviation
         return 1 / (1 + np.exp(-logit))
 
     def true_ecpm(self, user: np.ndarray, item_US: np.ndarray) -> np.ndarray:

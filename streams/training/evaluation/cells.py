@@ -51,7 +51,13 @@ class CellPlan:
     loss: LossWeights
     learning_rate: float
     batch_requests: int = 32
+    signals: tuple[tuple[str, float], ...] = ()
     data: str = "world"
+
+    @property
+    def truth(self) -> WorldTruth:
+        """The world of the cell: one and the same for every seed of a model."""
+        return open_truth(0, self.size, self.signals)
 
     @property
     def digest(self) -> str:
@@ -79,7 +85,7 @@ class Cell:
 def run_cell(plan: CellPlan, progress: Progress = lambda _: None) -> Cell:
     """Trains and measures. The same plan gives the same numbers on one machine, but for the seconds."""
     torch.manual_seed(plan.seed)
-    truth = open_truth(0, plan.size)
+    truth = plan.truth
     data = _data_of(plan)
     network = build_network(plan.variant, data.spec, _w_hash(data.spec))
     options = TrainOptions(
@@ -116,16 +122,16 @@ def _w_hash(spec: ModelSpec) -> np.ndarray:
 
 def _data_of(plan: CellPlan) -> TrainingSet:
     """The training set as the variant reads it: its own features, packed signatures or codes."""
-    family = ModelSpec(open_truth(0, plan.size).schema, **dict(plan.spec))
+    family = ModelSpec(plan.truth.schema, **dict(plan.spec))
     spec = variant_spec(plan.variant, family, CHEAP_FEATURES)
     # No column of the join depends on the number of bridges: without it, models that differ in it share one join.
-    data = dataclasses.replace(_joined(plan.size, dataclasses.replace(spec, bridges=1)), spec=spec)
+    data = dataclasses.replace(_joined(plan.size, plan.signals, dataclasses.replace(spec, bridges=1)), spec=spec)
     return data if plan.variant.is_served else with_codes(data)
 
 
 @functools.lru_cache(2)
-def _joined(size: WorldSize, neutral: ModelSpec) -> TrainingSet:
-    return join_events(neutral, _w_hash(neutral), open_truth(0, size).events, every_item=True)
+def _joined(size: WorldSize, signals: tuple[tuple[str, float], ...], neutral: ModelSpec) -> TrainingSet:
+    return join_events(neutral, _w_hash(neutral), open_truth(0, size, signals).events, every_item=True)
 
 
 def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:

@@ -1,4 +1,4 @@
-"""`aif eval tables`. Only typer and the standard library at module level."""
+"""`aif eval tables` and `aif eval data`. Only typer and the standard library at module level."""
 
 import os
 from pathlib import Path
@@ -10,8 +10,10 @@ from infra.command import AsJson, command_group, print_figures, say
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `aif eval tables`."""
-    command_group(app, "eval", "Prove: how good the models are.").command("tables")(tables)
+    """Adds `aif eval tables` and `aif eval data`."""
+    group = command_group(app, "eval", "Prove: how good the models are.")
+    group.command("tables")(tables)
+    group.command("data")(data)
 
 
 def tables(
@@ -23,12 +25,38 @@ def tables(
     as_json: AsJson = False,
 ) -> None:
     """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md and pictures beside the paper's numbers."""
-    # Several libraries would each start as many threads as there are cores: cells are what runs side by side here.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    _use_one_thread()
     from streams.training.evaluation.program import TablesOptions, run_tables
 
     cores = len(os.sched_getaffinity(0))
     figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds))
     say(f"wrote {out / 'RESULTS.md'}")
     print_figures(figures.as_dict(), as_json)
+
+
+def data(
+    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV or Parquet files.")],
+    mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the training.")] = 600,
+    loss: Annotated[str, typer.Option(help="copr, click or softmax; softmax suits positives with sampled negatives.")] = "softmax",
+    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Highest learning rate.")] = 4e-3,
+    batch_requests: Annotated[int, typer.Option(min=1, help="Requests of a batch.")] = 16,
+    hash_bits: Annotated[int, typer.Option(min=8, help="Bits of a signature.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals."""
+    _use_one_thread()
+    from streams.training.evaluation.mapped_data import LOSSES, DataOptions, run_data
+
+    if loss not in LOSSES:
+        raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
+    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out)
+    print_figures(run_data(options).as_dict(), as_json)
+
+
+def _use_one_thread() -> None:
+    """Several libraries would each start as many threads as there are cores; one computes here, or one of each process."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")

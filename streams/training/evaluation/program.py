@@ -14,7 +14,6 @@ from infra.data.world import World
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
-from streams.training.evaluation.cells import open_truth
 from streams.training.evaluation.grouped import grouped_speedup
 from streams.training.evaluation.hash_law import BITS, sigma_ratio
 from streams.training.evaluation.plan import SPEC, TablesPlan, plan_tables
@@ -69,7 +68,7 @@ def _add_hash_law(figures: Figures, plan: TablesPlan) -> None:
 
 
 def _measure_grouped(plan: TablesPlan) -> float:
-    truth = open_truth(0, plan.size)
+    truth = plan.cells[0].truth
     spec = ModelSpec(truth.schema, **dict(SPEC))
     w_hash_KM = make_w_hash(0, spec.hash_bits, spec.schema.mm_width)
     events = truth.events

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.data.world import World, WorldSize
+from infra.data.world import QUALITY_ATTRIBUTES, SIGNALS, World, WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from schemas.features import FeatureSchema
 from schemas.ids import Id
@@ -24,9 +24,11 @@ from streams.training.evaluation.questions import ask
 from streams.training.impressions import Events, TrainingSet
 from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k
 
-# What a sequential model can afford at ranking time: one facet of the user in six, no style, attribute or trait of the item (paper: the
+# What a sequential model can afford at ranking time: one facet of the user in six, no style, trait or occasion of the item (paper: the
 # asynchronous model has up to 7 times the user features and 3 times the item features).
-CHEAP_FEATURES = frozenset({"facet_0", "price_level", "category", "price", "bid", "picture"})
+CHEAP_FEATURES = frozenset(
+    {"facet_0", "price_level", "category", "price", "bid", "picture", *(f"attribute_{n}" for n in range(QUALITY_ATTRIBUTES))}
+)
 PRE_RANKED, SHOWN, RELEVANT = 100, 10, 10
 MORE_CANDIDATES = 0.15
 _NEAR, _ANY = 21, 22  # streams of random numbers of the world's generator
@@ -100,9 +102,9 @@ class WorldTruth:
 
 
 @functools.lru_cache(2)
-def open_truth(seed: int, size: WorldSize) -> WorldTruth:
-    """The world of a seed and size; kept, because every cell of a process asks for it."""
-    return WorldTruth(WorldCatalogue(World(seed, size)))
+def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...] = ()) -> WorldTruth:
+    """The world of a seed and size with some signals' weights changed; kept, because every cell of a process asks for it."""
+    return WorldTruth(WorldCatalogue(World(seed, size, SIGNALS | dict(signals))))
 
 
 def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:

@@ -1,0 +1,184 @@
+"""`aif eval data`: one model, trained on a catalogue that a mapping file describes, against the plain scores that it must beat.
+
+Here: the held-out users' candidates as a matrix, the plain scores, measures and figures. Not here: reading files (infra/data), training.
+Histories and item features are as of the evaluation time; nothing later is in the events (infra/data/mapped_catalogue.py).
+
+    popularity   what the catalogue calls popularity (positives of the last days, or clicks times bid)
+    repeats      how often the user met the item before, then popularity
+
+    <name>.<score>.gauc           AUC of each user over all candidates, weighted by positives
+    <name>.<score>.gauc_new       the same over candidates that the user has not met
+    <name>.<score>.recall_at_100  hits in the best hundred over min(100, positives), mean over users
+    <name>.aif.<measure>_gain     over the best plain score of that measure, paired
+
+Arrays: U users, C candidates (padded).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from infra.bench.report import Figures
+from infra.data.catalogue import Catalogue, Evaluation
+from infra.data.mapped_catalogue import MappedCatalogue
+from infra.data.mapping import read_mapping
+from schemas.model.checkpoint import write_checkpoint
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+from streams.training.bootstrap import Bootstrap, Interval
+from streams.training.evaluation.questions import ask, score_questions
+from streams.training.impressions import Events, TrainingSet, join_events
+from streams.training.losses import DEFAULT_LOSS, LossWeights
+from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
+from streams.training.model_file import apply_choices
+from streams.training.trainer import TrainOptions, default_spec, fit
+
+USERS_MAX = 100_000
+MODEL = "aif"
+LOSSES: Mapping[str, LossWeights] = {
+    "copr": DEFAULT_LOSS,
+    "click": LossWeights(copr=0.0, click=1.0),
+    "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0),
+}
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The options of `aif eval data`; see its help."""
+
+    directory: Path
+    mapping: Path
+    steps: int
+    loss: str
+    learning_rate: float
+    batch_requests: int
+    hash_bits: int
+    seed: int
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Held-out users' candidates: `ids_UC` (None where padded), which are relevant, how often the user met each, its popularity."""
+
+    ids_UC: np.ndarray
+    relevant_UC: np.ndarray
+    met_UC: np.ndarray
+    popularity_UC: np.ndarray
+
+    def present(self) -> np.ndarray:
+        """Where a candidate stands, bool [U, C]."""
+        return self.ids_UC != np.array(None)
+
+
+def run_data(options: DataOptions) -> Figures:
+    """Trains one model and measures it beside the plain scores; writes a checkpoint if `out` says where."""
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    mapping = read_mapping(options.mapping)
+    catalogue = MappedCatalogue(
+        dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=USERS_MAX)), options.directory
+    )
+    spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, "hash_bits": options.hash_bits})
+    data = join_events(spec, _w_hash(spec), read_events(catalogue), every_item=True)
+    network = AifNetwork(spec, _w_hash(spec))
+    report = fit(network, data, _train_options(options))
+    evaluation = catalogue.evaluation()
+    candidates = collect_candidates(evaluation)
+    measured = {name: measure(candidates, scores) for name, scores in plain_scores(candidates).items()}
+    measured[MODEL] = measure(candidates, model_scores(network, data, evaluation, candidates))
+    told = dataclasses.asdict(options) | {"directory": options.directory.name, "mapping": options.mapping.name, "out": None}
+    figures = Figures("eval data", told)
+    add_data_figures(figures, catalogue.name, measured)
+    figures.add(f"{catalogue.name}.users", len(evaluation.users), "count")
+    figures.add(f"{catalogue.name}.requests", len(data), "count")
+    figures.add(f"{catalogue.name}.aif.fit_s", report.seconds, "s")
+    if options.out is not None:
+        card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
+        write_checkpoint(options.out, network, options.out.stem, card | {"steps": report.steps, "told_until_ms": evaluation.now_ms})
+    return figures
+
+
+def _train_options(options: DataOptions) -> TrainOptions:
+    return TrainOptions(
+        steps_max=options.steps,
+        seed=options.seed,
+        learning_rate=options.learning_rate,
+        batch_requests=options.batch_requests,
+        loss=LOSSES[options.loss],
+    )
+
+
+def read_events(catalogue: Catalogue) -> Events:
+    """The catalogue's events, as a reader of the topics would have them."""
+    kinds = (catalogue.items, catalogue.new_items, catalogue.users, catalogue.behaviours, catalogue.impressions)
+    return Events(*(list(kind()) for kind in kinds))
+
+
+def _w_hash(spec: ModelSpec) -> np.ndarray | None:
+    return make_w_hash(0, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None
+
+
+def collect_candidates(evaluation: Evaluation) -> Candidates:
+    """The held-out users as matrices; a user with fewer candidates than another is padded."""
+    shape = (len(evaluation.users), max(len(user.candidates) for user in evaluation.users))
+    ids_UC = np.full(shape, None, object)
+    relevant_UC, met_UC, popularity_UC = np.zeros(shape, bool), np.zeros(shape), np.zeros(shape)
+    for u, user in enumerate(evaluation.users):
+        listed = user.candidates.tolist()
+        times: dict[object, int] = {}
+        for behaviour in user.behaviours:
+            times[behaviour.item_id] = times.get(behaviour.item_id, 0) + 1
+        ids_UC[u, : len(listed)] = listed
+        relevant_UC[u, : len(listed)] = [item in user.relevant for item in listed]
+        met_UC[u, : len(listed)] = [times.get(item, 0) for item in listed]
+        popularity_UC[u, : len(listed)] = evaluation.popularity_of(user.candidates)
+    return Candidates(ids_UC, relevant_UC, met_UC, popularity_UC)
+
+
+def plain_scores(candidates: Candidates) -> dict[str, np.ndarray]:
+    """What needs no learning, [U, C] by name."""
+    share_UC = candidates.popularity_UC / (candidates.popularity_UC.max(initial=0.0) + 1)
+    return {"popularity": candidates.popularity_UC, "repeats": candidates.met_UC + share_UC}
+
+
+def model_scores(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, candidates: Candidates) -> np.ndarray:
+    """The network's scores [U, C]; an item that the log does not describe comes last."""
+    questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
+    logits_UC = score_questions(network, questions, TrainOptions.behaviours_max).astype(np.float64)
+    scores_UC = 1 / (1 + np.exp(-logits_UC)) * (questions.bid_QC if network.spec.rank_by == "ecpm" else 1.0)
+    return np.where(questions.row_QC >= 0, scores_UC, -1.0)
+
+
+def measure(candidates: Candidates, scores_UC: np.ndarray) -> dict[str, UserValues]:
+    """Each measure per user."""
+    is_item_UC, relevant_UC = candidates.present(), candidates.relevant_UC
+    truth_UC, below_all = relevant_UC.astype(float), scores_UC.min(initial=0.0) - 1
+    return {
+        "gauc": expected_aucs(scores_UC, truth_UC, is_item_UC),
+        "gauc_new": expected_aucs(scores_UC, truth_UC, is_item_UC & (candidates.met_UC == 0)),
+        "recall_at_100": recalls_at_k(np.where(is_item_UC, scores_UC, below_all), relevant_UC, 100),
+    }
+
+
+def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> None:
+    """Every measure of every score with its interval, and what the model gains over the best plain score of each measure."""
+    bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
+    for score, measures in measured.items():
+        for measure_name, values in measures.items():
+            _add(figures, f"{name}.{score}.{measure_name}", bootstrap.interval(values))
+    for measure_name, ours in measured[MODEL].items():
+        plain = [measures[measure_name] for score, measures in measured.items() if score != MODEL]
+        best = max(plain, key=lambda values: values.mean())
+        _add(figures, f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best))
+
+
+def _add(figures: Figures, name: str, interval: Interval) -> None:
+    figures.add(name, interval.value, "")
+    figures.add(f"{name}_low", interval.low, "")
+    figures.add(f"{name}_high", interval.high, "")

@@ -1,0 +1,79 @@
+"""One model on mapped files: candidates as matrices, plain scores, and figures with paired gains."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.bench.report import Figures
+from infra.data.catalogue import Evaluation, HeldOutUser
+from schemas.events import Behaviour
+from schemas.model.checkpoint import read_checkpoint
+from streams.training.evaluation.mapped_data import (
+    DataOptions,
+    add_data_figures,
+    collect_candidates,
+    measure,
+    plain_scores,
+    run_data,
+)
+from streams.training.metrics import UserValues
+from tests.infra.data.shops import write_text_shop
+
+
+def evaluation() -> Evaluation:
+    met = [Behaviour(user_id=1, item_id=item, time_ms=5) for item in (10, 10, 12)]
+    return Evaluation(
+        (
+            HeldOutUser(1, {}, met, np.array([10, 11, 12]), frozenset({10, 11})),
+            HeldOutUser(2, {}, [], np.array([11, 12]), frozenset({12})),
+        ),
+        {11: 4.0, 12: 1.0},
+        "recall",
+        9,
+    )
+
+
+def test_candidates_stand_in_rows_and_a_shorter_row_is_padded() -> None:
+    found = collect_candidates(evaluation())
+    assert found.ids_UC.tolist() == [[10, 11, 12], [11, 12, None]]
+    assert found.present().tolist() == [[True, True, True], [True, True, False]]
+    assert found.relevant_UC.tolist() == [[True, True, False], [False, True, False]]
+    assert found.met_UC.tolist() == [[2, 0, 1], [0, 0, 0]] and found.popularity_UC.tolist() == [[0, 4, 1], [4, 1, 0]]
+
+
+def test_repeats_come_first_and_popularity_decides_among_equals() -> None:
+    found = plain_scores(collect_candidates(evaluation()))["repeats"]
+    assert np.argsort(-found[0], kind="stable").tolist() == [0, 2, 1] and found[1, 0] > found[1, 1]
+
+
+def test_what_a_user_has_met_counts_in_gauc_and_not_in_gauc_new() -> None:
+    candidates = collect_candidates(evaluation())
+    found = measure(candidates, np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 9.0]]))
+    assert found["gauc"].value_U.tolist() == pytest.approx([0.5, 1.0]) and found["gauc"].weight_U.tolist() == [2, 1]
+    assert found["gauc_new"].weight_U.tolist() == [0, 1]  # only item 11 is new to user 1: no pair
+    assert found["recall_at_100"].value_U.tolist() == [1.0, 1.0]
+
+
+def test_the_gain_is_over_the_best_plain_score_of_each_measure() -> None:
+    def level(value: float) -> dict[str, UserValues]:
+        return {"gauc": UserValues(np.full(5, value), np.ones(5))}
+
+    figures = Figures("eval data")
+    add_data_figures(figures, "shop", {"popularity": level(0.6), "repeats": level(0.7), "aif": level(0.75)})
+    assert figures.value("shop.aif.gauc_gain") == pytest.approx(0.05) and figures.value("shop.aif.gauc_low") == pytest.approx(0.75)
+
+
+def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    mapping = write_text_shop(files)
+    out = tmp_path / "shop.safetensors"
+    figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out))
+    named = figures.as_dict()["figures"]
+    prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
+    for score in ("aif", "popularity", "repeats"):
+        for name in ("gauc", "gauc_new", "recall_at_100"):
+            assert {f"{prefix}.{score}.{name}{end}" for end in ("", "_low", "_high")} <= named.keys()
+    card = read_checkpoint(out).info.card
+    assert card[f"{prefix}.aif.gauc"] == figures.value(f"{prefix}.aif.gauc") and card["steps"] == 3

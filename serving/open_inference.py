@@ -4,7 +4,7 @@
     outputs   item_ids [A] as the inputs, scores [A] FP32: min(top_k, known candidates), best first
 
 What every answer says of itself (version token, rung, degraded, watermark, ...) travels as parameters of the answer.
-Here: tensors to a `RankRequest` and a `RankAnswer` to tensors, metadata, readiness, statistics, and which versions there are. Not here: bytes and
+Here: tensors to a `RankRequest` and a `Ranked` to tensors, metadata, readiness, statistics, and which versions there are. Not here: bytes and
 paths (open_inference_http.py), messages (grpc_api.py), and how a request is ranked (rank_call.py).
 A version that is named is kept to: the request is pinned to it, and one that is not resident is refused with the list of those that are.
 Source: KServe, Open Inference Protocol v2; statistics and timeout: Triton's extensions.
@@ -22,16 +22,16 @@ from pydantic import ValidationError
 
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import describe_errors
-from schemas.ids import Id, IdKind
+from schemas.ids import Id, IdKind, encode_wire_id
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
-from schemas.requests import RankAnswer, RankRequest
+from schemas.requests import RankRequest
 from serving.bodies import too_many_candidates
 from serving.core.infer_body import InferCall
 from serving.core.tensors import BYTES, Tensor
 from serving.deadline import Deadline
 from serving.engine.loop import Engine
 from serving.inference_statistics import InferenceStatistics
-from serving.rank_call import RankCall
+from serving.rank_call import RankCall, Ranked
 
 MODEL_NAME = "prerank"
 SERVER_NAME = "aif"
@@ -130,9 +130,9 @@ class OpenInference:
             request = plan_request(call, calls.id_kind, token)
             deadline = Deadline(received_s, self._budget_ms(call.parameters, transport_ms))
             deadline.left_s()
-            answer = await calls.rank.answer(request, deadline)
-            counted = answer.version_token.partition(".")[0]
-            encoded = encode_answer(call, answer, calls.id_kind)
+            ranked = await calls.rank.rank(request, deadline)
+            counted = str(ranked.result.token.version)
+            encoded = encode_ranked(call, ranked, deadline, calls.id_kind)
         except Exception:
             self._count(counted or self._current(), received_s, failed=True)
             raise
@@ -183,6 +183,9 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> Ran
 
     Raises RejectedInput (`bad_tensor`, `bad_request`, `bad_id`, `too_many_candidates`, `other_version`).
     """
+    for wanted in call.outputs:
+        if wanted.name not in OUTPUTS:
+            raise RejectedInput("bad_request", f"there is no output {wanted.name!r}; there are {', '.join(OUTPUTS)}")
     inputs = _by_name(call.inputs)
     id_type = (_ID_TYPES[id_kind],)
     token = _optional_text(inputs, "version_token")
@@ -205,19 +208,16 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> Ran
     return request.model_copy(update={"item_ids": item_ids})
 
 
-def encode_answer(call: InferCall, answer: RankAnswer, id_kind: IdKind) -> InferAnswer:
-    """The outputs that the call wants, all by default. Raises RejectedInput (`bad_request`) for one that there is not."""
-    for wanted in call.outputs:
-        if wanted.name not in OUTPUTS:
-            raise RejectedInput("bad_request", f"there is no output {wanted.name!r}; there are {', '.join(OUTPUTS)}")
-    items = answer.items
-    values: Mapping[str, Tensor] = {
-        "item_ids": _encode_ids([item.item_id for item in items], id_kind),
-        "scores": Tensor("scores", "FP32", (len(items),), np.array([item.score for item in items], np.float32)),
+def encode_ranked(call: InferCall, ranked: Ranked, deadline: Deadline, id_kind: IdKind) -> InferAnswer:
+    """The outputs that the call wants, all by default."""
+    result, count = ranked.result, len(ranked.result.ids)
+    ids = np.array(result.ids, np.int64) if id_kind is IdKind.INT64 else [str(one).encode() for one in result.ids]
+    values = {
+        "item_ids": Tensor("item_ids", _ID_TYPES[id_kind], (count,), ids),
+        "scores": Tensor("scores", "FP32", (count,), result.scores_A),
     }
-    names = [wanted.name for wanted in call.outputs] or list(OUTPUTS)
-    version = answer.version_token.partition(".")[0]
-    return InferAnswer(call.id or answer.request_id, version, _describe(answer), [values[name] for name in names])
+    outputs = [values[name] for name in [wanted.name for wanted in call.outputs] or OUTPUTS]
+    return InferAnswer(call.id or ranked.request_id, str(result.token.version), _describe(ranked, deadline), outputs)
 
 
 def decode_ids(tensor: Tensor) -> np.ndarray | list[Id]:
@@ -234,29 +234,23 @@ def _plain(value: Id | np.integer[Any]) -> Id:
     return value if isinstance(value, str) else int(value)
 
 
-def _encode_ids(ids: Sequence[Id], id_kind: IdKind) -> Tensor:
-    shape = (len(ids),)
-    if id_kind is IdKind.INT64:
-        return Tensor("item_ids", "INT64", shape, np.fromiter(map(int, ids), np.int64, len(ids)))
-    return Tensor("item_ids", BYTES, shape, [str(one).encode() for one in ids])
-
-
-def _describe(answer: RankAnswer) -> Mapping[str, bool | int | float | str]:
+def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | float | str]:
     """Everything an answer says beside its outputs; what has parts is JSON text, because a parameter is one plain value."""
+    result = ranked.result
     about: dict[str, bool | int | float | str] = {
-        "version_token": answer.version_token,
-        "request_id": answer.request_id,
-        "rung": answer.rung,
-        "degraded": ",".join(answer.degraded),
-        "candidates": answer.candidates,
-        "unknown_count": answer.unknown_count,
-        "watermark": json.dumps(answer.freshness.watermark),
-        "took_ms": answer.took_ms,
+        "version_token": str(result.token),
+        "request_id": ranked.request_id,
+        "rung": ranked.rung.value,
+        "degraded": ",".join(ranked.degraded),
+        "candidates": result.candidates,
+        "unknown_count": result.unknown_count,
+        "watermark": json.dumps([dict(shard) for shard in result.watermark]),
+        "took_ms": deadline.took_ms(),
     }
-    if answer.unknown_count:
-        about["unknown_items"] = json.dumps(answer.unknown_items)
-    if answer.freshness.age_s is not None:
-        about["age_s"] = answer.freshness.age_s
+    if result.unknown_count:
+        about["unknown_items"] = json.dumps([encode_wire_id(one) for one in result.unknown])
+    if ranked.age_s is not None:
+        about["age_s"] = ranked.age_s
     return about
 
 

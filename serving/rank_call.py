@@ -43,14 +43,33 @@ class _Plan:
         return RankWork(self.item_ids, self.request.top_k, half.state, half.work, self.request.context)
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A ranking before it has a protocol's form: the engine's arrays, and what the answer says of itself."""
+
+    request_id: str
+    result: RankResult
+    rung: Rung
+    degraded: list[str]
+
+    @property
+    def age_s(self) -> float | None:
+        """Age of the newest source record in the rows; None where there is none."""
+        return max(0.0, time.time() - self.result.source_ms / 1000) if self.result.source_ms > 0 else None
+
+
 class RankCall:
-    """POST /v1/rank and POST /v1/prerank."""
+    """POST /v1/rank and POST /v1/prerank, and the inferences of the Open Inference Protocol."""
 
     def __init__(self, engine: PacedEngine, users: Users, candidates_max: int, metrics: Metrics) -> None:
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
         self._rungs = UserRungs(engine, users)
 
     async def answer(self, request: Request, deadline: Deadline) -> RankAnswer:
+        """`rank` in the form of the JSON routes."""
+        return encode_answer(await self.rank(request, deadline), deadline)
+
+    async def rank(self, request: Request, deadline: Deadline) -> Ranked:
         """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
         plan = self._plan(request)
         self._engine.check_deadline(self._engine.predict_ms("rank", len(plan.item_ids)), deadline.left_s())
@@ -60,7 +79,7 @@ class RankCall:
             result, rung = await self._rank(plan, deadline)
             # A flip between the wait and the turn may answer from another slot; then wait for that one.
             if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
-                return self._encode(plan, result, rung, deadline)
+                return self._describe(plan, result, rung)
 
     def _plan(self, request: Request) -> _Plan:
         token = decode_token(request.version_token) if request.version_token else None
@@ -91,27 +110,10 @@ class RankCall:
         elif half.rung is Rung.ITEM_PRIOR and half.state is None:
             self._users.pool.put(prior_key(result.state.version), result.state)
 
-    def _encode(self, plan: _Plan, result: RankResult, rung: Rung, deadline: Deadline) -> RankAnswer:
+    def _describe(self, plan: _Plan, result: RankResult, rung: Rung) -> Ranked:
         degraded = _degraded(plan, result, rung)
         self._count(result, rung, degraded)
-        ids = [encode_wire_id(one) for one in result.ids]
-        items = [
-            RankedItem.model_construct(item_id=one, score=score, probabilities=probabilities)
-            for one, score, probabilities in zip(ids, result.scores_A.tolist(), result.probabilities_AT.tolist(), strict=True)
-        ]
-        age_s = max(0.0, time.time() - result.source_ms / 1000) if result.source_ms > 0 else None
-        return RankAnswer.model_construct(
-            request_id=plan.asked.request_id,
-            version_token=str(result.token),
-            rung=rung.value,
-            degraded=degraded,
-            items=items,
-            candidates=result.candidates,
-            unknown_count=result.unknown_count,
-            unknown_items=[encode_wire_id(one) for one in result.unknown],
-            freshness=Freshness.model_construct(age_s=age_s, watermark=[dict(shard) for shard in result.watermark]),
-            took_ms=deadline.took_ms(),
-        )
+        return Ranked(plan.asked.request_id, result, rung, degraded)
 
     def _count(self, result: RankResult, rung: Rung, degraded: Sequence[str]) -> None:
         self._metrics.counter("answers").labels(rung.value).inc()
@@ -119,6 +121,28 @@ class RankCall:
         self._metrics.counter("candidates_unknown").inc(result.unknown_count)
         for reason in degraded:
             self._metrics.counter("answers_degraded").labels(reason).inc()
+
+
+def encode_answer(ranked: Ranked, deadline: Deadline) -> RankAnswer:
+    """As a model of schemas/requests.py; made without checks, because nothing in it came from outside."""
+    result = ranked.result
+    ids = [encode_wire_id(one) for one in result.ids]
+    items = [
+        RankedItem.model_construct(item_id=one, score=score, probabilities=probabilities)
+        for one, score, probabilities in zip(ids, result.scores_A.tolist(), result.probabilities_AT.tolist(), strict=True)
+    ]
+    return RankAnswer.model_construct(
+        request_id=ranked.request_id,
+        version_token=str(result.token),
+        rung=ranked.rung.value,
+        degraded=ranked.degraded,
+        items=items,
+        candidates=result.candidates,
+        unknown_count=result.unknown_count,
+        unknown_items=[encode_wire_id(one) for one in result.unknown],
+        freshness=Freshness.model_construct(age_s=ranked.age_s, watermark=[dict(shard) for shard in result.watermark]),
+        took_ms=deadline.took_ms(),
+    )
 
 
 def _degraded(plan: _Plan, result: RankResult, rung: Rung) -> list[str]:

@@ -153,6 +153,8 @@ def test_the_token_of_an_answer_pins_the_next_one_and_ids_come_back(stock: Stock
 
 
 def test_an_output_may_be_asked_for_alone(stock: Stock) -> None:
+    with pytest.raises(InferenceServerException, match="no output 'score'"):
+        stock.call("infer", "prerank", stock.inputs(), outputs=[stock.module.InferRequestedOutput("score")])
     answer = stock.call("infer", "prerank", stock.inputs(), outputs=[stock.module.InferRequestedOutput("scores")])
     assert answer.as_numpy("scores").shape == (10,) and answer.as_numpy("item_ids") is None
 

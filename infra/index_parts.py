@@ -53,8 +53,16 @@ def new_unique() -> str:
 
 def write_full_part(store: IndexStore, version: int, shard: int, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
     """Write the rows of `blocks` (in key order, each block too) as one full part; empty blocks are left out."""
+    return _write_full_part(store, full_part_path(version, shard, new_unique()), blocks, layout)
+
+
+def write_replayed_part(store: IndexStore, label: str, shard: int, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
+    """The same for the rows of a replay, which has no version yet."""
+    return _write_full_part(store, f"replays/{label}/{shard:05d}-{new_unique()}", blocks, layout)
+
+
+def _write_full_part(store: IndexStore, directory: str, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
     counted = _CountedBlocks(blocks, layout)
-    directory = full_part_path(version, shard, new_unique())
     files = _write_part(store, directory, lambda made: write_sst_directory(made, counted))
     return Part(directory if files else "", files, counted.rows)
 

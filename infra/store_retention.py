@@ -16,11 +16,13 @@ from schemas.index.snapshot import decode_snapshot
 
 
 def read_store_content(store: IndexStore, state: ControlState, used: Collection[str] = ()) -> StoreContent:
-    """Everything below `versions`, `snapshots` and `checkpoints`. Raises Corrupted for a manifest, seal or snapshot that does not read.
+    """Everything below `versions`, `snapshots`, `replays` and `checkpoints`. Raises Corrupted for a manifest, seal or snapshot that does not read.
 
     Files that somebody removes at the same moment are left out.
     """
-    files = [file for top in ("checkpoints/", "snapshots/", "versions/") for path in store.list(top) if (file := _look(store, path))]
+    files = [
+        file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for path in store.list(top) if (file := _look(store, path))
+    ]
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
     for path in [f.path for f in files if f.path.endswith(".json")]:
@@ -28,13 +30,13 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
         segments = path.split("/")
         if raw is None:
             continue
-        if segments[0] == "snapshots":
+        if segments[0] == "snapshots" and len(segments) == 4:
             snapshots.append(decode_snapshot(raw))
         elif segments[-1] == "manifest.json":
             manifest = decode_manifest(raw)
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
-        elif segments[-2] == "seals" and _is_wanted(state, int(segments[1]), int(segments[2])):
+        elif segments[0] == "versions" and segments[-2] == "seals" and _is_wanted(state, int(segments[1]), int(segments[2])):
             seals.append(decode_seal(raw))
     return StoreContent(files, manifests, seals, snapshots, used)
 

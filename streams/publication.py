@@ -21,6 +21,7 @@ from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal,
 from streams.build_jobs import BuildBase
 from streams.core.versions import Revision, plan_promotion, plan_revisions
 from streams.encoders import Encoder
+from streams.replayed_parts import find_replayed
 
 
 @dataclass
@@ -73,12 +74,20 @@ class Publication:
         return self.store.get(path)
 
     def find_base(self, status: VersionStatus, shard: int) -> BuildBase | None:
-        """The last published parts of a shard, for a build to take rows from. None where there is no such manifest: then all rows are computed."""
+        """Parts for a build to take rows from: the last published ones, or those of the replay that a version adopts. None: all rows are computed."""
+        if status.revision < 0:
+            return self._find_replayed(status, shard) if status.cause == Cause.ADOPT else None
         try:
             seal = read_manifest(self.store, status).seals[shard]
         except (AifError, IndexError):
             return None
         return BuildBase(seal.full, seal.incremental)
+
+    def _find_replayed(self, status: VersionStatus, shard: int) -> BuildBase | None:
+        replayed = find_replayed(self.store, status.label, status.checkpoint_sha256)
+        if replayed is None or replayed.encoder_fingerprint != status.encoder_fingerprint or shard not in replayed.parts:
+            return None
+        return BuildBase(replayed.parts[shard])
 
     # --- entries -------------------------------------------------------------------------------------------------------
 

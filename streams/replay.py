@@ -1,65 +1,75 @@
-"""Replay: a fresh directory and fresh consumers read the topics from offset 0 to a seal's source offsets; its digest must be the seal's (I4, B15).
+"""Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
-Here: which manifest is compared, the checks before the first record, the way of one shard. Not here: applying (shard.py), rows (encoder.py, builder.py),
-the command (replay_cli.py).
+Here: the way of one shard, from its base over its records to rows and digests; going on after a kill. Not here: where it begins and ends
+(replay_points.py), adoption as a version (replay_adopt.py), applying (shard.py), rows (encoder.py, builder.py), the command (replay_cli.py).
 
-Nothing of the running system is used but its topics, its control log, the manifest and the checkpoint that the manifest names: no shard
-directory, no part, no delta, no consumer group. Batches and the interleaving of topics are others than the worker's (one topic after the
+Nothing of the running system is used but its topics, its control log, a manifest, a snapshot as base if one was asked for, and a checkpoint: no
+shard directory, no part, no delta, no consumer group. Batches and the interleaving of topics are others than the worker's (one topic after the
 other), and every row is encoded anew: an equal digest says that the index is a function of the log.
 Equal data digests with different row digests mean another arithmetic (look at the encoder fingerprints), not other data.
+
+Invariants: the offsets of the replay are in the same WriteBatch as what it applied, so a kill at any instruction goes on where it was; the plan
+is in the directory, so that a replay "to the end" has one end, whenever it goes on.
 """
 
+import collections
+import dataclasses
 import itertools
-import re
+import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.index_parts import read_manifest
-from infra.index_store import IndexStore
-from infra.kafka.admin import start_offsets, topic_ids
+from infra.files import write_file_durably
 from infra.kafka.reader import SourceRecord, read_topic
-from schemas.errors import Incompatible, Misconfigured, Unavailable
-from schemas.index.control import ControlState, Init
-from schemas.index.digest import version_digest
-from schemas.index.manifest import Manifest, Seal, decode_manifest, manifest_path
+from schemas.errors import Corrupted, Misconfigured
+from schemas.index.digest import ShardDigest, version_digest
+from schemas.index.layout import RowBlock
+from schemas.index.manifest import Manifest, Seal
+from schemas.index.snapshot import snapshot_manifest_path
 from schemas.topics import SHARD_TOPICS
 from streams.builder import encode_blocks
-from streams.encoder import EncoderCache, RowEncoder
-from streams.sealer import digest_blocks
-from streams.shard import open_shard
+from streams.core.replay_plan import ShardReplay
+from streams.encoder import RowEncoder
+from streams.replay_points import ReplayPlan, ReplaySource
+from streams.shard import Shard, open_shard
 from streams.shard_reader import open_shard_reader
+from streams.shard_snapshot import decode_stored_snapshot, restore_snapshot
 
 DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
-_SEAL = re.compile(r"(\d{1,18})\.(\d{1,9})(-[0-9a-f]{8}.*)?")
+_PLAN_NAME = "replay.json"
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
+Keep = Callable[[int, Iterator[RowBlock], Mapping[str, int]], None]  # takes the rows of a shard, all of them
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedShard:
-    """One shard's outcome beside its seal."""
+    """One shard's outcome beside its seal, if the replay ended at one."""
 
     shard: int
     records: int
     rows: int
     digest: str
     data_digest: str
-    seal: Seal
+    source_offsets: Mapping[str, int]
+    seal: Seal | None = None
 
     @property
-    def equal(self) -> bool:
-        """Whether every row is the same, to the bit."""
-        return (self.rows, self.digest, self.data_digest) == (self.seal.rows, self.seal.digest, self.seal.data_digest)
+    def equal(self) -> bool | None:
+        """Whether every row is the same as in the seal, to the bit; None: there is nothing to compare with."""
+        seal = self.seal
+        return None if seal is None else (self.rows, self.digest, self.data_digest) == (seal.rows, seal.digest, seal.data_digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A replay's outcome beside the manifest it was compared with. `encoder_fingerprint` is this process's."""
 
-    manifest: Manifest
+    manifest: Manifest | None
     encoder_fingerprint: str
     shards: tuple[ReplayedShard, ...]
 
@@ -76,111 +86,158 @@ class Replayed:
     @property
     def digest_equal(self) -> bool:
         """Whether the replay has exactly the rows of the version."""
-        return self.digest == self.manifest.digest
+        return self.manifest is not None and self.digest == self.manifest.digest
 
     @property
     def data_digest_equal(self) -> bool:
         """Whether the replay has exactly the inputs of the version."""
-        return self.data_digest == self.manifest.data_digest
+        return self.manifest is not None and self.data_digest == self.manifest.data_digest
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaySource:
-    """Where a replay reads from."""
+class ReplayPace:
+    """How a replay runs; none of it changes a row. rate: records a second at most, None = as fast as it goes."""
 
-    bootstrap: str
-    prefix: str
-    init: Init
-    store: IndexStore
+    batch_records: int = DEFAULT_BATCH_RECORDS
+    rate: float | None = None
 
 
-def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest:
-    """`live`: the newest manifest of the version that is served; `V.R` or a version token: that revision's.
+@dataclass(frozen=True, slots=True)
+class KeptPlan:
+    """The plan of an earlier attempt; `seal`: the V.R that it is compared with, "" = none."""
 
-    Raises Unavailable (`no_version`, `missing_file`), Misconfigured (`bad_seal_name`), Incompatible (`no_index`).
+    shards: tuple[ShardReplay, ...]
+    seal: str
+
+
+def keep_plan(directory: Path, plan: ReplayPlan, asked: Mapping[str, str]) -> None:
+    """Puts the plan into a new directory. Raises Misconfigured (`directory_not_empty`)."""
+    if directory.exists() and any(directory.iterdir()):
+        raise Misconfigured("directory_not_empty", f"{directory} is not empty and holds no replay; give a new directory")
+    said = {"asked": dict(asked), "seal": plan.seal, "shards": [dataclasses.asdict(s) for s in plan.shards]}
+    write_file_durably(directory / _PLAN_NAME, json.dumps(said, default=dict).encode())
+
+
+def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
+    """The plan of an interrupted replay in `directory`: with it the replay goes on. None: there is none.
+
+    Raises Misconfigured (`other_replay`: something else was asked for then), Corrupted (`bad_replay_plan`).
     """
-    if state.init is None:
-        raise Incompatible("no_index", f"the index store {store.url} is empty; start a worker first")
-    if to == "live":
-        if state.current is None:
-            raise Unavailable("no_version", "no version is live yet; publish a checkpoint and wait for it, or name a revision as V.R")
-        return read_manifest(store, state.current)
-    named = _SEAL.fullmatch(to)
-    if named is None:
-        raise Misconfigured("bad_seal_name", f"{to!r} is not `live`, <version>.<revision> or a version token; see `aif index list`")
-    version, revision = int(named[1]), int(named[2])
-    status = state.versions.get(version)
-    newest = status is not None and status.revision == revision
-    return decode_manifest(store.get(manifest_path(version, revision)), status.manifest_sha256 if status is not None and newest else None)
-
-
-def check_log(source: ReplaySource) -> None:
-    """Raises Incompatible: other topics than the index's (`other_topic`), or a log that has lost its beginning (`log_start_gone`)."""
-    found = topic_ids(source.bootstrap, source.prefix)
-    for topic in SHARD_TOPICS:
-        if topic not in found or source.init.topic_ids.get(topic, found[topic]) != found[topic]:
-            raise Incompatible(
-                "other_topic",
-                f"{source.prefix}{topic} has id {found.get(topic, 'none')}, the index was built from {source.init.topic_ids.get(topic)}; "
-                "use the broker and prefix of this index",
-            )
-        oldest = start_offsets(source.bootstrap, source.prefix + topic)
-        gone = {p: offset for p, offset in sorted(oldest.items()) if offset > 0 and p < source.init.shards}
-        if gone:
-            raise Incompatible(
-                "log_start_gone",
-                f"{source.prefix}{topic} begins at {gone} (partition: oldest retained offset), not at 0: a replay from the log start "
-                "needs all of it; lengthen the retention, or replay from a shard snapshot",
-            )
+    path = directory / _PLAN_NAME
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_bytes())
+        kept = KeptPlan(tuple(ShardReplay(**one) for one in said["shards"]), said["seal"])
+        found = said["asked"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupted("bad_replay_plan", f"{path} does not read: {error}; give a new directory") from error
+    if found != dict(asked):
+        raise Misconfigured("other_replay", f"{directory} holds a replay of {found}, asked for is {dict(asked)}; give a new directory")
+    return kept
 
 
 def run_replay(
     source: ReplaySource,
-    manifest: Manifest,
+    plan: ReplayPlan,
+    encoder: RowEncoder,
     directory: Path,
     clock: Clock,
-    batch_records: int = DEFAULT_BATCH_RECORDS,
+    pace: ReplayPace = ReplayPace(),
     progress: Progress = lambda *_: None,
+    keep: Keep | None = None,
 ) -> Replayed:
-    """Replays every shard of a manifest in `directory`, which must be empty. Raises Misconfigured (`directory_not_empty`) and as check_log."""
-    if directory.exists() and any(directory.iterdir()):
-        raise Misconfigured("directory_not_empty", f"{directory} is not empty; a replay starts from nothing, give it a new directory")
-    check_log(source)
-    encoder = EncoderCache(source.store).get(manifest.version, manifest.checkpoint_sha256)
-    shards = tuple(_replay_shard(source, encoder, seal, directory, clock, batch_records, progress) for seal in manifest.seals)
-    return Replayed(manifest, encoder.fingerprint, shards)
+    """Replays every shard of a plan in `directory`; what is there already is gone on with. `keep` gets the rows of each shard."""
+    shards = []
+    for one in plan.shards:
+        apply_shard(source, one, directory, clock, pace, progress)
+        seal = plan.manifest.seals[one.shard] if plan.manifest is not None else None
+        shards.append(_encode_shard(one, encoder, directory, seal, progress, keep))
+    return Replayed(plan.manifest, encoder.fingerprint, tuple(shards))
 
 
-def _replay_shard(
-    source: ReplaySource, encoder: RowEncoder, seal: Seal, directory: Path, clock: Clock, batch_records: int, progress: Progress
-) -> ReplayedShard:
-    """Applies the shard's part of the log to a fresh shard, then encodes what it holds."""
-    total, done = sum(seal.source_offsets.values()), 0
-    checkpoint = directory / f"{seal.shard:05d}-checkpoint"
-    shard = open_shard(directory / f"{seal.shard:05d}", seal.shard, source.init, clock)
+def apply_shard(
+    source: ReplaySource,
+    one: ShardReplay,
+    directory: Path,
+    clock: Clock,
+    pace: ReplayPace,
+    progress: Progress,
+    records_max: int | None = None,
+) -> None:
+    """Applies the shard's part of the log, from where an earlier attempt stopped, and leaves a checkpoint of it. `records_max`: only so many."""
+    checkpoint = checkpoint_place(directory, one.shard)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    shard = _open(source, one, directory, clock)
     try:
-        for batch in _batches(_read_shard(source, seal.shard, seal.source_offsets), batch_records):
+        at, throttle = shard.next_offsets, _Throttle(clock, pace.rate)
+        done = one.records - sum(one.end[topic] - at[topic] for topic in SHARD_TOPICS)
+        records = itertools.islice(_read_shard(source, one.shard, at, one.end), records_max)
+        while batch := list(itertools.islice(records, pace.batch_records)):
             shard.apply(batch)
             done += len(batch)
-            progress(f"shard {seal.shard}: apply", done, total)
+            progress(f"shard {one.shard}: apply", done, one.records)
+            throttle.wait(len(batch))
         shard.create_checkpoint(checkpoint)
     finally:
         shard.close()
+
+
+def _open(source: ReplaySource, one: ShardReplay, directory: Path, clock: Clock) -> Shard:
+    """The shard of the replay: as an earlier attempt left it, else its base. It keeps rows of no version and sends nothing."""
+    place = directory / f"{one.shard:05d}"
+    if one.snapshot and not place.exists():
+        restore_snapshot(source.store, decode_stored_snapshot(source.store, snapshot_manifest_path(one.shard, one.snapshot)), place)
+    shard = open_shard(place, one.shard, source.init, clock)
+    for version in shard.versions:
+        shard.stop_version(version)
+    return shard
+
+
+def _encode_shard(
+    one: ShardReplay, encoder: RowEncoder, directory: Path, seal: Seal | None, progress: Progress, keep: Keep | None
+) -> ReplayedShard:
+    """Rows of everything that the shard holds, and their digests."""
+    checkpoint = checkpoint_place(directory, one.shard)
+    digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
     with open_shard_reader(checkpoint) as reader:
-        assert reader.next_offsets == dict(seal.source_offsets), f"replayed to {reader.next_offsets}, the seal says {seal.source_offsets}"
-        blocks = encode_blocks(encoder, reader.scan_items())
-        digest = digest_blocks(encoder, blocks, lambda rows: progress(f"shard {seal.shard}: encode", rows, max(rows, seal.rows)))
+        offsets = reader.next_offsets
+        assert offsets == dict(one.end), f"replayed to {offsets}, the plan says {one.end}"
+
+        def digested() -> Iterator[RowBlock]:
+            for block in encode_blocks(encoder, reader.scan_items()):
+                digest.update(block)
+                progress(f"shard {one.shard}: encode", digest.rows, max(digest.rows, seal.rows if seal is not None else 0))
+                yield block
+
+        if keep is not None:
+            keep(one.shard, digested(), offsets)
+        else:
+            collections.deque(digested(), maxlen=0)
     shutil.rmtree(checkpoint)
-    return ReplayedShard(seal.shard, done, digest.rows, digest.hexdigest, digest.data_hexdigest, seal)
+    return ReplayedShard(one.shard, one.records, digest.rows, digest.hexdigest, digest.data_hexdigest, offsets, seal)
 
 
-def _read_shard(source: ReplaySource, shard: int, ends: Mapping[str, int]) -> Iterator[SourceRecord]:
-    """The shard's records up to the ends, one topic after the other."""
+def checkpoint_place(directory: Path, shard: int) -> Path:
+    """Where the checkpoint of a replayed shard lies while it is needed."""
+    return directory / f"{shard:05d}-checkpoint"
+
+
+def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[SourceRecord]:
+    """The shard's records, one topic after the other."""
     for topic in SHARD_TOPICS:
-        if ends[topic] > 0:
-            yield from read_topic(source.bootstrap, topic, start={shard: 0}, end={shard: ends[topic]}, prefix=source.prefix)
+        if end[topic] > start[topic]:
+            yield from read_topic(source.bootstrap, topic, start={shard: start[topic]}, end={shard: end[topic]}, prefix=source.prefix)
 
 
-def _batches(records: Iterator[SourceRecord], size: int) -> Iterator[list[SourceRecord]]:
-    while batch := list(itertools.islice(records, size)):
-        yield batch
+class _Throttle:
+    """Not more than `rate` records a second, over the whole time."""
+
+    def __init__(self, clock: Clock, rate: float | None) -> None:
+        self._clock, self._rate, self._began, self._records = clock, rate, clock.monotonic(), 0
+
+    def wait(self, records: int) -> None:
+        """Sleeps as long as these records were too fast."""
+        self._records += records
+        if self._rate is not None:
+            time.sleep(max(0.0, self._began + self._records / self._rate - self._clock.monotonic()))

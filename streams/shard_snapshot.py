@@ -55,14 +55,20 @@ def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], 
         if not path.endswith(f"/{_MANIFEST_NAME}"):
             continue
         try:
-            snapshot = decode_snapshot(store.get(path))
-            if snapshot_manifest_path(shard, snapshot.unique) != path or snapshot.shard != shard:
-                raise Corrupted("bad_snapshot", f"it is shard {snapshot.shard}'s snapshot {snapshot.unique}")
+            snapshot = decode_stored_snapshot(store, path)
             found.append(FoundSnapshot(snapshot, store.modified_ms(path)))
         except AifError as error:
             if error.code != "missing_file":  # removed between the list and the read
                 wrong.append(f"{path}: {error}")
     return sorted(found, key=lambda f: (sum(f.snapshot.next_offsets.values()), f.put_ms), reverse=True), wrong
+
+
+def decode_stored_snapshot(store: IndexStore, path: str) -> ShardSnapshot:
+    """The snapshot whose manifest is at `path`. Raises Corrupted (`bad_snapshot`), Incompatible, Unavailable (`missing_file`)."""
+    snapshot = decode_snapshot(store.get(path))
+    if snapshot_manifest_path(snapshot.shard, snapshot.unique) != path:
+        raise Corrupted("bad_snapshot", f"{path} is shard {snapshot.shard}'s snapshot {snapshot.unique}")
+    return snapshot
 
 
 def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path) -> None:

@@ -139,6 +139,13 @@ def start_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.earliest())
 
 
+def offsets_at(bootstrap: str, topic: str, time_ms: int, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
+    """The offset of the first record of `time_ms` or later in every partition; the end where there is none. `topic` is the whole name."""
+    found = _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.for_timestamp(time_ms))
+    ends = end_offsets(bootstrap, topic, deadline_s=deadline_s)
+    return {p: offset if offset >= 0 else ends[p] for p, offset in found.items()}
+
+
 def delete_topics(bootstrap: str, names: Iterable[str], *, deadline_s: float = _DEADLINE_S) -> None:
     """Remove topics (whole names) with their records; those that do not exist are fine. Returns when they are gone."""
     _Broker(bootstrap, deadline_s).delete(set(names))

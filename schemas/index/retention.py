@@ -26,6 +26,7 @@ _PART = re.compile(r"(versions/(\d+)/(?:full|\d+/incremental)/(\d{5})-[^/]+)/[^/
 _SEAL = re.compile(r"versions/(\d+)/(\d+)/seals/(\d{5})-[^/]+\.json")
 _MANIFEST = re.compile(r"versions/(\d+)/(\d+)/manifest\.json")
 _SNAPSHOT = re.compile(r"(snapshots/(\d{5})/[^/]+)/.+")
+_REPLAY = re.compile(r"(replays/[^/]+)/.+")
 _CHECKPOINT = re.compile(r"checkpoints/[0-9a-f]{64}\.safetensors")
 
 
@@ -126,7 +127,7 @@ class _Plan:
         """A directory is as old as its newest file."""
         newest: dict[str, int] = {}
         for path, put_ms in self._put_ms.items():
-            matched = _PART.fullmatch(path) or _SNAPSHOT.fullmatch(path)
+            matched = _PART.fullmatch(path) or _SNAPSHOT.fullmatch(path) or _REPLAY.fullmatch(path)
             if matched:
                 newest[matched[1]] = max(put_ms, newest.get(matched[1], 0))
         return newest
@@ -167,6 +168,9 @@ class _Plan:
             return None if expiry is None else Removal(path, expiry, "a revision that was replaced or dropped", None, file.size_bytes)
         if snapshot := _SNAPSHOT.fullmatch(path):
             return self._judge_snapshot(file, snapshot[1], int(snapshot[2]))
+        if replay := _REPLAY.fullmatch(path):  # only ever a help: a version that adopts it without finding it computes its rows
+            at_ms = self._newest_put[replay[1]] + self._rules.grace_ms
+            return Removal(path, at_ms, "a replay that was adopted or given up", None, file.size_bytes)
         return self._judge_checkpoint(file) if _CHECKPOINT.fullmatch(path) else None
 
     def _judge_part(self, file: StoreFile, directory: str, version: int, shard: int) -> Removal | None:

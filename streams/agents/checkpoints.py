@@ -29,8 +29,10 @@ from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_recor
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
 from streams.agents.checkpoint_files import read_allowed_file
 from streams.publication import append_entry
+from streams.replayed_parts import find_replayed
 
 if TYPE_CHECKING:
     from schemas.model.checkpoint import Checkpoint
@@ -118,7 +120,13 @@ def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlSta
 
 
 def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
-    """The file's bytes; None when the worker stops meanwhile. RejectedInput (`unreachable`) after `fetch_s_max`."""
+    """The file's bytes; None when the worker stops meanwhile. RejectedInput (`unreachable`) after `fetch_s_max`.
+
+    A record may name the index store's own copy (so an adopted replay does); that one lies in no allowed folder.
+    """
+    own = checkpoint_path(announced.sha256)
+    if announced.uri == desk.store.local_path(own).as_uri() and desk.store.exists(own):
+        return desk.store.get(own, CHECKPOINT_BYTES_MAX)
     began = desk.clock.monotonic()
     while True:
         try:
@@ -133,12 +141,14 @@ def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
 
 
 def _want(version: int, announced: CheckpointRecord, checkpoint: "Checkpoint", desk: CheckpointDesk) -> Decision:
+    """`want v`, because of a checkpoint, or to adopt the replay that has its label."""
+    adopts = announced.label is not None and find_replayed(desk.store, announced.label, announced.sha256) is not None
     entry = Entry(
         EntryKind.WANT,
         desk.clock.now_ms(),
         desk.by,
         version,
-        cause=Cause.CHECKPOINT,
+        cause=Cause.ADOPT if adopts else Cause.CHECKPOINT,
         checkpoint_sha256=announced.sha256,
         model_id=announced.model_id,
         feature_schema=checkpoint.info.schema_fingerprint,

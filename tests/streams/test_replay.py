@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from infra.clock import SystemClock
 from infra.control_log import ControlLog, ensure_init
+from infra.index_parts import read_full_part
 from infra.index_store import IndexStore, open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
 from infra.kafka.publisher import Publisher
@@ -27,19 +29,26 @@ from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.events import CheckpointRecord, ItemFeaturesUpdate, NewItem
 from schemas.ids import IdKind
 from schemas.index.control import Init
-from schemas.index.lifecycle import State
+from schemas.index.lifecycle import Cause, State
 from schemas.index.manifest import Manifest
 from schemas.model.encode_rows import encoder_fingerprint
-from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, SHARD_TOPICS
+from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
+from streams.build_jobs import BuildJob
+from streams.builder import build_full_part
 from streams.builder_pool import BuilderPool
+from streams.encoder import EncoderCache
 from streams.encoders import LazyEncoders
 from streams.log_ends import KafkaLogEnds
 from streams.outbox_sender import OutboxSender
+from streams.publication import Publication
 from streams.reconcile import Reconciler, ReconcileSettings
-from streams.replay import ReplaySource, choose_manifest, run_replay
+from streams.replay import ReplayPace, run_replay
 from streams.replay_cli import register
-from streams.shard import open_shard
+from streams.replay_points import ReplaySource, choose_manifest, open_replay_source, plan_replay
+from streams.sealer import digest_blocks
+from streams.shard import Shard, open_shard
+from streams.shard_snapshot import describe_checkpoint_job, write_snapshot
 from streams.shard_task import ShardTask
 from streams.version_messages import VersionMessages
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
@@ -172,13 +181,15 @@ def _announce_checkpoints(
     asyncio.run(handle_checkpoints(desk, list(read_topic(bootstrap, MODEL_CHECKPOINTS, prefix=prefix))))
 
 
-def replay(nearline: Nearline, folder: Path, **changes: Any) -> Any:
-    return run_replay(nearline.source, changes.pop("manifest", nearline.manifest), folder / "replay", SystemClock(), **changes)
+def replay(nearline: Nearline, folder: Path, start: str = "earliest", to: str = "1.0", **changes: Any) -> Any:
+    plan = plan_replay(nearline.source, ControlLog(nearline.store).refresh(), start, to)
+    encoder = EncoderCache(nearline.store).get(1, nearline.manifest.checkpoint_sha256)
+    return run_replay(nearline.source, plan, encoder, folder / "replay", SystemClock(), **changes)
 
 
 @pytest.mark.parametrize("batch_records", [1, 97])
 def test_a_replay_from_the_log_start_has_the_digest_of_the_live_version(nearline: Nearline, tmp_path: Path, batch_records: int) -> None:
-    outcome = replay(nearline, tmp_path, batch_records=batch_records)
+    outcome = replay(nearline, tmp_path, pace=ReplayPace(batch_records))
     assert outcome.digest_equal and outcome.data_digest_equal and all(s.equal for s in outcome.shards)
     assert sum(s.rows for s in outcome.shards) == nearline.manifest.rows == ITEMS - 9
 
@@ -213,37 +224,145 @@ def test_every_seal_names_a_delta_position_inside_the_log(nearline: Nearline) ->
         assert all(0 < s.delta_position <= ends.deltas_end(s.shard) for s in nearline.manifest.seals)
 
 
-def test_the_command_prints_both_digests(nearline: Nearline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def command(nearline: Nearline, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs `aif replay`; what it printed as JSON. Raises its error."""
     app = typer.Typer()
     app.callback()(lambda: None)  # otherwise a single command has no name
     register(app)
     monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", nearline.bootstrap)
     monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", nearline.prefix)
-    command = [
-        "replay",
-        "--from",
-        "earliest",
-        "--to",
-        "live",
-        "--store",
-        nearline.store.url,
-        "--directory",
-        str(tmp_path / "kept"),
-        "--json",
-    ]
-    with ThreadPoolExecutor(1) as own_thread:
-        result = own_thread.submit(CliRunner().invoke, app, command).result()
-    assert result.exit_code == 0, result.output
-    printed = json.loads(result.stdout.splitlines()[-1])
+
+    def run(*arguments: str) -> Any:
+        words = ["replay", *arguments, "--store", nearline.store.url, "--json"]
+        with ThreadPoolExecutor(1) as own_thread:
+            result = own_thread.submit(CliRunner().invoke, app, words).result()
+        if isinstance(result.exception, AifError):
+            raise result.exception
+        assert result.exit_code == 0, (result.output, result.exception)
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_the_command_prints_both_digests(nearline: Nearline, command: Callable[..., Any], tmp_path: Path) -> None:
+    printed = command("--from", "earliest", "--to", "live", "--directory", str(tmp_path / "kept"))
     assert printed["figures"]["digest_equal"]["value"] == 1
     assert printed["config"]["digest"] == printed["config"]["live_digest"] == nearline.manifest.digest
     assert (tmp_path / "kept" / "00000" / "CURRENT").exists()
 
 
-def test_a_directory_that_is_not_empty_is_refused(nearline: Nearline, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_empty_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "replay" / "something").mkdir(parents=True)
     with pytest.raises(Misconfigured, match="not empty"):
-        replay(nearline, tmp_path)
+        command("--directory", str(tmp_path / "replay"))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("calls", [1, 3, 9])
+def test_a_replay_that_was_killed_goes_on_from_its_own_offsets(
+    calls: int, nearline: Nearline, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied: list[int] = []
+    apply = Shard.apply
+
+    def count(self: Shard, records: Any) -> Any:
+        if len(applied) == calls:
+            raise Killed
+        applied.append(len(records))
+        return apply(self, records)
+
+    folder = str(tmp_path / "kept")
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "apply", count)
+        with pytest.raises(Killed):
+            command("--directory", folder, "--batch-size", "2")
+    before = sum(applied)
+    applied.clear()
+    monkeypatch.setattr(Shard, "apply", lambda self, records: (applied.append(len(records)), apply(self, records))[1])
+    printed = command("--directory", folder, "--batch-size", "2")
+    assert printed["figures"]["digest_equal"]["value"] == 1
+    assert before + sum(applied) == printed["figures"]["records"]["value"] and before > 0
+    with pytest.raises(Misconfigured, match="other_replay"):
+        command("--directory", folder, "--to", "end")
+
+
+def test_a_dry_run_forecasts_the_records_and_writes_nothing(nearline: Nearline, command: Callable[..., Any], tmp_path: Path) -> None:
+    forecast = command("--dry-run", "--directory", str(tmp_path / "none"), "--rate", "10")
+    assert forecast["records"] == sum(sum(s.source_offsets.values()) for s in nearline.manifest.seals)
+    assert forecast["rows"] == nearline.manifest.rows and forecast["apply_s"] >= forecast["records"] / 10
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_throttled_replay_keeps_its_rate(nearline: Nearline, tmp_path: Path) -> None:
+    clock = SystemClock()
+    began = clock.monotonic()
+    outcome = replay(nearline, tmp_path, pace=ReplayPace(5, rate=40.0))
+    assert clock.monotonic() - began >= sum(s.records for s in outcome.shards) / 40.0 - 1.0 and outcome.digest_equal
+
+
+@pytest.mark.parametrize("form", ["vector", "time"])
+def test_a_replay_to_offsets_or_a_time_ends_there(form: str, nearline: Nearline, tmp_path: Path) -> None:
+    records = list(read_topic(nearline.bootstrap, ITEM_FEATURES, prefix=nearline.prefix))
+    if form == "vector":
+        outcome = replay(nearline, tmp_path, to="item-features=2,1;new-items=0,1")
+        assert [dict(s.source_offsets) for s in outcome.shards] == [
+            {ITEM_FEATURES: 2, NEW_ITEMS: 0},
+            {ITEM_FEATURES: 1, NEW_ITEMS: 1},
+        ]
+    else:
+        time_ms = max(r.timestamp_ms for r in records) + 1_000_000
+        outcome = replay(nearline, tmp_path, to=datetime.fromtimestamp(time_ms / 1000, UTC).isoformat())
+        assert outcome.digest == nearline.manifest.digest  # a time after the last record is the end, which is the seal's here
+
+
+def snapshot_at(nearline: Nearline, folder: Path, to: str) -> None:
+    """Snapshots of both shards as they are at some offsets, put into the store."""
+    for one in replay(nearline, folder, to=to).shards:
+        shard = open_shard(folder / "replay" / f"{one.shard:05d}", one.shard, nearline.init, SystemClock())
+        shard.create_checkpoint(folder / f"checkpoint-{one.shard}")
+        shard.close()
+        write_snapshot(nearline.store, describe_checkpoint_job(folder / f"checkpoint-{one.shard}", one.shard, nearline.init))
+
+
+def test_a_replay_from_a_snapshot_has_the_digest_of_the_live_version_and_reads_only_the_rest(nearline: Nearline, tmp_path: Path) -> None:
+    snapshot_at(nearline, tmp_path / "base", "item-features=2,2;new-items=1,1")
+    outcome = replay(nearline, tmp_path, start="snapshot")
+    whole = sum(sum(s.source_offsets.values()) for s in nearline.manifest.seals)
+    assert outcome.digest_equal and sum(s.records for s in outcome.shards) == whole - 6
+    by_offset = replay(nearline, tmp_path / "by-offset", start="3")
+    assert by_offset.digest_equal and sum(s.records for s in by_offset.shards) == whole - 6
+    too_early = replay(nearline, tmp_path / "too-early", start="0")
+    assert too_early.digest_equal and sum(s.records for s in too_early.shards) == whole
+
+
+def test_an_adopted_replay_becomes_a_version_that_has_everything_newer(
+    nearline: Nearline, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = command("--to", "item-features=2,2;new-items=1,1", "--adopt", "backfill")
+    with pytest.raises(Misconfigured, match="label_taken"):
+        command("--to", "end", "--adopt", "backfill")
+    version = printed["config"]["adopted"]
+    desk = CheckpointDesk(ControlLog(nearline.store), nearline.store, SystemClock(), encoder_fingerprint, (), 0.0, lambda *_: None)
+    asyncio.run(handle_checkpoints(desk, list(read_topic(nearline.bootstrap, MODEL_CHECKPOINTS, prefix=nearline.prefix))))
+    status = ControlLog(nearline.store).refresh().versions[version]
+    assert (status.state, status.cause, status.label) == (State.WANTED, Cause.ADOPT, "backfill")
+    publication = Publication(ControlLog(nearline.store), nearline.store, SystemClock(), "test")
+    bases = [publication.find_base(status, n) for n in range(SHARDS)]
+    encoder, reused = EncoderCache(nearline.store).get(version, status.checkpoint_sha256), 0
+    for seal, base in zip(nearline.manifest.seals, bases, strict=True):
+        checkpoint = nearline.folder / f"adopt-{seal.shard}"
+        shard = open_shard(nearline.folder / f"shard-{seal.shard}", seal.shard, nearline.init, SystemClock())
+        shard.create_checkpoint(checkpoint)
+        shard.close()
+        job = BuildJob(version, seal.shard, status.checkpoint_sha256, status.encoder_fingerprint, str(checkpoint), base=base)
+        result = build_full_part(nearline.store, encoder, job)
+        reused += result.reused
+        assert digest_blocks(encoder, read_full_part(nearline.store, result.part, encoder.layout)).hexdigest == seal.digest
+    assert 0 < reused < nearline.manifest.rows
 
 
 def test_a_seal_is_named_by_version_and_revision(nearline: Nearline) -> None:
@@ -256,10 +375,11 @@ def test_a_seal_is_named_by_version_and_revision(nearline: Nearline) -> None:
         choose_manifest(nearline.store, state, "1.7")
 
 
-def test_topics_of_another_index_are_refused(nearline: Nearline, tmp_path: Path) -> None:
+def test_topics_of_another_index_are_refused(nearline: Nearline) -> None:
     other = dataclasses.replace(nearline, init=dataclasses.replace(nearline.init, topic_ids={ITEM_FEATURES: "another"}))
+    state = dataclasses.replace(ControlLog(nearline.store).refresh(), init=other.init)
     with pytest.raises(Incompatible, match="another"):
-        replay(other, tmp_path)
+        open_replay_source(nearline.bootstrap, nearline.prefix, nearline.store, state)
 
 
 def test_a_log_that_has_lost_its_beginning_is_refused_with_the_oldest_offset(nearline: Nearline, tmp_path: Path) -> None:

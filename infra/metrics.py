@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 Kind = Literal["counter", "gauge", "histogram"]
 
 _FRESHNESS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0)
+_STAGE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _REQUEST_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -39,6 +40,13 @@ METRICS = (
     Metric("rows_encoded", "counter", "Rows through the item half.", ("shard",)),
     Metric("rows_skipped", "counter", "Rows that needed no network.", ("shard",)),
     Metric("micro_batch_seconds", "histogram", "One micro-batch from read to written.", ("shard",), _FRESHNESS_S),
+    Metric("batch_stage_seconds", "histogram", "One micro-batch, by stage: decode, fold, rows, write.", ("stage",), _STAGE_S),
+    Metric("stored_seconds", "histogram", "From a record's time to written in its shard.", ("topic",), _FRESHNESS_S),
+    Metric("clock_ahead", "counter", "Records from the future by more than a second: a publisher's clock, or ours, is off.", ("topic",)),
+    Metric("shard_keys", "gauge", "Keys in the shard's directory, estimated.", ("shard",)),
+    Metric("shard_bytes", "gauge", "Bytes of the shard's table files.", ("shard",)),
+    Metric("shard_compaction_debt_bytes", "gauge", "Bytes that compaction has yet to rewrite, estimated.", ("shard",)),
+    Metric("versions", "gauge", "Versions of the index, by state.", ("state",)),
     Metric("lag_records", "gauge", "Records between the shard and the end of the partition.", ("topic", "shard")),
     Metric("lag_seconds", "gauge", "Time since the oldest record not yet applied was first seen.", ("topic", "shard")),
     Metric("shard_offset", "gauge", "Next offset of the shard.", ("topic", "shard")),

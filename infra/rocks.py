@@ -17,6 +17,7 @@ import contextlib
 import json
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -151,6 +152,18 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         self._iterator = None
 
 
+@dataclass(frozen=True, slots=True)
+class DiskFacts:
+    """Keys, bytes of table files, and bytes that compaction has yet to rewrite."""
+
+    keys: int
+    bytes: int
+    compaction_debt_bytes: int
+
+
+_FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
+
+
 class Database:
     """One open RocksDB directory and every handle of it. One owner; see `open_database` and `open_read_only`."""
 
@@ -238,6 +251,11 @@ class Database:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with MappedErrors(self.path, f"checkpoint to {directory}"):
             Checkpoint(self._database).create_checkpoint(str(directory))
+
+    def facts(self) -> DiskFacts:
+        """How large the directory is, over all column families, by RocksDB's own estimates."""
+        with MappedErrors(self.path, "read of properties"):
+            return DiskFacts(*(sum(family.property_int_value(name) or 0 for family in self._families.values()) for name in _FACTS))
 
     def reopen(self) -> None:
         """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""

@@ -15,9 +15,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,12 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
-from infra.rocks import Batch, Database, open_database
+from infra.rocks import Batch, Database, DiskFacts, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta, plan_delta_records
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, SHARD_TOPICS
+from streams.batch_result import BatchResult, StageWatch
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_change import ItemChange
 from streams.core.item_state import (
@@ -62,21 +61,6 @@ FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META = "features", "embeddings", "incr
 COLUMN_FAMILIES = (FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META)
 STATE_KEY, IDENTITY_KEY, VERSION_PREFIX = b"state", b"identity", b"version/"
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
-
-
-@dataclass(slots=True)
-class BatchResult:
-    """What one call of `apply` did: counts by topic, work by cause, and what it put into the outbox."""
-
-    counts: dict[str, TopicCounts] = field(default_factory=dict)
-    work: Counter[str] = field(default_factory=Counter)
-    dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, disposition)
-    outbox: list[OutboxEntry] = field(default_factory=list)
-
-    @property
-    def updates(self) -> int:
-        """Updates consumed."""
-        return sum(c.consumed for c in self.counts.values())
 
 
 def increment_prefix(version: int) -> bytes:
@@ -160,10 +144,11 @@ class Shard:
         missing = self.needs_encoders()
         if missing:
             raise Unavailable("encoder_missing", f"shard {self.number} has no encoder for versions {[v.version for v in missing]} yet")
+        result, watch = BatchResult(), StageWatch(self._clock)
         decoded = [decode_source_record(r, self.init.id_kind, self.init.shards) for r in self._fresh(records)]
-        result = BatchResult()
+        watch.lap(result, "decode")
         for cut in plan_batches([len(d) for d in decoded]):
-            self._write_micro_batch(decoded[cut], result)
+            self._write_micro_batch(decoded[cut], result, watch)
         return result
 
     def _fresh(self, records: Sequence[SourceRecord]) -> list[SourceRecord]:
@@ -174,18 +159,22 @@ class Shard:
             kept.update(places[i] for i in fresh)
         return [r for i, r in enumerate(records) if i in kept]
 
-    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult) -> None:
+    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> None:
         items = self._load([u for d in decoded for u in d.updates])
         counts = {topic: TopicCounts() for topic in SHARD_TOPICS}
         for one in decoded:
             counts[one.record.topic] += _take(one, items)
+            result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
         batch = self._database.new_batch()
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
         after = self._advanced(decoded, counts)
         self._put_components(batch, items.values())
+        watch.lap(result, "fold")
         self._put_rows(batch, list(items.values()), after, outgoing, result)
+        watch.lap(result, "rows")
         self._commit(batch, after, outgoing)
+        watch.lap(result, "write")
         for topic, count in counts.items():
             result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
         result.outbox += outgoing.entries
@@ -358,6 +347,10 @@ class Shard:
     def confirm_outbox(self, up_to_sequence: int) -> None:
         """Removes entries up to and with `up_to_sequence`: the broker has them."""
         self._database.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
+
+    def disk_facts(self) -> DiskFacts:
+        """How large the directory is."""
+        return self._database.facts()
 
     def create_checkpoint(self, directory: Path) -> None:
         """A consistent copy of everything at this moment, for builders and seals: hard links, milliseconds."""

@@ -17,8 +17,9 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Unavailable
+from streams.batch_result import BatchResult
 from streams.outbox_sender import OutboxSender
-from streams.shard import BatchResult, Shard
+from streams.shard import Shard
 
 T = TypeVar("T")
 

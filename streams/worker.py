@@ -187,6 +187,7 @@ class Worker:
         """The version that builds, as a metric; the ready line, once every assigned shard takes batches (A7: `step` admits them)."""
         state = self.control_log.state
         self.metrics.show_wanted(building.version if (building := state.building) else None)
+        self.metrics.show_states(status.state for status in state.versions.values())
         if self.owned.assigned and not self._ready and all(task.admitted for task in self.owned.tasks):
             self._ready = True
             self._say_ready(state)
@@ -210,8 +211,10 @@ class Worker:
         ends = fetch_ends(self.bootstrap)
         while not self._stopping.wait(_LAG_EVERY_S):
             with contextlib.suppress(AifError, CancelledError):  # a shard that is given away, a broker that is away
-                held = [(task.number, task.submit(lambda shard: shard.next_offsets).result()) for task in self.owned.tasks]
-                self.metrics.show_offsets(self.prefix, held, ends, self.clock.monotonic())
+                held = {t.number: t.submit(lambda shard: (shard.next_offsets, shard.disk_facts())).result() for t in self.owned.tasks}
+                self.metrics.show_disk({number: facts for number, (_, facts) in held.items()})
+                offsets = [(number, next_offsets) for number, (next_offsets, _) in held.items()]
+                self.metrics.show_offsets(self.prefix, offsets, ends, self.clock.monotonic())
 
 
 def run_worker(settings: WorkerSettings) -> None:

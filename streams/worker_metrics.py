@@ -4,19 +4,24 @@ Here: from results and offsets to metrics. Not here: the table of names and the 
 (streams/shard.py); these begin at 0 with the process.
 """
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from infra.clock import Clock, SystemClock
 from infra.kafka.admin import end_offsets
 from infra.metrics import Metrics
+from infra.rocks import DiskFacts
+from schemas.index.lifecycle import State
 from schemas.topics import SHARD_TOPICS
-from streams.shard import BatchResult
+from streams.batch_result import BatchResult
 from streams.shard_rows import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
 
 EndOffsets = Callable[[str], Mapping[int, int]]  # by whole topic name
 Place = tuple[str, int]  # topic, shard
 _SKIPPED = (REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES)
 _SEEN_MAX = 1_000  # observations of one partition's end that are kept
+_CLOCK_AHEAD_MS = 1_000
+_OF_DISK = ("shard_keys", "shard_bytes", "shard_compaction_debt_bytes")
 _OF_PLACES = ("shard_offset", "lag_records", "lag_seconds")
 
 
@@ -42,10 +47,11 @@ class LagClock:
 class WorkerMetrics:
     """Thread-safe, as its metrics are."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, clock: Clock | None = None) -> None:
+        self._metrics, self._clock = metrics, clock or SystemClock()
         self._clocks: dict[Place, LagClock] = {}  # of the shards shown now
         self._rejected: dict[str, int] = {}
+        self._sized: set[int] = set()
         self.show_wanted(None)
 
     def count(self, shard: int, result: BatchResult, seconds: float) -> None:
@@ -60,6 +66,29 @@ class WorkerMetrics:
         counter("rows_encoded").labels(shard).inc(result.work[ENCODED])
         counter("rows_skipped").labels(shard).inc(sum(result.work[cause] for cause in _SKIPPED))
         self._metrics.histogram("micro_batch_seconds").labels(shard).observe(seconds)
+        for stage, spent_s in result.stage_s.items():
+            self._metrics.histogram("batch_stage_seconds").labels(stage).observe(spent_s)
+        self._count_ages(result.record_times_ms)
+
+    def _count_ages(self, times_ms: Mapping[str, Sequence[int]]) -> None:
+        """How old records were when they were written, by the publishers' clocks against ours; one from the future counts as 0 old."""
+        now_ms = self._clock.now_ms()
+        for topic, times in times_ms.items():
+            stored = self._metrics.histogram("stored_seconds").labels(topic)
+            for time_ms in times:
+                stored.observe(max(0, now_ms - time_ms) / 1_000)
+            ahead = sum(time_ms - now_ms > _CLOCK_AHEAD_MS for time_ms in times)
+            self._metrics.counter("clock_ahead").labels(topic).inc(ahead)
+
+    def show_disk(self, shards: Mapping[int, DiskFacts]) -> None:
+        """Size and compaction debt of every shard owned; those of a shard that was given away disappear."""
+        for shard, facts in shards.items():
+            for name, value in (("keys", facts.keys), ("bytes", facts.bytes), ("compaction_debt_bytes", facts.compaction_debt_bytes)):
+                self._metrics.gauge(f"shard_{name}").labels(shard).set(value)
+        for shard in self._sized - shards.keys():
+            for name in _OF_DISK:
+                self._metrics.gauge(name).remove(shard)
+        self._sized = set(shards)
 
     def show_offsets(self, prefix: str, shards: Sequence[tuple[int, Mapping[str, int]]], ends: EndOffsets, now: float) -> None:
         """Offsets and lag of every owned (shard, next offsets); those of a shard that was given away disappear. `now` is monotonic."""
@@ -81,6 +110,12 @@ class WorkerMetrics:
     def show_wanted(self, version: int | None) -> None:
         """The version that builds."""
         self._metrics.gauge("version_wanted").set(-1 if version is None else version)
+
+    def show_states(self, states: Iterable[str]) -> None:
+        """How many versions are in each state of the life cycle."""
+        counts = Counter(states)
+        for state in State:
+            self._metrics.gauge("versions").labels(str(state)).set(counts[str(state)])
 
     def show_versions(self, build_seconds: Sequence[float], rejected: Mapping[str, int]) -> None:
         """New build times, and how many checkpoints were refused so far, by reason."""

@@ -82,6 +82,7 @@ class Campaign:
     catch_up_s: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     versions: int = 1
+    restarts: int = 0  # of a worker that ended by itself
     armed: Plan | None = None
     worker: Child | None = None
 
@@ -114,9 +115,18 @@ class Campaign:
             self.stage.children.remove(self.worker)
             self.start_worker(following)
             ends = self._ends_from_now()
-        self.watch.wait(ends, _CATCH_UP_S_MAX)
+        self.watch.wait(ends, _CATCH_UP_S_MAX, self._supervise)
         self.catch_up_s.append(time.monotonic() - began)
         self.kinds[plan.kind] += 1
+
+    def _supervise(self) -> None:
+        """What a service manager does: a worker that ended is started again, be it by itself or because its failpoint came during a recovery."""
+        assert self.worker is not None
+        if not self.worker.alive():
+            self.worker.kill()
+            self.stage.children.remove(self.worker)
+            self.restarts += not self._fired.exists()
+            self.start_worker(None)
 
     def _wait_moment(self, plan: Plan) -> None:
         assert self.worker is not None
@@ -159,7 +169,7 @@ class Campaign:
     def stop(self) -> None:
         """Everything applied, one more version live, the worker ended cleanly."""
         assert self.worker is not None
-        self.watch.wait(self.stage.source_ends(), _CATCH_UP_S_MAX)
+        self.watch.wait(self.stage.source_ends(), _CATCH_UP_S_MAX, self._supervise)
         self.stage.wait_live(self.stage.publish_model(self.catalogue, seed=self.versions), self.worker)
         self.stage.stop_worker(self.worker)
 
@@ -220,5 +230,6 @@ def _add_campaign(campaign: Campaign, figures: Figures) -> None:
     figures.add("kills", campaign.kinds.total(), "count")
     for kind in _WEIGHTS:
         figures.add(f"kills_{kind}", campaign.kinds[kind], "count")
+    figures.add("restarts", campaign.restarts, "count")
     figures.add("catch_up_p50_s", statistics.median(campaign.catch_up_s), "s")
     figures.add("catch_up_max_s", max(campaign.catch_up_s), "s")

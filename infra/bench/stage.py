@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,10 +162,13 @@ class AppliedWatch:
             self.seen.append(Applied(record.timestamp_ms, header.shard, header.next_offsets))
             self._told[header.shard] = tuple(map(max, self._told.get(header.shard, header.next_offsets), header.next_offsets))
 
-    def wait(self, ends: Mapping[int, tuple[int, ...]], timeout_s: float = _APPLIED_S_MAX) -> None:
-        """Until every shard told that it applied up to `ends`."""
+    def wait(
+        self, ends: Mapping[int, tuple[int, ...]], timeout_s: float = _APPLIED_S_MAX, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Until every shard told that it applied up to `ends`; `meanwhile` is called all the time."""
 
         def reached() -> bool:
+            meanwhile()
             self.poll()
             nothing = (0,) * len(SHARD_TOPICS)
             return all(a >= b for shard, wanted in ends.items() for a, b in zip(self._told.get(shard, nothing), wanted, strict=True))

@@ -205,3 +205,27 @@ database.close()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_facts_of_a_directory_count_keys_and_bytes_of_all_families(tmp_path: Path) -> None:
+    with open_database(tmp_path / "db", ("a", "b")) as database:
+        batch = database.new_batch()
+        for n in range(100):
+            batch.put("ab"[n % 2], b"%03d" % n, bytes(100))
+        database.write(batch)
+        database.flush()
+        facts = database.facts()
+        assert facts.keys == 100 and facts.bytes > 0 and facts.compaction_debt_bytes == 0
+
+
+def test_pages_of_a_scan_are_its_rows_and_end_where_it_ends(tmp_path: Path) -> None:
+    with open_database(tmp_path / "db") as database:
+        batch = database.new_batch()
+        for n in range(10):
+            batch.put("default", b"%d" % n, b"v")
+        database.write(batch)
+        scan, pages = database.scan(start=b"2", end=b"8"), []
+        while page := scan.take(4):
+            pages.append([key for key, _ in page])
+        assert pages == [[b"2", b"3", b"4", b"5"], [b"6", b"7"]]
+        assert scan.take(4) == [] and list(database.scan(start=b"2", end=b"8")) != []

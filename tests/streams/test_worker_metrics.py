@@ -3,10 +3,12 @@
 from collections import Counter
 
 from infra.metrics import Metrics
+from infra.rocks import DiskFacts
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.batch_result import BatchResult
 from streams.core.shard_state import TopicCounts
-from streams.shard import BatchResult
 from streams.worker_metrics import LagClock, WorkerMetrics
+from tests.streams.shard_world import ManualClock
 
 
 def shown(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -70,3 +72,25 @@ def test_versions_builds_and_refused_checkpoints_are_shown() -> None:
     assert shown(metrics, "aif_version_wanted") == 4
     assert shown(metrics, "aif_build_seconds_sum") == 2.5 and shown(metrics, "aif_build_seconds_count") == 2
     assert shown(metrics, "aif_checkpoints_rejected_total", reason="unreachable") == 3
+
+
+def test_a_records_age_is_from_its_time_to_the_moment_it_was_written_in_seconds_and_the_future_is_flagged() -> None:
+    metrics, clock = Metrics(), ManualClock()
+    clock.seconds = 100.0
+    result = BatchResult(stage_s=Counter(decode=0.5, write=0.25), record_times_ms={ITEM_FEATURES: [99_000, 99_500, 100_900, 102_500]})
+    WorkerMetrics(metrics, clock).count(0, result, 1.0)
+    assert shown(metrics, "aif_stored_seconds_count", topic=ITEM_FEATURES) == 4
+    assert shown(metrics, "aif_stored_seconds_sum", topic=ITEM_FEATURES) == 1.5
+    assert shown(metrics, "aif_clock_ahead_total", topic=ITEM_FEATURES) == 1
+    assert shown(metrics, "aif_batch_stage_seconds_sum", stage="decode") == 0.5
+
+
+def test_the_size_of_a_shard_disappears_with_it_and_every_state_is_shown() -> None:
+    metrics = Metrics()
+    worker = WorkerMetrics(metrics)
+    worker.show_disk({0: DiskFacts(5, 100, 7), 1: DiskFacts(1, 2, 3)})
+    worker.show_disk({1: DiskFacts(1, 2, 4)})
+    assert shown(metrics, "aif_shard_bytes", shard="0") is None
+    assert shown(metrics, "aif_shard_compaction_debt_bytes", shard="1") == 4 and shown(metrics, "aif_shard_keys", shard="1") == 1
+    worker.show_states(["live", "frozen", "frozen"])
+    assert [shown(metrics, "aif_versions", state=s) for s in ("live", "frozen", "backup")] == [1, 2, 0]

@@ -12,6 +12,7 @@ def register(app: typer.Typer) -> None:
     group = command_group(app, "bench", BENCH_HELP)
     group.command("freshness")(freshness)
     group.command("crash")(crash)
+    group.command("scale")(scale)
 
 
 def freshness(
@@ -38,3 +39,17 @@ def crash(
     from infra.bench.crash import measure_crash
 
     print_figures(measure_crash(kills, seed, items, rate).as_dict(), as_json)
+
+
+def scale(
+    sizes: Annotated[str, typer.Option(help="Numbers of items, with commas between.")] = "100000,1000000",
+    as_json: AsJson = False,
+) -> None:
+    """Time of a full build, bytes on disk and memory by number of items: build_s_N, disk_bytes_per_item_N, raw_bytes_per_item_N, rss_mb_N."""
+    from infra.bench.scale import measure_scale
+
+    try:
+        numbers = [int(size) for size in sizes.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--sizes {sizes}: {error}; for example 100000,1000000") from error
+    print_figures(measure_scale(numbers).as_dict(), as_json)

@@ -1,0 +1,29 @@
+"""The scale bench: what it counts as the version's bytes, and its sizes as given on the command line."""
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.bench import scale
+from infra.bench.report import Figures
+from infra.bench.scale import _part_bytes
+from infra.cli import build_app
+from schemas.ids import IdKind
+from schemas.index.layout import Column, RowLayout
+from schemas.index.manifest import Manifest, Part, PartFile, Seal
+
+
+def test_the_bytes_of_a_version_are_those_of_all_files_of_all_its_parts() -> None:
+    def part(*sizes: int) -> Part:
+        return Part("d", tuple(PartFile(str(n), size, "") for n, size in enumerate(sizes)), 1)
+
+    seals = tuple(Seal(n, part(100, 10), part(n), 0, {}, 1, "", "", "") for n in range(2))
+    layout = RowLayout((Column("bid", "<f4", 1),), IdKind.INT64)
+    assert _part_bytes(Manifest(1, 0, "m", "", "", "", "", layout, seals, 0)) == 2 * 110 + 1
+
+
+def test_sizes_are_read_from_the_command_line_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(scale, "measure_scale", lambda sizes: asked.append(sizes) or Figures("bench scale"))
+    assert CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", "5,10", "--json"]).exit_code == 0
+    assert asked == [[5, 10]]
+    assert CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", "many"]).exit_code == 2

@@ -22,8 +22,9 @@ Arrays: B requests, C shown items, L behaviours, R item rows, D width, T tasks. 
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.impressions import Batch, TrainingSet
 from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses
+from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
@@ -88,29 +90,76 @@ class _VectorTable:
         return self.vectors_RD[rows_BL.clamp(min=0)] * (rows_BL >= 0).unsqueeze(-1)
 
 
-def fit(network: AifNetwork, data: TrainingSet, options: TrainOptions, progress: Callable[[float], None] = lambda _: None) -> TrainReport:
-    """Trains in place. `progress` gets the share of the run done, 0 to 1. Raises Misconfigured (`nothing_to_learn`, `no_limit`)."""
+class _Run:
+    """A fit between two steps: everything that the next step depends on."""
+
+    def __init__(self, network: AifNetwork, data: TrainingSet, options: TrainOptions) -> None:
+        self._network, self._data, self._options = network, data, options
+        self._chance = np.random.default_rng(options.seed)
+        self._optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
+        self._vectors = _VectorTable(network, data)
+        self.losses: list[tuple[float, float]] = []
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return len(self.losses)
+
+    def advance(self, share: float) -> None:
+        """One step at that share of the run."""
+        options, data = self._options, self._data
+        if self.step % VECTORS_EVERY == 0:
+            self._vectors.renew()
+        requests = self._chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
+        self._optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
+        batch = data.batch(requests, options.behaviours_max)
+        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss)
+        self.losses.append((float(found.copr.detach()), float(found.click.detach())))
+
+    def state(self, about: Mapping[str, Any]) -> TrainerState:
+        """What to go on from. Only where `VECTORS_EVERY` divides the step: there the table of vectors is renewed anyway."""
+        moments = self._optimiser.state_dict()["state"]
+        losses = np.array(self.losses, np.float64).reshape(-1, 2)
+        return TrainerState(self.step, self._network.state_dict(), moments, losses, self._chance.bit_generator.state, about)
+
+    def restore(self, state: TrainerState) -> None:
+        """Goes on from a state of the same network, data and options."""
+        self._network.load_state_dict(dict(state.weights))
+        self._optimiser.load_state_dict(self._optimiser.state_dict() | {"state": {n: dict(m) for n, m in state.moments.items()}})
+        self._chance.bit_generator.state = dict(state.generator)
+        self.losses = [(float(copr), float(click)) for copr, click in state.losses]
+
+
+def fit(
+    network: AifNetwork,
+    data: TrainingSet,
+    options: TrainOptions,
+    progress: Callable[[float], None] = lambda _: None,
+    states: StateFile | None = None,
+) -> TrainReport:
+    """Trains in place. `progress` gets the share of the run done, 0 to 1. With `states` it goes on from the state there, and keeps it.
+
+    Raises Misconfigured (`nothing_to_learn`, `no_limit`).
+    """
     if len(data) == 0:
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
     if not options.steps_max and math.isinf(options.seconds_max):
         raise Misconfigured("no_limit", "training needs a limit: seconds_max or steps_max")
-    chance = np.random.default_rng(options.seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
-    vectors, losses = _VectorTable(network, data), []
-    started, step, share = time.monotonic(), 0, 0.0
+    run, started = _Run(network, data, options), time.monotonic()
+    kept = states.read() if states is not None else None
+    if kept is not None:
+        run.restore(kept)
+    saved = run.step
     network.train()
-    while (share := _share(options, step, time.monotonic() - started)) < 1.0:
-        if step % VECTORS_EVERY == 0:
-            vectors.renew()
-        requests = chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
-        optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
-        found = train_step(network, data, data.batch(requests, options.behaviours_max), vectors.of, optimiser, options.loss)
-        losses.append((float(found.copr.detach()), float(found.click.detach())))
-        step += 1
+    while (share := _share(options, run.step, time.monotonic() - started)) < 1.0:
+        if states is not None and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
+            states.write(run.state(states.about))
+            saved = run.step
+        run.advance(share)
         progress(share)
     network.eval()
-    copr, click = np.mean(losses[-max(1, len(losses) // 10) :], axis=0)
-    return TrainReport(step, time.monotonic() - started, float(copr), float(click))
+    copr, click = np.mean(run.losses[-max(1, len(run.losses) // 10) :], axis=0)
+    return TrainReport(run.step, time.monotonic() - started, float(copr), float(click))
 
 
 def _share(options: TrainOptions, step: int, seconds: float) -> float:

@@ -1,0 +1,89 @@
+"""What a killed trainer needs to go on exactly: weights, moments of the optimiser, the generator, and how far the log was read, in one file.
+
+Here: `TrainerState` to bytes and back, and its file. Not here: the loop that makes and takes it (trainer.py), topics.
+Invariants: a file is there whole or not at all, so weights and offsets never part; nothing read can run code (safetensors and JSON).
+A resumed run gives the weights of the uninterrupted one, bit for bit, on one machine with the same threads.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from schemas.errors import Corrupted
+
+FORMAT = 1
+_METADATA = "aif-trainer"
+_LOSSES = "losses"
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """`weights` by the network's names; `moments` of the optimiser by parameter number and name; `losses` [step, 2] so far; `generator` as
+    numpy tells it. `about` belongs to whoever runs the fit: what the run is, and the offsets that its data ended at."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    moments: Mapping[int, Mapping[str, Tensor]]
+    losses: np.ndarray
+    generator: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode_state(state: TrainerState) -> bytes:
+    """The file's bytes."""
+    tensors = {f"w/{name}": t.detach().contiguous() for name, t in state.weights.items()}
+    for number, named in state.moments.items():
+        tensors |= {f"m/{number}/{name}": t.detach().contiguous() for name, t in named.items()}
+    tensors[_LOSSES] = torch.from_numpy(np.ascontiguousarray(state.losses, np.float64))
+    told = {"format": FORMAT, "step": state.step, "generator": state.generator, "about": state.about}
+    return safetensors.torch.save(tensors, {_METADATA: json.dumps(told)})
+
+
+def decode_state(data: bytes) -> TrainerState:
+    """The inverse. Raises Corrupted (`bad_trainer_state`)."""
+    try:
+        tensors = safetensors.torch.load(data)
+        length = int.from_bytes(data[:8], "little")
+        told = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_METADATA])
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}, expected {FORMAT}")
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("m/"):
+                _, number, moment = name.split("/")
+                moments.setdefault(int(number), {})[moment] = tensor
+        weights = {name.removeprefix("w/"): t for name, t in tensors.items() if name.startswith("w/")}
+        return TrainerState(int(told["step"]), weights, moments, tensors[_LOSSES].numpy(), told["generator"], told["about"])
+    except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
+        raise Corrupted("bad_trainer_state", f"the state does not read: {error}; delete the file to start from the beginning") from error
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """Where a fit keeps its state. `every_steps` bounds what is lost; `about` is written with it."""
+
+    path: Path
+    every_steps: int = 100
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self) -> TrainerState | None:
+        """The state, None if there is none yet. Raises Corrupted."""
+        return decode_state(self.path.read_bytes()) if self.path.exists() else None
+
+    def write(self, state: TrainerState) -> None:
+        """The new state in the place of the old, whole or not at all."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            file.write(encode_state(state))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)

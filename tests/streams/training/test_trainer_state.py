@@ -1,0 +1,84 @@
+"""A killed trainer goes on exactly: the same weights as one that nobody killed, bit for bit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import Corrupted
+from streams.training.impressions import TrainingSet
+from streams.training.trainer import VECTORS_EVERY, TrainOptions, fit
+from streams.training.trainer_state import StateFile, TrainerState, decode_state, encode_state
+from tests.streams.training.test_trainer import network_of, taste_world
+
+OPTIONS = TrainOptions(steps_max=50, batch_requests=8, seed=3)
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing after it runs."""
+
+
+def killed_after(data: TrainingSet, steps: int, states: StateFile) -> None:
+    done = 0
+
+    def count(_: float) -> None:
+        nonlocal done
+        done += 1
+        if done == steps:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(network_of(data, seed=9), data, OPTIONS, count, states)
+
+
+@pytest.mark.parametrize("steps", [19, 21, 45])
+def test_a_killed_fit_that_goes_on_ends_with_the_same_weights_bit_for_bit(tmp_path: Path, steps: int) -> None:
+    data = taste_world()
+    whole = network_of(data, seed=9)
+    expected = fit(whole, data, OPTIONS)
+    states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
+    killed_after(data, steps, states)
+    assert states.path.exists() == (steps > VECTORS_EVERY)
+    again = network_of(data, seed=9 if steps < VECTORS_EVERY else 1)  # what it starts from does not matter once there is a state
+    found = fit(again, data, OPTIONS, states=states)
+    assert (found.steps, found.copr, found.click) == (expected.steps, expected.copr, expected.click)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_a_fit_that_is_killed_twice_still_ends_the_same(tmp_path: Path) -> None:
+    data = taste_world()
+    whole, again = network_of(data, seed=9), network_of(data, seed=9)
+    fit(whole, data, OPTIONS)
+    states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
+    killed_after(data, 25, states)
+    killed_after(data, 25, states)
+    fit(again, data, OPTIONS, states=states)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_keeping_states_changes_nothing(tmp_path: Path) -> None:
+    data = taste_world()
+    plain, kept = network_of(data, seed=9), network_of(data, seed=9)
+    fit(plain, data, OPTIONS)
+    fit(kept, data, OPTIONS, states=StateFile(tmp_path / "state", every_steps=VECTORS_EVERY))
+    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), kept.state_dict().values(), strict=True))
+
+
+def state() -> TrainerState:
+    generator = np.random.default_rng(5).bit_generator.state
+    moments = {0: {"step": torch.tensor(4.0), "exp_avg": torch.ones(2)}}
+    return TrainerState(4, {"a.b": torch.arange(3.0)}, moments, np.ones((4, 2)), generator, {"offsets": {"t": {"0": 7}}})
+
+
+def test_a_state_reads_back_as_it_was() -> None:
+    found = decode_state(encode_state(state()))
+    assert (found.step, found.generator, found.about) == (4, state().generator, state().about)
+    assert torch.equal(found.weights["a.b"], torch.arange(3.0)) and torch.equal(found.moments[0]["exp_avg"], torch.ones(2))
+    assert np.array_equal(found.losses, np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda _: b"", lambda b: b.replace(b"aif-trainer", b"aif-tr@iner")])
+def test_a_damaged_state_is_refused(damage: object) -> None:
+    with pytest.raises(Corrupted, match="bad_trainer_state"):
+        decode_state(damage(encode_state(state())))  # type: ignore[operator]

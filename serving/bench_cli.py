@@ -9,7 +9,9 @@ from infra.command import BENCH_HELP, AsJson, command_group, print_figures
 
 def register(app: typer.Typer) -> None:
     """Add them to the group."""
-    command_group(app, "bench", BENCH_HELP).command("rank")(bench_rank)
+    group = command_group(app, "bench", BENCH_HELP)
+    group.command("rank")(bench_rank)
+    group.command("overload")(bench_overload)
 
 
 def bench_rank(
@@ -27,3 +29,15 @@ def bench_rank(
     if not all(1 <= size <= items for size in sizes):
         raise typer.BadParameter(f"sizes {sizes}: expected 1 to {items} candidates")
     print_figures(measure_rank(items, sizes, quick).as_dict(), as_json)
+
+
+def bench_overload(
+    seconds: Annotated[float, typer.Option(min=1, help="Of each turn.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Of steady and of overload, alternating.")] = 2,
+    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 5_000,
+    as_json: AsJson = False,
+) -> None:
+    """Ten times the load a server carries against 80% of it: admitted_p99_ratio, refused_p99_ms, rss_growth_mb."""
+    from serving.bench_overload import OverloadPlan, measure_overload
+
+    print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)

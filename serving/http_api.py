@@ -27,7 +27,7 @@ from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserR
 from serving.bodies import decode_body
 from serving.deadline import Deadline
 from serving.front import Front
-from serving.http_body import read_body
+from serving.http_body import read_body, throw_away_body
 from serving.http_reply import Reply, error_reply, json_reply
 from serving.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.openapi import openapi_json
@@ -99,7 +99,11 @@ class HttpApi:
         raise RejectedInput("no_such_route", f"{method} {path[:80]}: there is no such route; there are {known}")
 
     async def _take_body(self, scope: Any, protocol: Any) -> bytes:
-        self._front.intake.check()
+        try:
+            self._front.intake.check()
+        except Unavailable:
+            await throw_away_body(protocol)
+            raise
         return await read_body(scope, protocol, self._front.intake)
 
     async def _call(self, path: str, raw: bytes, scope: Any, received_s: float) -> Reply:

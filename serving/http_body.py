@@ -5,6 +5,7 @@ that does not end in time, or ends too early, is an answer too.
 """
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +33,17 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
         raise RejectedInput("body_too_slow", f"the body was not complete after {_BODY_S_MAX:g} s; send it at once") from error
     encoding = scope.headers.get("content-encoding")
     return raw if encoding is None else await asyncio.to_thread(unpack, raw, encoding)
+
+
+async def throw_away_body(protocol: Any) -> None:
+    """Reads a body that nobody wants: a connection with an unread body would never carry another request. Raises nothing."""
+    with contextlib.suppress(ProtocolError, TimeoutError):
+        async with asyncio.timeout(_BODY_S_MAX):
+            size = 0
+            async for chunk in protocol:
+                size += len(chunk)
+                if size > _THROWN_AWAY_BYTES_MAX:
+                    break
 
 
 def unpack(raw: bytes, encoding: str) -> bytes:

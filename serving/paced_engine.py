@@ -59,8 +59,12 @@ class PacedEngine:
         """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks."""
         self._refuse(decide_queue(self.costs, self.queue_ms(), self._work_max), "queue")
 
-    def check_deadline(self, work_ms: float, left_s: float) -> None:
-        """Raises Unavailable (`overloaded`) where the deadline would pass before an answer of `work_ms`."""
+    def check_work(self, work_ms: float, left_s: float) -> None:
+        """The same for a request that is known now, and where its deadline would pass before an answer of `work_ms`.
+
+        Asked right before the work is handed over: others came in while its body was read.
+        """
+        self.check_queue()
         self._refuse(decide_deadline(self.queue_ms(), work_ms, left_s * 1000), "deadline")
 
     def _refuse(self, refusal: Refusal | None, reason: str) -> None:

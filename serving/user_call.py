@@ -114,7 +114,7 @@ class UserCall:
         token = decode_token(request.version_token) if request.version_token else None
         pinned = check_consistency(request.consistency, token)
         found = await self._users.find(asked)
-        self._engine.check_deadline(self._engine.predict_ms("user", len(found.history.behaviours)), deadline.left_s())
+        self._engine.check_work(self._engine.predict_ms("user", len(found.history.behaviours)), deadline.left_s())
         state, version_token = await self._state(asked, found, token, pinned, deadline)
         return UserAnswer(
             request_id=asked.request_id,

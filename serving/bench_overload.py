@@ -1,0 +1,143 @@
+"""`aif bench overload`: what a server does with ten times the load it can carry, against the same server at 80% of it.
+
+    capacity    a closed loop of a few senders: answers a second
+    steady      open loop at 80% of it
+    overload    open loop at 10 times: admitted requests, refused requests, memory before and after
+
+Here: the turns and their figures. Not here: the load itself (infra/bench/load.py), the server (bench_overload_server.py).
+Requests are inferences with binary tensors, so that the engine is what is scarce and not the reading of JSON; every user's half is in the pool, long
+histories make SimTier the greater part of the work. Steady and overload alternate, because the machine is not alone.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate, send_in_turns
+from infra.bench.report import Figures
+from infra.command import say
+from schemas.errors import Unavailable
+
+STEADY, OVERLOAD = 0.8, 10.0
+_SENDERS = 3
+_PAGE_KIB = "VmRSS:"
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPlan:
+    """The world and the time."""
+
+    items: int = 200_000
+    users: int = 32
+    behaviours: int = 20_000
+    candidates: int = 5_000
+    seconds: float = 10.0  # of each turn
+    turns: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    url: str
+    pid: int
+    requests: np.ndarray
+
+    def rss_mb(self) -> float:
+        """Its memory now."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(_PAGE_KIB))
+
+
+def measure_overload(plan: OverloadPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures("bench overload", {name: getattr(plan, name) for name in OverloadPlan.__slots__})
+    with _open_server(plan) as server:
+        target, bodies = encode_inferences(server, plan.users)
+        say("each user's half ...")
+        for body in bodies:
+            asyncio.run(send_in_turns(target, [body], 1, 0.0))
+        carried = asyncio.run(send_in_turns(target, bodies, _SENDERS, plan.seconds))
+        capacity = carried.count(OK) / carried.seconds
+        say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {STEADY:g} and {OVERLOAD:g} times that ...")
+        loads: Mapping[float, list[Latencies]] = {STEADY: [], OVERLOAD: []}
+        rss = [server.rss_mb()]
+        for _ in range(plan.turns):
+            for share, taken in loads.items():
+                taken.append(asyncio.run(send_at_rate(target, bodies, share * capacity, plan.seconds)))
+            rss.append(server.rss_mb())
+    steady, flood = (_merge(loads[share]) for share in (STEADY, OVERLOAD))
+    figures.add("capacity_per_s", capacity, "1/s")
+    figures.add("steady_p50_ms", steady.quantile(OK, 0.5), "ms")
+    figures.add("steady_p99_ms", steady.quantile(OK, 0.99), "ms")
+    figures.add("steady_refused", steady.count(REFUSED), "count")
+    figures.add("admitted_p50_ms", flood.quantile(OK, 0.5), "ms")
+    figures.add("admitted_p99_ms", flood.quantile(OK, 0.99), "ms")
+    figures.add("admitted_p99_ratio", _ratio(flood.quantile(OK, 0.99), steady.quantile(OK, 0.99)), "ratio")
+    figures.add("admitted_per_s", flood.count(OK) / flood.seconds, "1/s")
+    figures.add("refused_p50_ms", flood.quantile(REFUSED, 0.5), "ms")
+    figures.add("refused_p99_ms", flood.quantile(REFUSED, 0.99), "ms")
+    figures.add("refused", flood.count(REFUSED), "count")
+    figures.add("failed", steady.count(FAILED) + flood.count(FAILED), "count")
+    figures.add("rss_growth_mb", rss[-1] - rss[0], "MB")
+    return figures
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def _merge(parts: list[Latencies]) -> Latencies:
+    merged = Latencies(seconds=sum(part.seconds for part in parts))
+    for part in parts:
+        for outcome, sketch in part.sketches.items():
+            merged.sketches[outcome].merge(sketch)
+    return merged
+
+
+def encode_inferences(server: _Server, users: int) -> tuple[Target, list[bytes]]:
+    """One inference per list of candidates, users in turn. All headers are of one length, which HTTP has to name."""
+    bodies = []
+    for number, ids in enumerate(server.requests):
+        raw_user, raw_ids = np.array([number % users], np.int64).tobytes(), ids.astype("<i8").tobytes()
+        header = {
+            "inputs": [
+                {"name": "user_id", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": len(raw_user)}},
+                {"name": "item_ids", "datatype": "INT64", "shape": [len(ids)], "parameters": {"binary_data_size": len(raw_ids)}},
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+        bodies.append((json.dumps(header).encode(), raw_user + raw_ids))
+    length = len(bodies[0][0])
+    target = Target(server.url, "/v2/models/prerank/infer", (("inference-header-content-length", str(length)),))
+    return target, [header + raw for header, raw in bodies]
+
+
+@contextmanager
+def _open_server(plan: OverloadPlan) -> Iterator[_Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "candidates.npy")
+        numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
+        command = [sys.executable, "-m", "serving.bench_overload_server", *numbers, str(path)]
+        say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            yield _read_address(process, path)
+        finally:
+            process.communicate()  # its standard input ends, and so does it
+
+
+def _read_address(process: "subprocess.Popen[bytes]", path: Path) -> _Server:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise Unavailable("child_died", "the server of the bench ended before its port was open; its reason stands above")
+    address: dict[str, Any] = json.loads(line)
+    return _Server(address["url"], address["pid"], np.load(path))

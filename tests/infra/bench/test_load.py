@@ -1,0 +1,78 @@
+"""The open loop against a small server of the test: latencies from the intended send, answers by kind, connections within their bound."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate, send_in_turns
+
+Answer = Callable[[int], Awaitable[int]]
+
+
+def serve_and(answer: Answer, load: Callable[[Target], Awaitable[Latencies]]) -> tuple[Latencies, int]:
+    """A server that answers its n-th request with the status of `answer(n)` (0 = cut the connection), under a load; and how many connections it saw."""
+    seen = {"requests": 0, "connections": 0}
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen["connections"] += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]))
+                number, seen["requests"] = seen["requests"], seen["requests"] + 1
+                status = await answer(number)
+                if status == 0:
+                    break
+                writer.write(f"HTTP/1.1 {status} X\r\ninference-header-content-length: 9\r\ncontent-length: 2\r\n\r\nok".encode())
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    async def run() -> Latencies:
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        target = Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/x", (("content-type", "y"),))
+        async with server:
+            return await load(target)
+
+    return asyncio.run(run()), seen["connections"]
+
+
+async def ok(_: int) -> int:
+    return 200
+
+
+def test_every_request_leaves_and_counts_once_by_what_came_back() -> None:
+    async def answer(number: int) -> int:
+        return (200, 429, 503, 500, 0)[number % 5]
+
+    latencies, _ = serve_and(answer, lambda target: send_at_rate(target, [b"a", b"bb"], 500, 0.1))
+    assert sum(latencies.count(outcome) for outcome in (OK, REFUSED, FAILED)) == 50
+    assert (latencies.count(OK), latencies.count(REFUSED), latencies.count(FAILED)) == (10, 20, 20)
+
+
+def test_a_server_that_stands_still_is_charged_for_everybody_who_would_have_come_meanwhile() -> None:
+    async def answer(number: int) -> int:
+        if number == 0:
+            await asyncio.sleep(0.4)
+        return 200
+
+    still, _ = serve_and(answer, lambda target: send_at_rate(target, [b"a"], 100, 0.5, connections_max=1))
+    median = still.quantile(OK, 0.5)
+    assert median is not None and median > 50, "half of the 50 requests were due while the first one was stuck"
+
+
+def test_connections_are_used_again_and_never_more_than_allowed() -> None:
+    _, calm = serve_and(ok, lambda target: send_in_turns(target, [b"a"], 2, 0.2))
+    assert calm <= 2
+
+    async def slow(_: int) -> int:
+        await asyncio.sleep(0.02)
+        return 200
+
+    latencies, connections = serve_and(slow, lambda target: send_at_rate(target, [b"a"], 1_000, 0.05, connections_max=5))
+    assert connections <= 5 and latencies.count(OK) == 50
+
+
+def test_without_such_an_answer_there_is_no_quantile() -> None:
+    latencies, _ = serve_and(ok, lambda target: send_in_turns(target, [b"a"], 1, 0.0))
+    assert latencies.count(OK) == 1 and latencies.quantile(REFUSED, 0.99) is None

@@ -48,7 +48,9 @@ class Loader:
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
-        """Starts the process, so that it is ready before the first version is."""
+        """Starts the process, so that it is ready before the first version is; nothing if it runs."""
+        if self._connection is not None:
+            return
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "serving.index_reader", str(theirs.fileno())]

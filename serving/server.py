@@ -119,6 +119,7 @@ class RankingServer:
     async def _live(self) -> None:
         """Everything beside answering: opens what depends on the index, then keeps house for ever."""
         self._engine_start = asyncio.create_task(asyncio.to_thread(self.engine.start))
+        await asyncio.to_thread(self.versions.prepare)
         await self._open_index(await self._wait_for_identity())
         await asyncio.shield(self._engine_start)
         self.versions.start()

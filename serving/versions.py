@@ -84,8 +84,12 @@ class VersionFollower:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
 
+    def prepare(self) -> None:
+        """Starts the loader process beside the rest of a server's start: it takes a second or two until it can load."""
+        self._attempt(self._loader.start)
+
     def start(self) -> None:
-        """Starts the loader process and the thread."""
+        """Starts the loader process, if it was not prepared, and the thread."""
         self._thread.start()
 
     def close(self) -> None:

@@ -225,6 +225,7 @@ def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int
         at += 1
     for i in range(weights.realtime_categorical.shape[0]):
         row = np.int64(columns.realtime[slot, weights.realtime_categorical[i]]) + weights.realtime_start[i]
+        row = min(max(row, 0), weights.realtime_table.shape[0] - 1)  # whatever a row holds, nothing outside the table is read
         for e in range(weights.realtime_table.shape[1]):
             x[at] = weights.realtime_table[row, e]
             at += 1

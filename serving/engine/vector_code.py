@@ -1,14 +1,15 @@
 """The few instructions that plain compiled loops do not get: written once, as vector code, for whatever vectors this machine has.
 
 Here: numba intrinsics on addresses. Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here:
-what they are used for (joint_pass.py, tier_counts.py). Everything else in the engine is plain loops.
+what they are used for (joint_pass.py, tier_counts.py). Everything else in the engine is plain
+loops, but for the bit planes of tier_counts.py, which are made of the same building blocks.
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 
-    multiply_tile   first layer of the head     2.5 ms    the library's product (MKL) 5.4 ms, plain loops more
-    add_sign_rows   DIN through sign tables     0.3 ms    plain loops 1.4 ms
-    widen           half-precision columns      NumPy's fp16 is no type of numba's
-    prefetch        rows of the next block      without it a block waits for memory
+    multiply_tile   first layer of the head     2.5 ms    plain loops 8.2 to 11.3 ms; the library under torch 5.4 ms
+    add_sign_rows   DIN through sign tables     0.5 ms    plain loops 2.7 ms
+    prefetch        rows of the next block      5.2 ms for the pass without SimTier; 9.6 ms without it, waiting for memory
+    widen           half-precision columns      fp16 is no type of numba's on a CPU
 
 Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
 

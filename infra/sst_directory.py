@@ -81,7 +81,8 @@ def _assemble(path: Path, files: Sequence[Path]) -> list[str]:
 
 def _write_sst_files(folder: Path, items: Iterable[tuple[bytes, bytes]], file_bytes_max: int) -> list[Path]:
     options = Options(raw_mode=True)
-    options.set_compression_type(DBCompressionType.none())  # fp16 vectors do not compress, and a reader pays for it
+    # Orders and ids compress, vectors hardly: 151 bytes a row become 124, for 0.1 us a row when it is read (zstd: 112 for 0.2 us).
+    options.set_compression_type(DBCompressionType.lz4())
     files: list[Path] = []
     writer, size = None, 0
     for key, value in items:

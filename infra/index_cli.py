@@ -81,6 +81,37 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+@index_app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store.")],
+    b: Annotated[str, typer.Argument(help="The same.")],
+    as_json: AsJson = False,
+) -> None:
+    """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 when something differs."""
+    from infra.index_diff import diff_versions, open_side
+
+    log = _open_log()
+    sides = open_side(a, log), open_side(b, log)
+    found = diff_versions(*sides)
+    digests = [
+        {
+            "side": s.name,
+            "version": f"{s.manifest.version}.{s.manifest.revision}",
+            "digest": s.manifest.digest,
+            "data_digest": s.manifest.data_digest,
+        }
+        for s in sides
+    ]
+    data = asdict(found) | {"equal": found.is_equal, "sides": digests}
+    examples = data.pop("examples")
+    print_data(data | {"examples": examples} if as_json else data, as_json)
+    if examples and not as_json:
+        typer.echo("")
+        print_table("examples", [{**e, "columns": ", ".join(e["columns"])} for e in examples], False)
+    if not found.is_equal:
+        raise typer.Exit(1)
+
+
 def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState", version: int) -> list[dict[str, Any]]:
     """What is no longer needed of a version, by folder and reason. A shard may still use a part that it has not sealed yet; its owner knows."""
     from infra.clock import SystemClock

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from schemas.index.control import ControlState
     from streams.encoder import RowEncoder
     from streams.replay import Replayed, ReplayPace
+    from streams.replay_adopt import Adoption
     from streams.replay_points import ReplayPlan, ReplaySource
 
 
@@ -38,7 +39,9 @@ def replay(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be read, and for how long.")] = False,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most; live traffic has the rest.")] = None,
-    directory: Annotated[Path | None, typer.Option(help="Where to work; the same one again goes on. Default: a temporary one.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where to work, kept: the same one again goes on, and `aif index diff` reads it.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=10_000, help="Records of one batch; not the worker's.")] = 97,
     store: Annotated[str | None, typer.Option(help="The index store, a folder.")] = None,
     as_json: AsJson = False,
@@ -62,7 +65,7 @@ def replay(
             _print_forecast(run, plan, as_json)
             return
         began = time.monotonic()
-        outcome, version = run.run(plan, folder, adopt)
+        outcome, version = run.run(plan, folder, adopt, directory is not None)
     _print(outcome, version, batch_size, time.monotonic() - began, as_json)
 
 
@@ -124,22 +127,29 @@ class _Run:
         same = plan.manifest is not None and plan.manifest.checkpoint_sha256 == self.encoder.checkpoint_sha256
         return plan if same else dataclasses.replace(plan, manifest=None)
 
-    def run(self, plan: "ReplayPlan", folder: Path, adopt: str | None) -> "tuple[Replayed, int | None]":
+    def run(self, plan: "ReplayPlan", folder: Path, adopt: str | None, keep_rows: bool) -> "tuple[Replayed, int | None]":
+        """The outcome, and the version that adopts it. The rows stay in the folder if it is one that stays."""
         from infra.clock import SystemClock
         from streams.replay import run_replay
         from streams.replay_adopt import Adoption
+        from streams.replay_rows import KeptRows
 
+        clock = SystemClock()
         adoption = Adoption(self.store, adopt, self.encoder) if adopt is not None else None
+        rows = KeptRows(folder, self.encoder) if keep_rows and adoption is None else None
+        keep = adoption.keep if adoption is not None else rows.keep if rows is not None else None
         with _progress_bar() as progress:
-            keep = adoption.keep if adoption is not None else None
-            outcome = run_replay(self.source, plan, self.encoder, folder, SystemClock(), self.pace, progress, keep)
-        if adoption is None:
-            return outcome, None
+            outcome = run_replay(self.source, plan, self.encoder, folder, clock, self.pace, progress, keep)
+        if rows is not None:
+            rows.finish(outcome, clock.now_ms())
+        return outcome, None if adoption is None else self._publish(adoption)
+
+    def _publish(self, adoption: "Adoption") -> int:
         from infra.kafka.publisher import Publisher
 
         init = self.source.init
         with Publisher(self.source.bootstrap, self.source.prefix, "replay", init.shards, init.user_partitions, init.id_kind) as publisher:
-            return outcome, adoption.publish(publisher, self.record)
+            return adoption.publish(publisher, self.record)
 
 
 def _announce(store: Any, status: Any) -> "CheckpointRecord":

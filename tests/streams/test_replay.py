@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from infra.clock import SystemClock
 from infra.control_log import ControlLog, ensure_init
+from infra.index_diff import diff_versions, open_side
 from infra.index_parts import read_full_part
 from infra.index_store import IndexStore, open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
@@ -250,6 +251,9 @@ def test_the_command_prints_both_digests(nearline: Nearline, command: Callable[.
     assert printed["figures"]["digest_equal"]["value"] == 1
     assert printed["config"]["digest"] == printed["config"]["live_digest"] == nearline.manifest.digest
     assert (tmp_path / "kept" / "00000" / "CURRENT").exists()
+    log = ControlLog(nearline.store)
+    log.refresh()
+    assert diff_versions(open_side("1.0", log), open_side(str(tmp_path / "kept"), log)).is_equal
 
 
 def test_a_directory_that_is_not_empty_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ def train(
         int,
         typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait."),
     ] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Keep the state of the first fit here, and go on from it if it is there. Needs --steps."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the network to the impressions topic (COPR, bridge vectors included) and write checkpoints."""
@@ -42,7 +46,7 @@ def train(
 
     settings = load_settings(InfraSettings)
     open_logs("train", settings.log.level, settings.log.format)
-    plan = TrainPlan(out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish, wait_impressions)
+    plan = TrainPlan(out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish, wait_impressions, state)
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()

@@ -6,6 +6,7 @@ No leak: a history ends strictly before the impression, an item's row is the lat
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -93,6 +94,19 @@ class TrainingSet:
         )
         at = torch.from_numpy(user_B)
         return UserInputs(map_tensors(self.histories.profiles, lambda t: t[at]), behaviours), rows_BL
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that change with anything that training reads: a resumed run must see what the killed one saw."""
+        found = hashlib.sha256()
+        tables = (self.items.inputs, self.items.realtime_RQ, self.items.category_R, self.items.bid_R, self.items.signatures_RW)
+        histories = self.histories
+        for part in (*tables, histories.profiles, histories.bucket_H, histories.kind_H, histories.features, self.context):
+            map_tensors(part, lambda t: (found.update(np.ascontiguousarray(t.numpy()).tobytes()), t)[1])
+        columns = (self.items.version_R, histories.time_H, histories.item_H, self.user_Q, self.history_end_Q)
+        for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC):
+            found.update(np.ascontiguousarray(column).tobytes())
+        return found.hexdigest()[:16]
 
     def candidate_rows(self, batch: Batch, vectors_BCD: Tensor, bridge_BCN: Tensor) -> CandidateRows:
         """Call 2's input from vectors and bridge weights of `batch.rows_BC`."""

@@ -16,15 +16,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from infra.bench.report import Figures
 from infra.kafka.publisher import Publisher
 from infra.settings import InfraSettings
-from schemas.errors import Misconfigured
+from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file
-from streams.training.topic_events import TopicEvents
+from streams.training.topic_events import Offsets, TopicEvents
 from streams.training.trainer import TrainOptions, TrainReport, fit
+from streams.training.trainer_state import StateFile
+
+_STATE_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TrainPlan:
     threads: int
     publish: bool
     wait_impressions: int = 0
+    state: Path | None = None
 
 
 def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
@@ -53,12 +57,14 @@ def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
     figures = Figures("train", {"seconds": plan.seconds, "steps": plan.steps, "seed": plan.seed, "threads": plan.threads})
     with _progress() as progress:
         reading = progress.add_task("read the topics", total=None)
-        data = _read(settings, network, plan.wait_impressions)
+        kept = StateFile(plan.state) if plan.state is not None else None
+        data, offsets = _read(settings, network, plan.wait_impressions, kept)
+        states = _open_states(plan, network, data, offsets) if kept is not None else None
         progress.update(reading, total=1, completed=1)
         figures.add("requests", len(data), "count")
         figures.add("skipped_items", data.skipped_items, "count")
         for number in range(1 + plan.more):
-            report = _fit(network, data, plan, number, progress)
+            report = _fit(network, data, plan, number, progress, states if number == 0 else None)
             path = _write(network, plan, number, data, report)
             progress.console.print(
                 f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
@@ -98,16 +104,37 @@ def _collector_paused() -> Iterator[None]:
 
 
 @_collector_paused()
-def _read(settings: InfraSettings, network: AifNetwork, wait_impressions: int) -> TrainingSet:
+def _read(settings: InfraSettings, network: AifNetwork, wait_impressions: int, states: StateFile | None) -> tuple[TrainingSet, Offsets]:
+    """The data and the offsets that it ends at: those of the kept state, if there is one, whatever was published since."""
     index = settings.index
     topics = TopicEvents(
         settings.bootstrap_servers(), settings.kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind)
     )
     topics.wait_for_impressions(wait_impressions)
-    return join_events(network.spec, network.w_hash_KM, topics.read())
+    kept = states.read() if states is not None else None
+    offsets: Offsets = topics.ends() if kept is None else kept.about["offsets"]
+    return join_events(network.spec, network.w_hash_KM, topics.read(offsets)), offsets
 
 
-def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, progress: Progress) -> TrainReport:
+def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, offsets: Offsets) -> StateFile:
+    """Where the first fit keeps its state. Raises Misconfigured (`state_needs_steps`), Incompatible (`other_run`)."""
+    assert plan.state is not None
+    if not plan.steps:
+        raise Misconfigured("state_needs_steps", "--state goes on exactly only where --steps ends the fit: seconds are not the same twice")
+    run = {"seed": plan.seed, "steps": plan.steps, "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
+    states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(offsets)})
+    kept = states.read()
+    if kept is not None and kept.about != states.about:
+        different = sorted(name for name in states.about if kept.about.get(name) != states.about[name])
+        raise Incompatible(
+            "other_run",
+            f"{plan.state} is the state of another run: {different} differ; name another file, or delete it to start from the beginning"
+            + ("; profiles that were replaced since are gone from a compacted topic" if different == ["data"] else ""),
+        )
+    return states
+
+
+def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, progress: Progress, states: StateFile | None) -> TrainReport:
     """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where given, are the only limit."""
     first = number == 0
     task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
@@ -117,7 +144,7 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
         learning_rate=TrainOptions.learning_rate if first and plan.warm_start is None else TrainOptions.learning_rate / 4,
         seed=plan.seed + number,
     )
-    report = fit(network, data, options, lambda share: progress.update(task, completed=share))
+    report = fit(network, data, options, lambda share: progress.update(task, completed=share), states)
     progress.update(task, completed=1.0)
     return report
 

@@ -5,7 +5,7 @@ who own the topics. Reading stops at the end offsets taken at the start, so a ru
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ _WAIT_S_MAX = 900.0
 _POLL_S = 0.2
 
 R = TypeVar("R")
+Offsets = Mapping[str, Mapping[str, int]]  # topic -> partition (as text, for JSON) -> offset
 
 
 class TopicEvents:
@@ -41,6 +42,7 @@ class TopicEvents:
     def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind) -> None:
         self._bootstrap, self._prefix, self._kind = bootstrap, prefix, kind
         self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
+        self._until: Offsets | None = None
         self.skipped: Counter[str] = Counter()
 
     def wait_for_impressions(self, records: int) -> None:
@@ -56,8 +58,16 @@ class TopicEvents:
         if records:
             wait_until(lambda: held() >= records, _WAIT_S_MAX, f"{records} records in {topic}", poll_s=_POLL_S)
 
-    def read(self) -> Events:
-        """All five topics side by side."""
+    def ends(self) -> Offsets:
+        """Where each topic ends now: what `read` goes up to."""
+        return {
+            topic: {str(p): offset for p, offset in end_offsets(self._bootstrap, self._prefix + topic).items()}
+            for topic in (ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES, IMPRESSIONS)
+        }
+
+    def read(self, until: Offsets | None = None) -> Events:
+        """All five topics side by side, up to given ends (None: as they are now). Raises Incompatible (`offset_gone`)."""
+        self._until = until
         with ThreadPoolExecutor(5) as pool:
             items = pool.submit(self._updates, ITEM_FEATURES, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id)
             new_items = pool.submit(self._updates, NEW_ITEMS, NewItemsRecord, NewItem, lambda u: u.item_id)
@@ -68,7 +78,8 @@ class TopicEvents:
 
     def _read(self, topic: str) -> list[SourceRecord]:
         """In the order of the log, partition by partition: how a broker interleaves them must not show in what is learnt."""
-        return sorted(read_topic(self._bootstrap, topic, prefix=self._prefix), key=lambda r: (r.partition, r.offset))
+        end = None if self._until is None else {int(p): offset for p, offset in self._until[topic].items()}
+        return sorted(read_topic(self._bootstrap, topic, end=end, prefix=self._prefix), key=lambda r: (r.partition, r.offset))
 
     def _updates(self, topic: str, record_type: Any, update_type: Any, owner: Callable[[Any], Id]) -> list[Any]:
         found = []

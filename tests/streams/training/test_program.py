@@ -1,5 +1,6 @@
 """`aif train` as a process on the real broker: checkpoints that may be served, published, and gone on from; text ids too."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from infra.files import sha256_of_file
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings, load_settings
-from schemas.errors import Misconfigured
+from schemas.errors import Incompatible, Misconfigured
 from schemas.events import CheckpointRecord, decode_record
 from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint
@@ -103,3 +104,47 @@ def test_nothing_to_train_and_nothing_to_learn_from_are_said(
     apply_topics(bootstrap_servers, topic_prefix, 2, 2)
     with pytest.raises(Misconfigured, match="nothing_to_learn"):
         run_training(settings, TrainPlan(tmp_path, write_model(tmp_path, IdKind.INT64), None, "aif", 1, 1, 0, 1, 0, 1, False))
+
+
+def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_published_since(
+    variables: dict[str, str],
+    bootstrap_servers: str,
+    topic_prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from streams.training import trainer
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    settings, model = load_settings(InfraSettings), write_model(tmp_path, IdKind.INT64)
+
+    def plan(folder: str, state: str | None) -> TrainPlan:
+        return TrainPlan(
+            tmp_path / folder, model, None, "aif", 60, 50, 0, 1, seed=5, threads=1, publish=False, state=state and tmp_path / state
+        )
+
+    run_training(settings, plan("whole", None))
+    step, done = trainer.train_step, 0
+
+    def killed(*arguments: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == 30:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(settings, plan("killed", "state"))
+    publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    run_training(settings, plan("resumed", "state"))
+    whole, resumed = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors") for folder in ("whole", "resumed"))
+    assert whole.info.tensors_sha256 == resumed.info.tensors_sha256
+    with pytest.raises(Incompatible, match="other_run"):
+        run_training(settings, dataclasses.replace(plan("other", "state"), seed=6))
+    with pytest.raises(Misconfigured, match="state_needs_steps"):
+        run_training(settings, dataclasses.replace(plan("other", "state"), steps=0))

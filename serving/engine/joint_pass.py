@@ -108,7 +108,7 @@ def open_scratch(weights: VersionWeights, width: int, words: int, candidates: in
     )
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
 def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
     """table [chunks, 2 W, 16, SIGN_CHUNK]: for each nibble of a signature and each of its values the signed sum of its four rows."""
     for chunk in range(table.shape[0]):
@@ -124,7 +124,7 @@ def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
                     table[chunk, nibble, value + 12, f] = low + a + b
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -> None:
     """Signatures of the candidates as words, in the order of `pack_words`."""
     signature, width = columns.signature, columns.signature.shape[1]
@@ -138,20 +138,22 @@ def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -
             words_CQ[i, q] = word
 
 
-@numba.njit(nogil=True, cache=True)
-def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
     """scratch.near_CE = behaviours within each edge's limit, for each candidate of the share."""
     words_CQ, near_CE = scratch.words_CQ[: slots_C.shape[0]], scratch.near_CE[: slots_C.shape[0]]
     _gather_words(columns, slots_C, words_CQ)
-    near_CE[:] = 0
+    for i in range(near_CE.shape[0]):
+        for e in range(near_CE.shape[1]):
+            near_CE[i, e] = 0
     for block in range(user.words_ZQS.shape[0]):
         for q in range(user.words_ZQS.shape[1]):
             build_word_table(user.words_ZQS[block, q], scratch.planes_BL, scratch.tables_QXL[q])
-        limits = weights.masks_EP, weights.low
-        count_near(words_CQ, scratch.tables_QXL, *limits, user.valid_ZL[block], user.shift_ZL[block], scratch.counter_PL, near_CE)
+        valid_L, shift_L = user.valid_ZL[block], user.shift_ZL[block]
+        count_near(words_CQ, scratch.tables_QXL, weights.masks_EP, weights.low, valid_L, shift_L, scratch.counter_PL, near_CE)
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
     vector, bridge, realtime = columns.vector, columns.bridge, columns.realtime
     for i in range(slots_B.shape[0]):
@@ -165,7 +167,7 @@ def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
         prefetch(address(columns.signature) + slot * columns.signature.shape[1])
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
     """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
     nibbles stay in the first cache, the whole table would not."""
@@ -182,7 +184,7 @@ def _sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_B
                 add_sign_rows(signature + slots_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
     """I and w into a row of inputs."""
     width, bridges = columns.vector.shape[1], columns.bridge.shape[1]
@@ -192,7 +194,7 @@ def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
         x[width + n] = widen(columns.bridge[slot, n])
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarray) -> None:
     """DIN and DIN_P o I; zeros without a signature."""
     for d in range(width):
@@ -201,7 +203,7 @@ def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarra
         x[at + width + d] = signs_F[width + d] * x[d] if has else np.float32(0)
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
     """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
     tiers = near_E.shape[0] + 1
@@ -217,7 +219,7 @@ def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np
         above = reached
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
     """Numbers, clipped, then the rows of the table."""
     for column in weights.realtime_numeric:
@@ -231,7 +233,7 @@ def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int
             at += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _multiply(
     rows: int,
     inputs: int,
@@ -256,7 +258,7 @@ def _multiply(
                 multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, scratch: Scratch) -> None:
     """I and w of a block, and what is a product of them alone: base rows where the first layer's sums start, and w bea_ND."""
     width, bridges, first_width = columns.vector.shape[1], columns.bridge.shape[1], weights.first_width
@@ -273,7 +275,7 @@ def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, 
     _multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _join_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, near_BE: np.ndarray, scratch: Scratch
 ) -> None:
@@ -295,7 +297,7 @@ def _join_block(
         _join_realtime(columns, weights, slot, weights.at_realtime, x)
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> np.ndarray:
     """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
     layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
@@ -316,13 +318,13 @@ def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, ro
     return here
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
 def score_part(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch, logits_CT: np.ndarray
 ) -> None:
     """Logits float32 [C, T] of live slots. `scratch` belongs to one thread."""
     if weights.at_tiers >= 0:
-        count_tiers(columns, weights, user, slots_C, scratch)
+        _count_tiers(columns, weights, user, slots_C, scratch)
     for at in range(0, slots_C.shape[0], BLOCK):
         end = min(slots_C.shape[0], at + BLOCK)
         _prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])

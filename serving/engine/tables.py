@@ -60,7 +60,8 @@ def decide_newer(
         if features < 0 or embedding < 0 or (features == 0 and embedding == 0):
             slots_C[i] = UNKNOWN
             continue
-        orders_R3[slot] = new
+        for part in range(3):
+            old[part] = new[part]
         header[HEADER_DEAD] += np.int64(dead_C[i]) - np.int64(dead_R[slot])
         dead_R[slot] = dead_C[i]
 

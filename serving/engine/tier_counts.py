@@ -123,7 +123,8 @@ def _write_planes(words_S: np.ndarray, planes_BL: np.ndarray) -> None:
     """Bit b of 512 words as plane b, uint64 [64, 8]: a 64 x 64 transposition for each lane."""
     square = np.empty(64, np.uint64)
     for lane in range(LANES):
-        square[:] = words_S[64 * lane : 64 * lane + 64]
+        for k in range(64):
+            square[k] = words_S[64 * lane + k]
         mask, step = U(0x00000000FFFFFFFF), 32
         while step != 0:
             k = 0
@@ -134,7 +135,8 @@ def _write_planes(words_S: np.ndarray, planes_BL: np.ndarray) -> None:
                 k = (k + step + 1) & ~step
             step >>= 1
             mask ^= mask << U(step)
-        planes_BL[:, lane] = square
+        for bit in range(64):
+            planes_BL[bit, lane] = square[bit]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -145,21 +147,19 @@ def build_word_table(words_S: np.ndarray, planes_BL: np.ndarray, table_XL: np.nd
     """
     _write_planes(words_S, planes_BL)
     for group in range(GROUPS):
-        rows = table_XL[group * _GROUP_VALUES * GROUP_PLANES :]
-        rows[:GROUP_PLANES] = U(0)
+        first = group * _GROUP_VALUES * GROUP_PLANES
+        for lane in range(LANES):
+            table_XL[first, lane] = table_XL[first + 1, lane] = U(0)
         for bit in range(GROUP_BITS):
-            plane = planes_BL[GROUP_BITS * group + bit]
             for value in range(1 << bit):
-                old, new = GROUP_PLANES * value, GROUP_PLANES * (value + (1 << bit))
+                old = first + GROUP_PLANES * value
+                new = old + (GROUP_PLANES << bit)
                 for lane in range(LANES):
-                    ones, twos = rows[old, lane], rows[old + 1, lane]
-                    differs = plane[lane]
-                    carry = ones & differs
-                    rows[old, lane], rows[old + 1, lane] = ones ^ differs, twos ^ carry
-                    carry = ones & ~differs
-                    rows[new, lane], rows[new + 1, lane] = ones ^ ~differs, twos ^ carry
-    table_XL[_LAST_BIT] = planes_BL[63]
-    table_XL[_LAST_BIT + 1] = ~planes_BL[63]
+                    ones, twos, differs = table_XL[old, lane], table_XL[old + 1, lane], planes_BL[GROUP_BITS * group + bit, lane]
+                    table_XL[old, lane], table_XL[old + 1, lane] = ones ^ differs, twos ^ (ones & differs)
+                    table_XL[new, lane], table_XL[new + 1, lane] = ones ^ ~differs, twos ^ (ones & ~differs)
+    for lane in range(LANES):
+        table_XL[_LAST_BIT, lane], table_XL[_LAST_BIT + 1, lane] = planes_BL[63, lane], ~planes_BL[63, lane]
 
 
 # --- vector code ----------------------------------------------------------------------------------------------------------
@@ -318,7 +318,9 @@ def count_near(
     first, carry = min(low, planes - 1), counter + PLANES_MAX * _PLANE_BYTES
     distance, valid, shift = counter + first * _PLANE_BYTES, address(valid_L), address(shift_L)
     for i in range(words_CQ.shape[0]):
-        counter_PL[WORD_PLANES:] = U(0)
+        for plane in range(WORD_PLANES, planes):
+            for lane in range(LANES):
+                counter_PL[plane, lane] = U(0)
         _set_distance(tables, words_CQ[i, 0], counter)
         for q in range(1, words_CQ.shape[1]):
             _add_distance(tables + q * TABLE_ROWS * _PLANE_BYTES, words_CQ[i, q], counter, planes)

@@ -7,6 +7,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     dlq                              infra/kafka/dlq_cli.py
     index, model, status             infra/index_cli.py
     demo                             infra/demo/cli.py
+    doctor                           infra/tools/cli.py
     bench                            infra/bench/cli.py, and those of the other parts
     import                           infra/data/cli.py
 
@@ -29,6 +30,7 @@ from infra.demo.cli import demo
 from infra.index_cli import index_app, model_app, status
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
+from infra.tools.cli import register as register_tools
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"
@@ -71,6 +73,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(model_app, name="model")
     app.command("status")(status)
     app.command("demo")(demo)
+    register_tools(app)
     register_bench(app)
     register_dlq(app)
 

@@ -244,9 +244,19 @@ def show_model(
     print_table("features", [{"feature": f["name"], **{key: f.get(key, "") for key in _FEATURE_COLUMNS}} for f in features], False)
 
 
-def status(as_json: AsJson = False) -> None:
-    """The broker and its topics, the versions and their age, what is behind."""
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Shards, workers, versions, lag, again and again until Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
+    server: Annotated[list[str] | None, typer.Option(help="With --watch: the address of a server to show as well.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The broker and its topics, the versions and their age, what is behind. `--watch` shows the whole system live."""
     settings = _settings()
+    if watch:
+        from infra.tools.status_view import watch_status
+
+        watch_status(settings, every_s, server or [], as_json)
+        return
     log = _open_log(settings)
     state = _reachable(log.refresh)
     topics, broker = _topic_rows(settings, log, state)

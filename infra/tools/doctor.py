@@ -1,0 +1,142 @@
+"""`aif doctor`: what a process of ours will need, looked at before it is started: broker, topics, store, disk, device, clock, limits.
+
+Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but one small file in the index store that is removed again.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.index_store import open_index_store
+from infra.kafka.admin import fetch_topics, plan_topics
+from infra.settings import InfraSettings
+from schemas.errors import AifError
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+_FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
+_CLOCK_S_WARN, _CLOCK_S_FAIL = 1.0, 30.0
+_FILES_MIN = 4_096
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
+_SHARED_BYTES_WARN = 1 << 30
+_ASK_S_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    state: str
+    found: str
+    next_step: str = ""
+
+
+def examine(settings: InfraSettings) -> list[Finding]:
+    """Every check, each whatever the others found."""
+    checks: tuple[Callable[[InfraSettings], Finding], ...] = (
+        check_broker,
+        check_topics,
+        check_store,
+        check_clock,
+        check_disk,
+        check_shared_memory,
+        check_open_files,
+        check_device,
+        check_libraries,
+    )
+    return [_run(check, settings) for check in checks]
+
+
+def _run(check: Callable[[InfraSettings], Finding], settings: InfraSettings) -> Finding:
+    name = check.__name__.removeprefix("check_")
+    try:
+        return check(settings)
+    except AifError as error:
+        return Finding(name, FAIL, error.message, f"error {error.code}")
+    except OSError as error:
+        return Finding(name, FAIL, str(error), "look at the path and its permissions")
+
+
+def check_broker(settings: InfraSettings) -> Finding:
+    """Whether it answers, and how fast."""
+    began = time.monotonic()
+    fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix, deadline_s=_ASK_S_MAX)
+    return Finding("broker", OK, f"{settings.bootstrap_servers()} answers in {(time.monotonic() - began) * 1e3:.0f} ms")
+
+
+def check_topics(settings: InfraSettings) -> Finding:
+    """Whether they are those of the table."""
+    found = fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix, deadline_s=_ASK_S_MAX)
+    changes = plan_topics(found, settings.index.shards, settings.index.user_partitions)
+    if not changes:
+        return Finding("topics", OK, f"{len(found)} topics under {settings.kafka.topic_prefix!r} are as wanted")
+    return Finding("topics", WARN, f"{len(changes)} differ, first: {changes[0]}", "aif topics plan, then aif topics apply")
+
+
+def check_store(settings: InfraSettings) -> Finding:
+    """Whether the index store can be listed."""
+    store = open_index_store(settings.index.store)
+    entries = len(store.list("control/"))
+    return Finding("store", OK, f"{store.url}, {entries} entries in the control log")
+
+
+def check_clock(settings: InfraSettings) -> Finding:
+    """Our clock against the store's, whose file times decide about retention and revisions; freshness needs the publishers' too."""
+    store = open_index_store(settings.index.store)
+    with store.scratch("doctor") as folder:
+        probe = Path(folder, "clock")
+        probe.touch()
+        ahead_s = time.time() - probe.stat().st_mtime
+    state = OK if abs(ahead_s) < _CLOCK_S_WARN else WARN if abs(ahead_s) < _CLOCK_S_FAIL else FAIL
+    return Finding("clock", state, f"{ahead_s:+.3f} s against the index store", "" if state == OK else "synchronise the clocks (NTP)")
+
+
+def check_disk(settings: InfraSettings) -> Finding:
+    """Room where the index store is; a worker's data directory usually lies beside it."""
+    path = Path(settings.index.store.removeprefix("file://"))
+    while not path.exists():
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    state = OK if usage.free > _FREE_BYTES_WARN else WARN if usage.free > _FREE_BYTES_FAIL else FAIL
+    found = f"{usage.free / (1 << 30):.1f} GiB of {usage.total / (1 << 30):.1f} GiB are free at {path}"
+    return Finding("disk", state, found, "" if state == OK else "free space: a full disk stops consumption until there is room")
+
+
+def check_shared_memory(_: InfraSettings) -> Finding:
+    """Two slots of a version live in it."""
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    state = OK if free > _SHARED_BYTES_WARN else WARN
+    return Finding(
+        "shared_memory", state, f"{free / (1 << 30):.1f} GiB in /dev/shm", "" if state == OK else "a larger /dev/shm for the server"
+    )
+
+
+def check_open_files(_: InfraSettings) -> Finding:
+    """RocksDB keeps table files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    state = OK if soft >= _FILES_MIN else WARN
+    return Finding("open_files", state, f"limit {soft}, at most {hard}", "" if state == OK else f"ulimit -n {_FILES_MIN}")
+
+
+def check_device(_: InfraSettings) -> Finding:
+    """Cores, and whether an accelerator is visible. Torch is not loaded for it."""
+    cores = len(os.sched_getaffinity(0))
+    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    return Finding(
+        "device", OK, f"{cores} cores, {'accelerators ' + ', '.join(devices) if devices else 'no accelerator: the CPU engine serves'}"
+    )
+
+
+def check_libraries(_: InfraSettings) -> Finding:
+    """What decides arithmetic and formats is installed."""
+    wanted = ("torch", "numpy", "rocksdict", "confluent-kafka", "faust-streaming")
+    missing = [name for name in wanted if importlib.util.find_spec(name.replace("-", "_").removesuffix("_streaming")) is None]
+    if missing:
+        return Finding("libraries", FAIL, f"missing: {missing}", "uv sync")
+    return Finding("libraries", OK, ", ".join(f"{name} {importlib.metadata.version(name)}" for name in wanted))

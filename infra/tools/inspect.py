@@ -1,0 +1,191 @@
+"""The whole system seen from outside, again and again: shards, workers, versions, servers; lag and freshness. For `aif status --watch`.
+
+Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status` (infra/index_cli.py).
+Nothing is asked of a worker: what a shard has applied stands in index-deltas, membership in the consumer group, versions in the control log. So it
+also shows what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from infra.clock import Clock
+from infra.control_log import ControlLog
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.reader import TopicFollower
+from schemas.errors import AifError, Unavailable
+from schemas.index.control import ControlState
+from schemas.index.layout import DeltaHeader, decode_delta
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
+
+_TAIL_RECORDS = 20  # of a delta partition, to find its last header
+_ASK_S_MAX = 2.0
+_NO_GROUP_YET = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.GROUP_ID_NOT_FOUND,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """One shard: next offsets told to readers, records behind them, how old the newest applied record is, applied records a second."""
+
+    shard: int
+    next_offsets: tuple[int, ...]
+    behind: int
+    lag_s: float
+    records_per_s: float
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look. `versions` and `servers` are rows for people."""
+
+    at_ms: int
+    shards: Sequence[ShardView] = ()
+    workers: Mapping[str, Sequence[int]] = field(default_factory=dict)  # member to its shards
+    versions: Sequence[Mapping[str, Any]] = ()
+    servers: Sequence[Mapping[str, Any]] = ()
+    errors: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        shards = [{name: getattr(shard, name) for name in ShardView.__slots__} for shard in self.shards]
+        workers = {member: list(shards) for member, shards in self.workers.items()}
+        return {
+            "at_ms": self.at_ms,
+            "shards": shards,
+            "workers": workers,
+            "versions": list(self.versions),
+            "servers": list(self.servers),
+            "errors": list(self.errors),
+        }
+
+
+class Inspector:
+    """Keeps its place in index-deltas between two samples. Use as a context manager."""
+
+    def __init__(self, bootstrap: str, prefix: str, control_log: ControlLog, clock: Clock, servers: Sequence[str] = ()) -> None:
+        self._bootstrap, self._prefix, self._log, self._clock, self._servers = bootstrap, prefix, control_log, clock, servers
+        self._follower: TopicFollower | None = None
+        self._told: dict[int, DeltaHeader] = {}
+        self._before: dict[int, tuple[float, int]] = {}  # shard: when, and how many records were applied
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._follower is not None:
+            self._follower.close()
+
+    def sample(self) -> Sample:
+        """Looks everywhere once."""
+        errors: list[str] = []
+        workers = _asked(self._fetch_workers, {}, errors)
+        return Sample(
+            self._clock.now_ms(),
+            _asked(lambda: self._fetch_shards(workers), [], errors),
+            workers,
+            _asked(self._fetch_versions, [], errors),
+            [_fetch_server(url) for url in self._servers],
+            errors,
+        )
+
+    def _fetch_shards(self, workers: Mapping[str, Sequence[int]]) -> list[ShardView]:
+        self._follow()
+        ends = [end_offsets(self._bootstrap, self._prefix + topic, deadline_s=_ASK_S_MAX) for topic in SHARD_TOPICS]
+        owners = {shard: member for member, shards in workers.items() for shard in shards}
+        return [self._view(shard, tuple(end[shard] for end in ends), owners.get(shard, "")) for shard in sorted(ends[0])]
+
+    def _follow(self) -> None:
+        """Reads index-deltas to its end, at first only the tail of each partition."""
+        name = self._prefix + INDEX_DELTAS
+        ends = end_offsets(self._bootstrap, name, deadline_s=_ASK_S_MAX)
+        if self._follower is None:
+            starts = start_offsets(self._bootstrap, name, deadline_s=_ASK_S_MAX)
+            tail = {p: max(starts[p], end - _TAIL_RECORDS) for p, end in ends.items()}
+            self._follower = TopicFollower(self._bootstrap, INDEX_DELTAS, tail, prefix=self._prefix)
+        give_up = time.monotonic() + _ASK_S_MAX
+        while not self._follower.has_reached(ends) and time.monotonic() < give_up:
+            for record in self._follower.poll(1_000, 0.1):
+                header = decode_delta({}, record.value or b"").header
+                known = self._told.get(header.shard)
+                if known is None or header.next_offsets >= known.next_offsets:
+                    self._told[header.shard] = header
+
+    def _view(self, shard: int, ends: tuple[int, ...], owner: str) -> ShardView:
+        told = self._told.get(shard)
+        offsets = told.next_offsets if told else (0,) * len(ends)
+        behind = sum(max(0, end - offset) for end, offset in zip(ends, offsets, strict=True))
+        age_s = (self._clock.now_ms() - told.source_ms) / 1_000 if told and told.source_ms else 0.0
+        now, applied = self._clock.monotonic(), sum(offsets)
+        at, before = self._before.get(shard, (now, applied))
+        self._before[shard] = now, applied
+        return ShardView(
+            shard, offsets, behind, max(0.0, age_s) if behind else 0.0, (applied - before) / (now - at) if now > at else 0.0, owner
+        )
+
+    def _fetch_workers(self) -> dict[str, list[int]]:
+        """Members of the workers' group and the shards that each owns."""
+        client = AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0})
+        group = f"{self._prefix}shards"
+        try:
+            found = client.describe_consumer_groups([group], request_timeout=_ASK_S_MAX)[group].result()
+        except KafkaException as error:
+            if error.args[0].code() in _NO_GROUP_YET:
+                return {}
+            raise Unavailable("kafka_unreachable", f"the group {group} cannot be described: {error}") from error
+        features = self._prefix + ITEM_FEATURES
+        return {
+            f"{member.client_id}@{member.host.lstrip('/')}#{member.member_id[-6:]}": sorted(
+                place.partition for place in member.assignment.topic_partitions if place.topic == features
+            )
+            for member in found.members
+        }
+
+    def _fetch_versions(self) -> list[dict[str, Any]]:
+        state = self._log.refresh()
+        shown = [s for s in sorted(state.versions.values(), key=lambda s: -s.version) if str(s.state) != "removed"]
+        return [self._version_row(state, status) for status in shown]
+
+    def _version_row(self, state: ControlState, status: Any) -> dict[str, Any]:
+        wanted = status.wanted_revision
+        seals = [] if wanted is None else self._log.store.list(f"versions/{status.version}/{wanted}/seals/")
+        sealed = len({path.rpartition("/")[2].partition("-")[0] for path in seals})
+        shards = state.init.shards if state.init else 0
+        return {
+            "version": status.version,
+            "state": str(status.state),
+            "revision": status.revision if status.revision >= 0 else "",
+            "served": "yes" if status is state.current else "",
+            "sealed": "" if wanted is None else f"{sealed} of {shards} for revision {wanted}",
+        }
+
+
+def _asked(ask: Callable[[], Any], otherwise: Any, errors: list[str]) -> Any:
+    try:
+        return ask()
+    except AifError as error:
+        errors.append(str(error))
+        return otherwise
+
+
+def _fetch_server(url: str) -> dict[str, Any]:
+    """What a server says of itself, or why it does not."""
+    try:
+        said = httpx.get(f"{url}/v1/status", timeout=_ASK_S_MAX).json()
+    except (httpx.HTTPError, ValueError) as error:
+        return {"server": url, "version": "", "ready": False, "rows": "", "answered": "", "why": str(error)}
+    resident: dict[str, Any] = next((r for r in said["residents"] if r["version_token"] == said["version_token"]), {})
+    row = {"server": url, "version": said["version_token"], "ready": said["ready"], "rows": resident.get("rows", "")}
+    return {**row, "answered": said["answered"], "why": said["not_ready_because"]}

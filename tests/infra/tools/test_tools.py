@@ -1,0 +1,112 @@
+"""`aif status --watch` and `aif doctor` against a real broker: what is there is shown, what is not is named."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from infra.cli import build_app
+from infra.clock import SystemClock
+from infra.control_log import ControlLog
+from infra.index_store import open_index_store
+from infra.kafka.admin import apply_topics
+from infra.tools import doctor
+from infra.tools.inspect import Inspector, Sample, ShardView
+from infra.tools.status_view import render_sample
+from schemas.ids import IdKind
+from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
+
+
+@pytest.fixture
+def prefix(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", bootstrap_servers)
+    monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", topic_prefix)
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("AIF_INDEX__SHARDS", "2")
+    monkeypatch.setenv("AIF_INDEX__USER_PARTITIONS", "1")
+    return topic_prefix
+
+
+def produce(bootstrap: str, topic: str, partition: int, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for value in values:
+        producer.produce(topic, value, b"", partition)
+    assert producer.flush(30) == 0
+
+
+def told(shard: int, sequence: int, next_offset: int, source_ms: int = 1) -> bytes:
+    return encode_delta(IdKind.INT64, DeltaRecord(DeltaHeader(WATERMARK_VERSION, shard, sequence, (next_offset, 0), source_ms), ()))
+
+
+def test_a_sample_says_how_far_each_shard_is_how_late_and_that_nobody_owns_it(bootstrap_servers: str, prefix: str, tmp_path: Path) -> None:
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    clock = SystemClock()
+    produce(bootstrap_servers, f"{prefix}item-features", 1, *[b"x"] * 10)
+    produce(bootstrap_servers, f"{prefix}index-deltas", 1, *(told(1, n, n, clock.now_ms() - 60_000) for n in range(30)), told(1, 30, 4))
+    log = ControlLog(open_index_store(str(tmp_path / "store")))
+    with Inspector(bootstrap_servers, prefix, log, clock) as inspector:
+        first = inspector.sample()
+        assert [(s.shard, s.next_offsets, s.behind, s.owner) for s in first.shards] == [(0, (0, 0), 0, ""), (1, (29, 0), 0, "")]
+        produce(bootstrap_servers, f"{prefix}item-features", 1, *[b"x"] * 25)
+        second = inspector.sample().shards[1]
+        assert second.behind == 6 and 59 < second.lag_s < 600
+        produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 31, 35, clock.now_ms()))
+        third = inspector.sample().shards[1]
+        assert third.next_offsets == (35, 0) and third.behind == 0 and third.lag_s == 0 and third.records_per_s > 0
+    assert first.workers == {} and first.versions == [] and first.errors == []
+
+
+def test_a_broker_that_is_away_is_named_and_the_versions_are_shown_all_the_same(tmp_path: Path) -> None:
+    log = ControlLog(open_index_store(str(tmp_path / "store")))
+    with Inspector("127.0.0.1:1", "p.", log, SystemClock(), ["http://127.0.0.1:1"]) as inspector:
+        sample = inspector.sample()
+    assert sample.shards == [] and len(sample.errors) == 2
+    assert not sample.servers[0]["ready"] and sample.servers[0]["why"]
+
+
+def test_a_drawn_sample_has_every_part_of_it_in_words() -> None:
+    shards = [ShardView(0, (5, 6), 20_000, 3.5, 12.0, "a@b#1"), ShardView(1, (0, 0), 0, 0.0, 0.0, "")]
+    version = {"version": 3, "state": "live", "revision": 1, "served": "yes", "sealed": ""}
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(render_sample(Sample(0, shards, {"a@b#1": [0]}, [version], [], ["broker away"])))
+    text = console.export_text()
+    for word in ("5 6", "20,000", "3.5", "a@b#1", "nobody", "live", "broker away"):
+        assert word in text
+
+
+def test_the_watch_prints_one_json_object_a_look(prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infra.tools import status_view
+
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    watch = status_view.watch_status
+    monkeypatch.setattr(status_view, "watch_status", lambda *arguments: watch(*arguments, times=2))
+    done = CliRunner().invoke(build_app(), ["status", "--watch", "--every-s", "0.1", "--json"])
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == 2 and [shard["shard"] for shard in lines[1]["shards"]] == [0, 1]
+
+
+def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing(prefix: str, bootstrap_servers: str) -> None:
+    def findings() -> dict[str, dict[str, str]]:
+        done = CliRunner().invoke(build_app(), ["doctor", "--json"])
+        return {row["check"]: row for row in json.loads(done.stdout)["checks"]}
+
+    before = findings()
+    assert before["broker"]["state"] == "ok" and before["topics"]["state"] == "warn" and "aif topics apply" in before["topics"]["next_step"]
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    after = findings()
+    assert {check: after[check]["state"] for check in ("broker", "topics", "store", "clock", "device", "libraries")} == dict.fromkeys(
+        ("broker", "topics", "store", "clock", "device", "libraries"), "ok"
+    )
+
+
+def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setattr(doctor, "_ASK_S_MAX", 0.5)
+    done = CliRunner().invoke(build_app(), ["doctor", "--json"])
+    states = {row["check"]: row["state"] for row in json.loads(done.stdout)["checks"]}
+    assert done.exit_code == 1 and states["broker"] == "fail" and states["store"] == "ok"

@@ -240,6 +240,11 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
             f"the next to be wanted is {status.next_revision}",
         )
     status = dataclasses.replace(status, last_wanted=entry.revision)
+    if entry.cause not in (Cause.REVISE, Cause.REVIVE) and entry.version < state.newest_decided:
+        raise Incompatible(
+            "late_version",
+            f"want {entry.version}: {state.newest_decided} is decided already, and versions are decided in their order; publish it again",
+        )
     if entry.cause in (Cause.REVISE, Cause.REVIVE):
         return _set(state, dataclasses.replace(status, wanted_revision=entry.revision, wanted_at_ms=entry.at_ms, cause=entry.cause))
     status = dataclasses.replace(
@@ -284,7 +289,10 @@ def _publish(state: ControlState, entry: Entry) -> ControlState:
 
 
 def _promote(state: ControlState, entry: Entry) -> ControlState:
-    """v becomes live, the former live version backup, the former backup and every older published version frozen; never the pinned one."""
+    """v becomes live, the former live version backup, the former backup and every older published version frozen.
+
+    Never the pinned one: a pinned former backup is published, so it is served and written on, and there is one backup.
+    """
     versions = dict(state.versions)
     versions[entry.version] = _moved(state, entry)
     backup = state.live
@@ -292,6 +300,8 @@ def _promote(state: ControlState, entry: Entry) -> ControlState:
         overtaken = status.state is State.PUBLISHED and v < entry.version
         if v not in (entry.version, backup, state.pinned) and (status.state is State.BACKUP or overtaken):
             versions[v] = dataclasses.replace(status, state=State.FROZEN, wanted_revision=None)
+        elif v == state.pinned and v not in (entry.version, backup) and status.state is State.BACKUP:
+            versions[v] = dataclasses.replace(status, state=State.PUBLISHED)
     if backup is not None:
         versions[backup] = dataclasses.replace(state.versions[backup], state=State.BACKUP)
     return dataclasses.replace(state, versions=versions, live=entry.version, backup=backup)

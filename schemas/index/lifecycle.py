@@ -85,6 +85,14 @@ _TABLE: dict[tuple[State, EntryKind, str], State] = {
     (State.FROZEN, EntryKind.DROP, ""): State.REMOVED,
 }
 
+# What the promotion of another version does to this one; a pinned backup becomes published instead, because it is still served.
+MOVED_BY_PROMOTE = (
+    (State.LIVE, State.BACKUP),
+    (State.BACKUP, State.FROZEN),
+    (State.BACKUP, State.PUBLISHED),
+    (State.PUBLISHED, State.FROZEN),
+)
+
 
 def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
     """The state after an entry that names this version. Raises Incompatible (`refused_transition`) that says what is possible instead."""
@@ -98,3 +106,19 @@ def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
 def transitions() -> list[tuple[State, str, State]]:
     """The table as (state, entry, state) for diagrams and tests."""
     return [(s, f"{e} ({c})" if c else str(e), t) for (s, e, c), t in _TABLE.items()]
+
+
+def describe_diagram() -> str:
+    """The table as a Mermaid state diagram, for ARCHITECTURE.md, with what entries that name *another* version do (control.py)."""
+    arrows: dict[tuple[State, State], list[str]] = {}
+    for before, entry, after in transitions():
+        arrows.setdefault((before, after), []).append(entry)
+    drawn = [f"    {_drawn(before)} --> {after}: {', '.join(entries)}" for (before, after), entries in arrows.items()]
+    drawn += [f"    {before} --> {after}: promote of another" for before, after in MOVED_BY_PROMOTE]
+    drawn.append(f"    {State.WANTED} --> {State.ABORTED}: a newer one is wanted")
+    drawn += [f"    {state} --> [*]" for state in State if state in FINAL]
+    return "\n".join(["stateDiagram-v2", *drawn])
+
+
+def _drawn(state: State) -> str:
+    return "[*]" if state is State.NONE else str(state)

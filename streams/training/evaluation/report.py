@@ -11,8 +11,8 @@ from infra.bench.report import Figures, describe_machine, library_versions
 from streams.training.evaluation.hash_law import BITS
 from streams.training.evaluation.paper import TABLE_2 as PAPER_2
 from streams.training.evaluation.paper import TABLE_3 as PAPER_3
-from streams.training.evaluation.plan import TablesPlan
-from streams.training.family.variant import BASE, BRIDGES, TABLE_2, TABLE_3, Variant
+from streams.training.evaluation.plan import OTHER_LOSSES, TablesPlan
+from streams.training.family.variant import AIF, BASE, BRIDGES, TABLE_2, TABLE_3, Variant
 
 RESULTS = "RESULTS.md"
 
@@ -49,7 +49,7 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan) -> Path:
     """RESULTS.md and its pictures in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
-    sections = [_head(plan), _table_2(found), _table_3(found), _bridges(found), _hash_law(found), _rest(found)]
+    sections = [_head(plan), _table_2(found), _table_3(found), _bridges(found), _losses(found), _hash_law(found), _rest(found)]
     path = folder / RESULTS
     path.write_text("\n".join(section for section in sections if section))
     _draw_gains(folder / "table2.png", found)
@@ -142,6 +142,17 @@ def _bridges(found: Lookup) -> str:
 def _bridge_row(variant: Variant, found: Lookup) -> list[str]:
     prefix = f"world.{variant.name}"
     return [variant.title, found.interval(f"{prefix}.gauc", 4), found.text(f"{prefix}.hr_at_100", 4), found.text(f"{prefix}.fit_s", 0)]
+
+
+def _losses(found: Lookup) -> str:
+    if not any(found.number(f"world.{name}.gauc") is not None for name in OTHER_LOSSES):
+        return ""
+    titles = {AIF.name: "the teacher's probability (all other tables)"} | {name: title for name, (title, _) in OTHER_LOSSES.items()}
+    names = ("gauc", "hr_at_100", "calibration")
+    rows = [[title, *(found.text(f"world.{model}.{name}", 4) for name in names)] for model, title in titles.items()]
+    return f"""## Losses
+
+{_table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)}"""
 
 
 def _hash_law(found: Lookup) -> str:

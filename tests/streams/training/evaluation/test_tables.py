@@ -8,7 +8,7 @@ import pytest
 
 from infra.bench.report import Figures
 from streams.training.evaluation.cells import Cell
-from streams.training.evaluation.plan import plan_tables
+from streams.training.evaluation.plan import OTHER_LOSSES, plan_tables
 from streams.training.evaluation.program import TablesOptions, run_tables
 from streams.training.evaluation.report import RESULTS, write_report
 from streams.training.evaluation.similarity_cost import make_case
@@ -80,7 +80,7 @@ def test_an_ab_test_sees_the_lift_with_a_wider_interval_than_the_same_users_unde
 
 def test_the_plans_hold_every_model_of_the_tables() -> None:
     quick, full = plan_tables(quick=True), plan_tables(quick=False)
-    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES)} - {MORE_CANDIDATES.name}
+    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES)} - {MORE_CANDIDATES.name} | set(OTHER_LOSSES)
     assert {c.variant.name for c in full.cells} == expected and {c.seed for c in full.cells} == {0, 1, 2}
     assert {v.name for v in TABLE_2} - {MORE_CANDIDATES.name} <= {c.variant.name for c in quick.cells}
     assert len({c.file_name for c in full.cells}) == len(full.cells)
@@ -94,6 +94,15 @@ def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -
     assert "+7.29" in row and f"{figures.value('world.aif.gauc'):.4f}" in row
     assert "3.5 times" in text and (tmp_path / "table2.png").stat().st_size > 1_000
     assert not re.search(r"None|nan", text)
+
+
+def test_sections_without_figures_are_left_out_and_those_with_them_are_there(tmp_path: Path) -> None:
+    without = write_report(tmp_path, figures_of(cells()), plan_tables(quick=True)).read_text()
+    more = [cell(name, 0, 0.79) for name in (*OTHER_LOSSES, *(v.name for v in BRIDGES))]
+    text = write_report(tmp_path, figures_of([*(c for c in cells() if c.seed == 0), *more]), plan_tables(quick=False)).read_text()
+    for section in ("## Losses", "## Bridges"):
+        assert section in text and section not in without
+    assert "BEA, n = 32" in text and (tmp_path / "bridges.png").exists()
 
 
 def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,180 @@
+"""A host's disk: directories that stand for RocksDB, with what a power cut does to them.
+
+Here: `Directory` (the bytes, durable or not) and `MemoryDatabase` (an open handle, the interface of infra/rocks.py `Database`). Not here: who owns one.
+Invariants, as of RocksDB with its write-ahead log: a batch is written whole or not at all; a killed process loses nothing that `write` returned from;
+a power cut loses an end of what was written since the last synced write, never something in between.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+Families = dict[str, dict[bytes, bytes]]
+Put = tuple[str, bytes, bytes]
+Delete = tuple[str, bytes, None]
+DeleteRange = tuple[str, bytes, None, bytes]
+Change = Put | Delete | DeleteRange
+BeforeWrite = Callable[[str], None]
+
+
+class MemoryBatch:
+    """Changes that become visible together."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        self.changes.append((family, key, value))
+
+    def delete(self, family: str, key: bytes) -> None:
+        self.changes.append((family, key, None))
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        self.changes.append((family, start, None, end))
+
+
+class MemoryScan(Iterator[tuple[bytes, bytes]]):
+    """(key, value) in key order of the moment it began."""
+
+    def __init__(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        self._items = iter(items)
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        return next(self._items)
+
+    def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        return list(itertools.islice(self._items, rows_max))
+
+    def close(self) -> None:
+        self._items = iter(())
+
+
+class Directory:
+    """The bytes of one database. `tail` = what was written since the last synced write, oldest first."""
+
+    def __init__(self, families: Iterable[str] = ()) -> None:
+        self.families: Families = {name: {} for name in families}
+        self._durable: Families = {name: {} for name in self.families}
+        self.tail: list[list[Change]] = []
+
+    def write(self, changes: list[Change], sync: bool) -> None:
+        """All of `changes`."""
+        _apply(self.families, changes)
+        self.tail.append(changes)
+        if sync:
+            self.sync()
+
+    def sync(self) -> None:
+        """Everything so far survives a power cut."""
+        for changes in self.tail:
+            _apply(self._durable, changes)
+        self.tail = []
+
+    def lose_tail(self, kept: int) -> None:
+        """A power cut after which the first `kept` of the unsynced writes are there."""
+        self.tail = self.tail[:kept]
+        self.sync()
+        self.families = {name: dict(values) for name, values in self._durable.items()}
+
+    def copy(self) -> "Directory":
+        """The same bytes, durable, on their own from now on."""
+        made = Directory()
+        made.families = {name: dict(values) for name, values in self.families.items()}
+        made._durable = {name: dict(values) for name, values in self.families.items()}
+        return made
+
+
+def _apply(families: Families, changes: list[Change]) -> None:
+    for change in changes:
+        held = families[change[0]]
+        if len(change) == 4:
+            for key in [k for k in held if change[1] <= k < change[3]]:
+                del held[key]
+        elif change[2] is None:
+            held.pop(change[1], None)
+        else:
+            held[change[1]] = change[2]
+
+
+class Disk:
+    """The directories of one host, by path."""
+
+    def __init__(self) -> None:
+        self.directories: dict[str, Directory] = {}
+
+    def lose_tails(self, choose: Callable[[int], int]) -> None:
+        """A power cut; `choose(n)` says how many of n unsynced writes of a directory survive."""
+        for directory in self.directories.values():
+            directory.lose_tail(choose(len(directory.tail)))
+
+    def remove(self, path: str) -> None:
+        """Forget a directory and those below it."""
+        for name in [n for n in self.directories if n == path or n.startswith(path + "/")]:
+            del self.directories[name]
+
+
+class MemoryDatabase:
+    """An open directory. `point(what)` is called before and after every write: the process may end there."""
+
+    def __init__(self, path: Path, disk: Disk, directory: Directory, point: BeforeWrite = lambda _: None, read_only: bool = False) -> None:
+        self.path, self.read_only, self.is_open = path, read_only, True
+        self._disk, self.directory, self._point = disk, directory, point
+        self._gathered: MemoryBatch | None = None
+
+    @property
+    def column_families(self) -> tuple[str, ...]:
+        return ("default", *self.directory.families)
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        return self.directory.families[family].get(key)
+
+    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        held = self.directory.families[family]
+        return [held.get(key) for key in keys]
+
+    def scan(self, family: str, start: bytes = b"", end: bytes | None = None) -> MemoryScan:
+        held = self.directory.families[family]
+        return MemoryScan([(k, held[k]) for k in sorted(held) if k >= start and (end is None or k < end)])
+
+    def new_batch(self) -> MemoryBatch:
+        return MemoryBatch()
+
+    def write(self, batch: MemoryBatch, sync: bool = False) -> None:
+        assert self.is_open and not self.read_only
+        if self._gathered is not None:
+            self._gathered.changes += batch.changes
+            return
+        self._point("before a write")
+        self.directory.write(batch.changes, sync)
+        self._point("after a write")
+
+    @contextlib.contextmanager
+    def one_batch(self) -> Iterator[None]:
+        """What is written within the block becomes one batch at its end."""
+        self._gathered = gathered = self.new_batch()
+        try:
+            yield
+        finally:
+            self._gathered = None
+        self.write(gathered, sync=True)
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        batch = self.new_batch()
+        batch.delete_range(family, start, end)
+        self.write(batch)
+
+    def create_checkpoint(self, directory: Path) -> None:
+        self._disk.directories[str(directory)] = self.directory.copy()
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def open_memory_database(path: Path, families: Sequence[str], disk: Disk, point: BeforeWrite = lambda _: None) -> MemoryDatabase:
+    """Opens or creates."""
+    directory = disk.directories.setdefault(str(path), Directory(families))
+    return MemoryDatabase(path, disk, directory, point)

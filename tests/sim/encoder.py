@@ -1,0 +1,104 @@
+"""A model whose rows are hashes of exactly the inputs that a network would read: cheap, and another input gives another row.
+
+Here: the schema of the simulated catalogue and `SimEncoder`. Rows are remembered across histories, because few inputs are used again and again.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_realtime
+from schemas.index.layout import RowLayout, row_layout
+from schemas.model.spec import ModelSpec
+
+FINGERPRINT = "sim"
+SCHEMA = FeatureSchema(
+    features=(
+        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
+        Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
+        Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
+        Feature("mm", Scope.ITEM, Kind.EMBEDDING, width=2),
+    ),
+    sim_category="brand",
+    bid="price",
+    multimodal="mm",
+    multimodal_is_input=False,
+)
+SPEC = ModelSpec(schema=SCHEMA, width=4, bridges=2, hash_bits=16)
+LAYOUT = row_layout(SPEC)
+_NETWORK = ("vector", "bridge")
+_SIGNATURE = ("signature", "has_signature")
+_INPUTS = tuple(f.name for f in SCHEMA.item_half_inputs if f.name != "mm")
+
+
+class SimEncoder:
+    """Has the interface of streams/encoder.py `RowEncoder`."""
+
+    spec, model_id, lsh_version, fingerprint = SPEC, "sim", "sim-lsh", FINGERPRINT
+
+    def __init__(self, version: int, checkpoint_sha256: str) -> None:
+        self.version, self.checkpoint_sha256 = version, checkpoint_sha256
+        self._rows: dict[tuple[str, bytes], bytes] = {}
+
+    @property
+    def layout(self) -> RowLayout:
+        return LAYOUT
+
+    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
+        rows = [self.row(raw, b"" if e is None else e.tobytes()) for raw, e in zip(raw_features, embeddings, strict=True)]
+        return np.frombuffer(b"".join(rows), LAYOUT.dtype)
+
+    def rewrite(
+        self,
+        old_rows: np.ndarray,
+        raw_features: Sequence[Mapping[str, Any]],
+        embeddings: Sequence[np.ndarray | None],
+        signature_stale: np.ndarray,
+    ) -> np.ndarray:
+        rows = self.encode(raw_features, embeddings).copy()
+        for name in _NETWORK:
+            rows[name] = old_rows[name]
+        for name in _SIGNATURE:
+            rows[name][~signature_stale] = old_rows[name][~signature_stale]
+        return rows
+
+    def row(self, raw: Mapping[str, Any], embedding: bytes) -> bytes:
+        """The bytes of one row."""
+        key = repr(raw), embedding
+        known = self._rows.get(key)
+        if known is None:
+            known = self._rows[key] = self._make_row(raw, embedding)
+        return known
+
+    def _make_row(self, raw: Mapping[str, Any], embedding: bytes) -> bytes:
+        row = np.zeros((), LAYOUT.dtype)
+        row["vector"] = _noise((self.version, [raw.get(name) for name in _INPUTS]), SPEC.width)
+        row["bridge"] = row["vector"][: SPEC.bridges]
+        row["has_signature"] = bool(embedding)
+        row["signature"] = np.packbits(_noise(embedding, 16) > 0) if embedding else 0
+        row["category"], row["bid"] = SCHEMA.category_of(raw), SCHEMA.bid_of(raw)
+        row["realtime"] = encode_realtime(SCHEMA, raw)[0]
+        return row.tobytes()
+
+
+def _noise(inputs: object, width: int) -> np.ndarray:
+    digest = hashlib.blake2b(repr(inputs).encode(), digest_size=2 * width).digest()
+    return np.frombuffer(digest, "<i2").astype(np.float16)
+
+
+@cache
+def encoder_of(version: int, checkpoint_sha256: str) -> SimEncoder:
+    """The one encoder of a version's checkpoint."""
+    return SimEncoder(version, checkpoint_sha256)
+
+
+class SimEncoders:
+    """streams/encoders.py `Encoders` for one process."""
+
+    fingerprint = FINGERPRINT
+
+    def get(self, version: int, checkpoint_sha256: str) -> SimEncoder:
+        return encoder_of(version, checkpoint_sha256)

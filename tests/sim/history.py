@@ -1,0 +1,309 @@
+"""One seed, one history: a few dozen steps of everybody, chosen by chance, then calm, then every invariant.
+
+Here: what may happen and how often, and how a history comes to rest. Not here: what a step does (worker.py, server.py), what must hold (checks.py).
+"""
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infra.control_log import ControlLog
+from schemas.errors import Incompatible
+from schemas.index.control import ControlState, Entry
+from schemas.index.lifecycle import Cause, EntryKind, State
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from tests.sim.adoption import publish_adoption
+from tests.sim.boundary import Boundary, simulated
+from tests.sim.checks import check_answer, check_at_rest
+from tests.sim.plants import planted
+from tests.sim.server import Server
+from tests.sim.worker import RESEAL_S, Group, Task, Worker, newest_state
+from tests.sim.world import Chances, Violation, World
+
+ROUNDS_MAX = 40
+CHECKPOINTS_MAX = 6
+Step = Callable[[], None]
+
+
+def plan_operations(state: ControlState) -> list[Entry]:
+    """What an operator could do now."""
+    kinds = {
+        State.WANTED: (EntryKind.ABORT,) if len(state.versions) > 1 else (),
+        State.PUBLISHED: (EntryKind.FREEZE, EntryKind.PIN),
+        State.LIVE: (EntryKind.PIN,),
+        State.BACKUP: (EntryKind.ROLLBACK, EntryKind.ROLLBACK, EntryKind.PROMOTE, EntryKind.FREEZE, EntryKind.PIN),
+        State.FROZEN: (EntryKind.WANT, EntryKind.WANT, EntryKind.WANT, EntryKind.DROP),
+    }
+    entries = [
+        Entry(kind, 0, "operator", s.version, s.next_revision, Cause.REVIVE)
+        if kind is EntryKind.WANT
+        else Entry(kind, 0, "operator", s.version)
+        for s in state.versions.values()
+        for kind in kinds.get(s.state, ())
+    ]
+    if state.held:
+        entries += [Entry(EntryKind.RELEASE, 0, "operator")] * 3
+    elif state.backup is not None:
+        entries.append(Entry(EntryKind.HOLD, 0, "operator"))
+    return [*entries, *([Entry(EntryKind.UNPIN, 0, "operator")] * 3 if state.pinned is not None else [])]
+
+
+@dataclass
+class Outcome:
+    """How a history ended. `violation` None: every invariant held."""
+
+    seed: int
+    plant: str | None
+    violation: Violation | None = None
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        return f"uv run python -m tests.sim --seed {self.seed}" + (f" --plant {self.plant}" if self.plant else "")
+
+
+def run_history(seed: int, plant: str | None = None, traced: bool = False) -> Outcome:
+    """The history of a seed, with a planted bug if one is named. The same arguments give the same history."""
+    world = World(seed, shards=2 if seed % 4 == 3 else 1, chances=Chances(), traced=traced)
+    outcome = Outcome(seed, plant)
+    with simulated(world, {}) as boundary, planted(plant, world, boundary):
+        history = History(world, boundary)
+        try:
+            history.run()
+            history.settle()
+        except Violation as violation:
+            outcome.violation = violation
+        except Exception as error:
+            world.say("%s", traceback.format_exc())
+            outcome.violation = Violation("no step fails", repr(error))
+    outcome.lines = world.lines or []
+    return outcome
+
+
+class History:
+    """The processes of one history and what they may do."""
+
+    def __init__(self, world: World, boundary: Boundary) -> None:
+        self.world, self.boundary = world, boundary
+        self.workers = [Worker(world, boundary, f"w{n}") for n in range(1 + (world.random.random() < 0.8))]
+        self.servers = [Server(world, f"s{n}") for n in range(1 + (world.random.random() < 0.3))]
+        self.group = Group(world, self.workers)
+        world.steps = self._steps(
+            (world.publish_items, 5),
+            (self.consume, 5),
+            (self.tick, 2),
+            (self.reconcile, 4),
+            (self.build, 3),
+            (self.serve, 1),
+            (self.follow, 3),
+        )
+        world.data_steps = self._steps((world.publish_items, 2), (world.publish_embedding, 1), (self.consume, 5), (self.tick, 1))
+        world.log_steps = self._steps((self.reconcile, 2), (self.decide_checkpoint, 1), (self.operate, 1), (self.serve, 1))
+        self.events = self._steps(
+            (self.publish_checkpoint, 6),
+            (self.kill, 3),
+            (self.rebalance, 4),
+            (self.notice, 1),
+            (self.operate, 6),
+            (self.wait, 4),
+            (self.retain, 2),
+        )
+
+    def _grow_old(self) -> None:
+        """Some versions have come and gone before the history begins."""
+        world = self.world
+        world.calm = True
+        for _ in range(3):
+            world.publish_items()
+            world.publish_checkpoint()
+            for _ in range(3):
+                self._round()
+        world.calm = False
+
+    @staticmethod
+    def _steps(*weights: tuple[Step, int]) -> list[Step]:
+        """Every kind of step as often as it is likely."""
+        return [step for step, weight in weights for _ in range(weight)]
+
+    # --- the chaos ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Rounds in which everybody does something, in any order, and something happens to them."""
+        world = self.world
+        world.publish_checkpoint()
+        self.group.settle()
+        if world.seed % 8 == 1:
+            self._grow_old()
+        for _ in range(world.random.randrange(5, 10)):
+            world.clock.seconds += 0.07
+            steps = [
+                self.consume,
+                self.consume,
+                self.decide_checkpoint,
+                self.reconcile,
+                self.reconcile,
+                self.build,
+                self.serve,
+                self.restart,
+            ]
+            steps += [self.follow, self.follow, self.tick, world.publish_items, world.publish_items, world.publish_embedding]
+            world.random.shuffle(steps)
+            for step in steps[:-3]:
+                step()
+            if world.random.random() < 0.7:
+                world.random.choice(self.events)()
+
+    def _worker(self) -> Worker:
+        return self.world.random.choice(self.workers)
+
+    def _on_a_task(self, step: Callable[[Task], None]) -> None:
+        """A step of a shard that somebody has."""
+        tasks = [task for worker in self.workers if worker.alive for task in worker.tasks.values()]
+        if tasks:
+            task = self.world.random.choice(tasks)
+            self.world.run(task.worker, task.thread, lambda: step(task))
+
+    def consume(self) -> None:
+        self._on_a_task(Task.consume)
+
+    def tick(self) -> None:
+        self._on_a_task(Task.tick)
+
+    def reconcile(self) -> None:
+        worker = self._worker()
+        if worker.alive:
+            self.world.run(worker, "reconcile", worker.reconcile)
+
+    def build(self) -> None:
+        for worker in self.workers:
+            if worker.alive and worker.jobs:
+                self.world.run(worker, "builder", worker.build)
+                return
+
+    def kill(self) -> None:
+        """kill -9, between two steps of a worker."""
+        worker = self._worker()
+        if worker.alive and not self.world.is_acting(worker):
+            worker.die()
+
+    def decide_checkpoint(self) -> None:
+        worker = self._worker()
+        if worker.alive:
+            self.world.run(worker, "reconcile", worker.decide_checkpoint)
+
+    def serve(self) -> None:
+        server = self.world.random.choice(self.servers)
+        self.world.run(server, "serve", server.step)
+        check_answer(self.world, server)
+
+    def follow(self) -> None:
+        """Some deltas, then an answer."""
+        server = self.world.random.choice(self.servers)
+        self.world.run(server, "serve", server.follow)
+        check_answer(self.world, server)
+
+    def publish_checkpoint(self) -> None:
+        if self.world.checkpoints.end >= CHECKPOINTS_MAX:
+            return
+        if self.world.random.random() < 0.25 and not self.world.is_busy_at_all():
+            publish_adoption(self.world, self.boundary)
+        else:
+            self.world.publish_checkpoint()
+
+    def rebalance(self) -> None:
+        if not self.world.is_busy_at_all():  # the group does not act in the middle of its members' steps
+            self.group.rebalance()
+
+    def notice(self) -> None:
+        if not self.world.is_busy_at_all():
+            self.group.notice()
+
+    def restart(self) -> None:
+        """Dead workers come back and get their shards again, or the group gives them away."""
+        for worker in self.workers:
+            if not worker.alive and not self.world.is_busy_at_all():
+                worker.start()
+                for number in [n for n, owner in self.group.owner.items() if owner is worker]:
+                    self.group.give(number, worker, knows=True)
+
+    def wait(self) -> None:
+        """Time passes: snapshots and revisions become due."""
+        self.world.clock.seconds += self.world.random.choice((1.0, 0.7 * RESEAL_S, 1.1 * RESEAL_S))
+
+    def operate(self) -> None:
+        """An operator writes an entry that is possible as he sees it; by now it may not be."""
+        state = newest_state(self.world)
+        entry = self.world.random.choice(plan_operations(state) or [None])
+        if entry is None:
+            return
+        with contextlib.suppress(Incompatible):
+            ControlLog(self.world.store).append(lambda _: entry)  # type: ignore[arg-type]
+            self.world.say("operator: %s %d %s", entry.kind, entry.version, entry.cause)
+
+    def retain(self) -> None:
+        """The broker removes old records: of the source topics up to a snapshot's offsets, of index-deltas up to the published positions."""
+        from streams.shard_snapshot import list_snapshots
+
+        world = self.world
+        shard = world.random.randrange(world.shards)
+        found, _ = list_snapshots(world.store, shard)  # type: ignore[arg-type]
+        for topic in SHARD_TOPICS if found else ():
+            log = world.topics[topic, shard]
+            log.start = max(log.start, found[0].snapshot.next_offsets[topic])
+            world.say("%s/%d now starts at %d", topic, shard, log.start)
+        self._retain_deltas(shard)
+
+    def _retain_deltas(self, shard: int) -> None:
+        from infra.index_parts import read_manifest
+
+        world = self.world
+        state = newest_state(world)
+        manifests = [read_manifest(world.store, s) for s in state.receiving if s.revision >= 0]  # type: ignore[arg-type]
+        if manifests:
+            log = world.topics[INDEX_DELTAS, shard]
+            log.start = max(log.start, min(m.seals[shard].delta_position for m in manifests))
+
+    # --- the calm ------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """No more faults; everybody goes on until nothing moves, then everything is checked."""
+        world = self.world
+        world.calm = True
+        self.group.settle()
+        before = None
+        for _ in range(ROUNDS_MAX):
+            self._round()
+            after = self._fingerprint()
+            if after == before:
+                break
+            before = after
+        check_at_rest(world, self.workers, self.servers)
+
+    def _round(self) -> None:
+        self.world.clock.seconds += 0.2
+        for worker in self.workers:
+            worker.decide_checkpoint()
+            worker.reconcile()
+            while worker.jobs:
+                worker.build()
+            for task in worker.tasks.values():
+                task.consume_all()
+                task.tick()
+        for server in self.servers:
+            server.step()
+            server.follow()
+            check_answer(self.world, server)
+
+    def _fingerprint(self) -> tuple[object, ...]:
+        """What changes while something moves."""
+        done = [dict(w.report.done) for w in self.workers]
+        logs = [(t.start, t.end) for (name, _), t in self.world.topics.items() if name != INDEX_DELTAS]
+        return (
+            len(self.world.store.files),
+            done,
+            logs,
+            [s.served and s.served.positions for s in self.servers],
+            [len(w.jobs) for w in self.workers],
+        )

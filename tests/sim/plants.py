@@ -1,0 +1,313 @@
+"""Bugs to be found: each is one switch that puts a plausible mistake into the shell, and names the invariants that then break.
+
+Here: `PLANTS` and `planted(...)`. Most replace a function of the real shell by a version with the bug; the rest one of the simulated shell. A campaign
+that does not find one of these proves nothing by finding nothing else (test_plants.py).
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import streams.core.versions
+import streams.reconcile
+import streams.sealer
+import streams.shard
+import tests.sim.server
+import tests.sim.worker
+from infra.rocks import Batch
+from schemas.index.control import ControlState, VersionStatus
+from schemas.index.lifecycle import State
+from streams.base_rows import BaseRows
+from streams.build_jobs import BuildJob, SealJob
+from streams.core.item_state import StoredFeatures
+from streams.core.shard_state import ShardState
+from streams.reconcile import Reconciler
+from streams.shard import META, STATE_KEY, Shard
+from streams.shard_outbox import Outgoing, put_outbox
+from streams.shard_reader import ShardReader
+from tests.sim.boundary import Boundary, replaced
+from tests.sim.disk import MemoryDatabase
+from tests.sim.store import MemoryStore
+from tests.sim.world import World
+
+Replacement = tuple[Any, str, object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plant:
+    """A bug: what it is, the invariants of which one breaks, how it gets in."""
+
+    why: str
+    breaks: frozenset[str]
+    replace: Callable[[World, Boundary], Sequence[Replacement]]
+
+
+PLANTS: dict[str, Plant] = {}
+
+
+def _plant(why: str, *breaks: str) -> Callable[[Callable[[World, Boundary], Sequence[Replacement]]], None]:
+    def register(replace: Callable[[World, Boundary], Sequence[Replacement]]) -> None:
+        PLANTS[replace.__name__.removeprefix("_")] = Plant(why, frozenset(breaks), replace)
+
+    return register
+
+
+@contextlib.contextmanager
+def planted(name: str | None, world: World, boundary: Boundary) -> Iterator[None]:
+    """The plant's bug is in the system within the block; None: none is."""
+    with replaced(PLANTS[name].replace(world, boundary) if name else ()):
+        yield
+
+
+# --- rows and readers ---------------------------------------------------------------------------------------------------------
+
+
+@_plant("a reader takes every change, also an older one", "served rows", "watermark", "served at rest")
+def _no_row_order(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(tests.sim.server, "may_replace", lambda incoming, current: True)]
+
+
+@_plant(
+    "a delete forgets the item instead of leaving a marker with its order",
+    "components",
+    "applied",
+    "served rows",
+    "rows of a version",
+    "manifest",
+)
+def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
+    put = Shard._put_components
+
+    def put_components(shard: Shard, batch: Batch, items: Any) -> None:
+        changed = list(items)
+        put(shard, batch, changed)
+        for item in changed:
+            if isinstance(item.features, StoredFeatures) and item.features.dead:
+                batch.delete(streams.shard.FEATURES, item.key)
+
+    return [(Shard, "_put_components", put_components)]
+
+
+@_plant("a watermark moves topic by topic, also to offsets of a shard that was set back in the other topic", "watermark")
+def _watermark_by_topic(_: World, __: Boundary) -> Sequence[Replacement]:
+    def advance_watermark(watermark: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
+        return {topic: max(offset, reached[topic]) for topic, offset in watermark.items()}
+
+    return [(tests.sim.server, "advance_watermark", advance_watermark)]
+
+
+# --- seals --------------------------------------------------------------------------------------------------------------------
+
+
+@_plant("a seal exports rows and leaves the tombstones out", "manifest", "watermark", "served at rest")
+def _seal_without_tombstones(_: World, boundary: Boundary) -> Sequence[Replacement]:
+    from infra.index_parts import is_tombstone
+
+    class Reader(ShardReader):
+        def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
+            return (pair for pair in super().scan_increments(version) if not is_tombstone(pair[1]))
+
+    return [(streams.sealer, "open_shard_reader", lambda path: Reader(boundary.open_shard_reader(path)._database))]
+
+
+@_plant("the position in index-deltas is read after the checkpoint", "watermark", "served at rest")
+def _delta_position_after_export(_: World, __: Boundary) -> Sequence[Replacement]:
+    def prepare_seal(job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
+        create_checkpoint(into)
+        return dataclasses.replace(job, delta_position=fetch_deltas_end(), checkpoint_directory=str(into))
+
+    return [(streams.reconcile, "prepare_seal", prepare_seal)]
+
+
+@_plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
+def _seal_before_the_catalogue(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(streams.core.versions, "has_caught_up", lambda shard, facts: True)]
+
+
+@_plant("the export reads the live shard, which goes on meanwhile", "manifest")
+def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Replacement]:
+    live: dict[str, MemoryDatabase] = {}
+
+    class Reader(ShardReader):
+        def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
+            pairs = list(super().scan_increments(version))
+            world.data_point("between two reads of the live shard")
+            return iter(pairs)
+
+        def close(self) -> None:
+            """It is the shard's."""
+
+    def create_checkpoint(database: MemoryDatabase, directory: Path) -> None:
+        live[str(directory)] = database
+        original(database, directory)
+
+    def open_reader(path: Path) -> ShardReader:
+        return Reader(live[str(path)])  # type: ignore[arg-type]
+
+    original = MemoryDatabase.create_checkpoint
+    return [(MemoryDatabase, "create_checkpoint", create_checkpoint), (streams.sealer, "open_shard_reader", open_reader)]
+
+
+# --- shards -------------------------------------------------------------------------------------------------------------------
+
+
+@_plant(
+    "two agents write one shard, each between the other's read and write",
+    "components",
+    "applied",
+    "served rows",
+    "rows of a version",
+    "manifest",
+)
+def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
+    write = Shard._write_micro_batch
+    inside: list[Shard] = []
+
+    def load(shard: Shard, updates: Any) -> Any:
+        items = original_load(shard, updates)
+        if shard not in inside and not world.calm and world.random.random() < 0.3:
+            inside.append(shard)
+            try:
+                _apply_other_topic(world, shard)
+            finally:
+                inside.pop()
+        return items
+
+    original_load = Shard._load
+    return [(Shard, "_load", load), (Shard, "_write_micro_batch", write)]
+
+
+def _apply_other_topic(world: World, shard: Shard) -> None:
+    """The other agent's batch, as if no task kept them apart."""
+    from schemas.topics import NEW_ITEMS
+
+    at, log = shard.next_offsets[NEW_ITEMS], world.topics[NEW_ITEMS, shard.number]
+    shard.apply(log.records[at : at + 2])
+
+
+@_plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
+def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
+    def commit(shard: Shard, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
+        put_outbox(batch, streams.shard.OUTBOX, outgoing.entries)
+        after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
+        shard._database.write(batch, sync=sync)
+        offsets = shard._database.new_batch()
+        offsets.put(META, STATE_KEY, streams.shard.encode_shard_state(after))
+        shard._database.write(offsets, sync=sync)
+        shard.state = after
+
+    return [(Shard, "_commit", commit)]
+
+
+@_plant("an assignment commits the stored offsets but leaves zeros out", "applied", "progress", "records follow without a hole")
+def _zero_not_committed(_: World, __: Boundary) -> Sequence[Replacement]:
+    def plan_positions(stored: Mapping[str, int], committed: Mapping[str, int]) -> dict[str, int]:
+        return {topic: offset or committed[topic] for topic, offset in stored.items()}
+
+    return [(tests.sim.worker, "plan_positions", plan_positions)]
+
+
+# --- versions -----------------------------------------------------------------------------------------------------------------
+
+
+@_plant("a worker gives up the build that was overtaken by a newer checkpoint", "progress")
+def _worker_side_cancel(_: World, __: Boundary) -> Sequence[Replacement]:
+    def building(state: ControlState) -> VersionStatus | None:
+        return max((s for s in state.versions.values() if s.state is State.WANTED), key=lambda s: s.version, default=None)
+
+    return [(ControlState, "building", property(building))]
+
+
+@_plant(
+    "the current version is looked at, decided, and then put in place by a rename",
+    "readers agree",
+    "the control log",
+    "the control log reads",
+)
+def _check_then_rename(world: World, _: Boundary) -> Sequence[Replacement]:
+    def put(store: MemoryStore, path: str, data: bytes) -> bool:
+        if path in store.files:
+            return False
+        world.store_point(path)
+        store.place(path, data)
+        return True
+
+    return [(MemoryStore, "put_exclusive", put)]
+
+
+@_plant("a version's number is drawn at random", "one version", "progress")
+def _random_version_ids(world: World, _: Boundary) -> Sequence[Replacement]:
+    """The agent then has to remember by itself how far it read, and a record that comes again is another version."""
+    position = 0
+
+    def plan_checkpoint(world: World, state: ControlState) -> tuple[int, int]:
+        nonlocal position
+        offset, position = position, position + (world.random.random() < 0.8)
+        return offset, state.newest_decided + world.random.randrange(1, 1_000)
+
+    return [(tests.sim.worker, "plan_checkpoint", plan_checkpoint)]
+
+
+@_plant(
+    "the build's checkpoint is taken before the batch that records `building`", "rows of a version", "manifest", "watermark", "served rows"
+)
+def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
+    early: dict[tuple[int, int], Path] = {}
+    start, run_job = Reconciler._start, tests.sim.worker.run_job
+
+    def start_late(reconciler: Reconciler, status: VersionStatus, task: Any, behind: bool) -> None:
+        path = task.shard.directory.parent / f"early-{world.unique()}"
+        task.submit(lambda shard: shard.create_checkpoint(path)).result()
+        early[task.number, status.version] = path
+        world.data_point("between checkpoint and `building`")
+        start(reconciler, status, task, behind)
+
+    def run_early(world: World, boundary: Boundary, job: Any) -> Any:
+        path = early.pop((job.shard, job.version), None) if isinstance(job, BuildJob) and not job.rewrite else None
+        if path is not None and boundary.has_files(path):
+            job = dataclasses.replace(job, checkpoint_directory=str(path))
+        return run_job(world, boundary, job)
+
+    return [
+        (Reconciler, "_start", start_late),
+        (tests.sim.worker, "run_job", run_early),
+        (streams.reconcile, "_accept_full", functools.partial(_accept_unchecked)),
+    ]
+
+
+def _accept_unchecked(shard: Shard, job: BuildJob, result: Any) -> bool:
+    known = shard.versions.get(job.version)
+    if known is not None and known.full is None:
+        shard.update_version(job.version, full=result.part)
+    return True
+
+
+@_plant("a replay is adopted as it is, without recomputing what is newer", "served rows", "rows of a version", "manifest", "watermark")
+def _adopted_without_recompute(_: World, __: Boundary) -> Sequence[Replacement]:
+    def take(base: BaseRows, keys: Sequence[bytes], _: np.ndarray, into_R: np.ndarray) -> np.ndarray:
+        base._read_to(keys[-1])
+        found = [base._held.get(key) for key in keys]
+        for at, known in enumerate(found):
+            if known is not None:
+                into_R[at] = known[0].rows[known[1]]
+        return np.array([known is not None for known in found])
+
+    return [(BaseRows, "take", take)]
+
+
+@_plant("a control entry's file is created first and written then", "the control log reads", "no step fails")
+def _entry_created_before_written(world: World, _: Boundary) -> Sequence[Replacement]:
+    def put(store: MemoryStore, path: str, data: bytes) -> bool:
+        if path in store.files:
+            return False
+        store.place(path, b"")
+        world.store_point(path)
+        store.place(path, data)
+        return True
+
+    return [(MemoryStore, "put_exclusive", put)]

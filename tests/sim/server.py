@@ -1,0 +1,189 @@
+"""A server process: follows the control log, loads a version, catches up with its deltas, flips, answers.
+
+Here: the order of steps of serving/versions.py and serving/deltas.py, with rows in dictionaries for the engine's tables. The row-order rule is
+`order_advances` of serving/version_rows.py; test_fakes.py holds it to the compiled one of the engine.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+from infra.control_log import ControlLog
+from infra.index_parts import read_manifest
+from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.index.control import ControlState, VersionStatus
+from schemas.index.layout import ORDER, WATERMARK_VERSION
+from schemas.index.lifecycle import SERVABLE, Cause
+from schemas.index.manifest import Seal
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from serving.version_rows import order_advances
+from tests.sim.world import Violation, World
+
+SLOTS = 2
+_ORDER = struct.Struct("<qqHqHQB")
+assert _ORDER.size == ORDER.itemsize
+
+Order = tuple[int, int, int, int, int, int, int]
+
+
+def read_increment(value: bytes) -> tuple[Order, bytes | None]:
+    """(order, row bytes or None for a tombstone)."""
+    order = _ORDER.unpack_from(value)
+    return order, None if order[6] else value[_ORDER.size :]  # type: ignore[return-value]
+
+
+@dataclass
+class Resident:
+    """A version in memory. By shard: rows by index key, the position in index-deltas, the source offsets that the rows hold at least."""
+
+    version: int
+    revision: int
+    checkpoint_sha256: str
+    rows: list[dict[bytes, tuple[Order, bytes | None]]]
+    positions: list[int]
+    watermark: list[dict[str, int]]
+    error: str = ""
+
+    def apply(self, shard: int, key: bytes, value: bytes) -> None:
+        """One change, by the row-order rule."""
+        order, row = read_increment(value)
+        held = self.rows[shard].get(key)
+        if held is None or may_replace(order, held[0]):
+            self.rows[shard][key] = order, row
+
+
+def advance_watermark(watermark: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
+    """What the rows hold at least, after a record of a shard that is at `reached`. Only as a whole: a shard that was set back may be further in
+    one topic and not yet as far in the other, and a row of it that would go back in one component is refused with both."""
+    return reached if all(reached[topic] >= offset for topic, offset in watermark.items()) else watermark
+
+
+def may_replace(incoming: Order, current: Order) -> bool:
+    """Whether a change replaces a row."""
+    return order_advances(incoming, current)
+
+
+@dataclass
+class Server:
+    """One server. `served` = what it answers from."""
+
+    world: World
+    name: str
+    alive: bool = True
+    residents: dict[int, Resident] = field(default_factory=dict)
+    served: Resident | None = None
+    refused: str = ""
+
+    def __post_init__(self) -> None:
+        self.log = ControlLog(self.world.store)  # type: ignore[arg-type]
+
+    def die(self) -> None:
+        """Killed; it starts again with nothing."""
+        self.residents, self.served = {}, None
+        self.__post_init__()
+
+    # --- versions --------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One look at the log and what follows from it."""
+        try:
+            state = self.log.refresh()
+        except AifError as error:
+            raise Violation("the control log reads", f"{self.name}: {error}") from error
+        self._forget_frozen(state)
+        wanted = state.current
+        if wanted is None or wanted.revision < 0:
+            return
+        held = self.residents.get(wanted.version)
+        if held is not None and not held.error:
+            self._flip(held)
+            return
+        try:
+            self._load(wanted)
+            self.refused = ""
+        except Unavailable as error:
+            self.refused = str(error)
+        except Incompatible as error:
+            if error.code != "delta_position_gone":
+                raise Violation("a published version loads", f"{self.name}: {error}") from error
+            self.refused = str(error)
+
+    def _flip(self, held: Resident) -> None:
+        if self.served is not held:
+            self.world.say("%s serves %d.%d", self.name, held.version, held.revision)
+            self.served = held
+
+    def _forget_frozen(self, state: ControlState) -> None:
+        for version, held in list(self.residents.items()):
+            status = state.versions.get(version)
+            revived = status is not None and status.cause == Cause.REVIVE and status.revision > held.revision
+            if held is not self.served and (status is None or status.state not in SERVABLE or revived):
+                del self.residents[version]
+
+    def _load(self, wanted: VersionStatus) -> None:
+        """Parts, deltas up to the end that was read after the parts, flip. Others go on meanwhile."""
+        world = self.world
+        manifest = read_manifest(world.store, wanted)  # type: ignore[arg-type]
+        self._check_positions([seal.delta_position for seal in manifest.seals])
+        former = [v for v, held in self.residents.items() if held is not self.served and v != wanted.version]
+        if len(self.residents) >= SLOTS and former:
+            del self.residents[former[0]]
+        resident = Resident(wanted.version, wanted.revision, wanted.checkpoint_sha256, [], [], [])
+        for seal in manifest.seals:
+            resident.rows.append(self._read_parts(seal))
+            resident.positions.append(seal.delta_position)
+            resident.watermark.append(dict(seal.source_offsets))
+        world.point("loaded")
+        self._check_positions(resident.positions)
+        for shard in range(world.shards):
+            self._follow(resident, shard, world.topics[INDEX_DELTAS, shard].end)
+        self.residents[wanted.version] = resident
+        newest = self.log.refresh().current
+        if newest is not None and newest.version == wanted.version:
+            self._flip(resident)
+
+    def _check_positions(self, positions: list[int]) -> None:
+        for shard, position in enumerate(positions):
+            log = self.world.topics[INDEX_DELTAS, shard]
+            if not log.start <= position <= log.end:
+                raise Incompatible("delta_position_gone", f"index-deltas/{shard}: {position}, the log holds {log.start} to {log.end}")
+
+    def _read_parts(self, seal: Seal) -> dict[bytes, tuple[Order, bytes | None]]:
+        """The merged view, with the orders of what was deleted."""
+        rows = read_part_rows(self.world, seal)
+        self.world.point("reading parts")
+        return rows
+
+    # --- deltas ---------------------------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Every version in memory takes some of what is new, in whole records."""
+        for resident in list(self.residents.values()):
+            for shard in range(self.world.shards):
+                log = self.world.topics[INDEX_DELTAS, shard]
+                if resident.positions[shard] < log.start:
+                    resident.error = "delta_position_gone"
+                elif not resident.error:
+                    some = log.end if self.world.calm else min(log.end, resident.positions[shard] + self.world.random.randrange(1, 6))
+                    self._follow(resident, shard, some)
+
+    def _follow(self, resident: Resident, shard: int, end: int) -> None:
+        log = self.world.topics[INDEX_DELTAS, shard]
+        for record in log.records[resident.positions[shard] : end]:
+            if record.header.version == resident.version:
+                for key, value in record.changes:
+                    resident.apply(shard, key, value)
+            if record.header.version in (resident.version, WATERMARK_VERSION):
+                reached = dict(zip(SHARD_TOPICS, record.header.next_offsets, strict=True))
+                resident.watermark[shard] = advance_watermark(resident.watermark[shard], reached)
+        resident.positions[shard] = max(end, resident.positions[shard])
+
+
+def read_part_rows(world: World, seal: Seal) -> dict[bytes, tuple[Order, bytes | None]]:
+    """Increments over the full part, tombstones kept."""
+    rows: dict[bytes, tuple[Order, bytes | None]] = {}
+    for block in world.store.read_part(seal.full.directory):
+        for key, order, row in zip(block.keys, block.orders.tolist(), block.rows, strict=True):
+            rows[key] = order, row.tobytes()
+    for key, value in world.store.read_part(seal.incremental.directory):
+        rows[key] = read_increment(value)
+    return rows

@@ -1,0 +1,79 @@
+"""The index store in memory: what infra/index_store.py promises, and the points at which its user may die or be overtaken.
+
+Here: files and their times; parts as objects beside them (boundary.py says why). Not here: what is in the files.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from schemas.errors import Corrupted, Unavailable
+
+PART_FILE = "000001.sst"
+Point = Callable[[str], None]
+
+
+class MemoryStore:
+    """An index store. `point(what)` is called around every change; `now_ms` is the store's own clock."""
+
+    url = "memory"
+
+    def __init__(self, point: Point, now_ms: Callable[[], int]) -> None:
+        self.files: dict[str, bytes] = {}
+        self.modified: dict[str, int] = {}
+        self.parts: dict[str, list[Any]] = {}  # directory of a part or snapshot -> what its files hold
+        self._point, self._now_ms = point, now_ms
+
+    def put_exclusive(self, path: str, data: bytes) -> bool:
+        """Of several writers one gets True; a process may die before, or after without knowing."""
+        self._point(path)
+        if path in self.files:
+            return False
+        self.place(path, data)
+        self._point(path)
+        return True
+
+    def put_bytes(self, path: str, data: bytes) -> None:
+        if not self.put_exclusive(path, data) and self.files[path] != data:
+            raise Corrupted("file_exists", f"{path} exists with other bytes; a visible file never changes")
+
+    def place(self, path: str, data: bytes) -> None:
+        """The effect alone."""
+        self.files[path] = data
+        self.modified[path] = self._now_ms()
+
+    def get(self, path: str, bytes_max: int = 1 << 30) -> bytes:
+        data = self.files.get(path)
+        if data is None:
+            raise Unavailable("missing_file", path)
+        if len(data) > bytes_max:
+            raise Corrupted("file_too_large", f"{path} has more than {bytes_max} bytes")
+        return data
+
+    def put_part(self, directory: str, content: "list[Any]") -> None:
+        """A part, as one file."""
+        self.parts[directory] = content
+        self.place(f"{directory}/{PART_FILE}", b"")
+
+    def exists(self, path: str) -> bool:
+        return path in self.files
+
+    def list(self, prefix: str = "") -> list[str]:
+        return sorted(path for path in self.files if path.startswith(prefix))
+
+    def size_bytes(self, path: str) -> int:
+        return len(self.get(path))
+
+    def modified_ms(self, path: str) -> int:
+        self.get(path)
+        return self.modified[path]
+
+    def remove(self, path: str) -> None:
+        self.files.pop(path, None)
+        self.modified.pop(path, None)
+        self.parts.pop(path.removesuffix(f"/{PART_FILE}"), None)
+
+    def read_part(self, directory: str) -> "list[Any]":
+        """What a part holds; nothing for a part without rows."""
+        if directory and directory not in self.parts:
+            raise Unavailable("missing_file", directory)
+        return self.parts[directory] if directory else []

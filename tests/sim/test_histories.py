@@ -1,0 +1,46 @@
+"""Histories of the whole nearline half in which every process may die anywhere keep every invariant; a share of the campaign of 20,000."""
+
+import pytest
+
+from tests.sim.__main__ import find_violation
+from tests.sim.history import run_history
+
+SHARE, CAMPAIGN = 100, 20_000
+
+
+@pytest.mark.parametrize("start", range(0, 4 * SHARE, SHARE))
+def test_no_history_breaks_an_invariant(start: int) -> None:
+    found = find_violation(range(start, start + SHARE))
+    assert found is None, f"{found.violation}\nstep by step: {found.command}"
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_no_history_of_the_whole_campaign_breaks_an_invariant(request: pytest.FixtureRequest) -> None:
+    if "campaign" not in request.config.option.markexpr:
+        pytest.skip("a minute and more: run it with -m campaign")
+    found = find_violation(range(CAMPAIGN))
+    assert found is None, f"{found.violation}\nstep by step: {found.command}"
+
+
+def test_a_seed_is_one_history() -> None:
+    first, second = (run_history(11, traced=True) for _ in range(2))
+    assert first.lines == second.lines
+    assert first.lines != run_history(12, traced=True).lines
+
+
+def test_histories_hold_what_they_are_for() -> None:
+    """Deaths, power cuts, snapshots, revisions, roll-backs, unknowing former owners: a campaign that never meets them would prove little."""
+    lines = "\n".join(line for seed in range(1, 1000, 8) for line in run_history(seed, traced=True).lines)
+    met = (
+        "KILLED",
+        "loses power",
+        "restored from snapshot",
+        "does not know",
+        "revision=1",
+        "rollback",
+        "revive",
+        "now starts at",
+        "a builder of",
+    )
+    assert not [what for what in met if what not in lines]

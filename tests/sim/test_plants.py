@@ -1,0 +1,38 @@
+"""Every bug that is put into the shell on purpose is found by some history of a small budget, by an invariant that it breaks."""
+
+import pytest
+
+from tests.sim.__main__ import find_violation
+from tests.sim.plants import PLANTS
+
+BUDGET = 1_500  # histories
+
+# From the list of bugs that designs of this kind had.
+WANTED = {
+    "no_row_order",
+    "markers_dropped",
+    "seal_without_tombstones",
+    "delta_position_after_export",
+    "two_writers",
+    "offset_outside_the_batch",
+    "zero_not_committed",
+    "worker_side_cancel",
+    "check_then_rename",
+    "random_version_ids",
+    "build_before_building",
+    "seal_before_the_catalogue",
+    "export_from_the_live_shard",
+    "adopted_without_recompute",
+    "entry_created_before_written",
+}
+
+
+@pytest.mark.parametrize("plant", sorted(PLANTS))
+def test_a_planted_bug_is_found(plant: str) -> None:
+    found = find_violation(range(BUDGET), plant)
+    assert found is not None, f"{plant} ({PLANTS[plant].why}) was not found in {BUDGET} histories"
+    assert found.violation is not None and found.violation.invariant in PLANTS[plant].breaks, f"{found.violation}\n{found.command}"
+
+
+def test_every_bug_of_the_list_is_planted() -> None:
+    assert set(PLANTS) >= WANTED

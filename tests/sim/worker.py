@@ -1,0 +1,360 @@
+"""A worker process and the group that gives it shards: real shards, the real reconciler, the real builders' work.
+
+Here: `Worker`, its `Task`s (what streams/shard_task.py is without threads), its builders, and `Group`. Not here: what a batch or a plan does; the
+points at which a worker dies are in world.py.
+
+Simulated as the shell does it: an assignment opens the shard, commits its offsets, zeros too, and seeks there before the first batch; a batch may
+come again; the sender puts outbox entries into their topics in order, any prefix may be there when the process dies, and only what was acknowledged is
+removed. A worker that the group has given up (a pause longer than its session) goes on with its shards, seals and log entries until it notices.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from infra.control_log import ControlLog
+from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.index.control import ControlState, Entry
+from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.manifest import checkpoint_path
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from streams.build_jobs import BuildJob, Job, SealJob, SnapshotJob
+from streams.builder import build_full_part
+from streams.builder_pool import Ticket
+from streams.core.gaps import GapWatch
+from streams.publication import append_entry
+from streams.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.sealer import write_seal
+from streams.shard import Shard
+from streams.shard_start import LogRange, start_shard
+from streams.snapshot_keeper import SnapshotTimes
+from streams.store_keeper import KeepSettings
+from tests.sim.boundary import Boundary
+from tests.sim.disk import Disk
+from tests.sim.encoder import FINGERPRINT, SCHEMA, SimEncoders
+from tests.sim.world import Violation, World
+
+T = TypeVar("T")
+
+RESEAL_S = 100.0
+SNAPSHOT_S = 60.0
+GRACE_S, KEPT_VERSIONS = 80.0, 3
+OUTBOX_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    """A future that is done."""
+
+    value: T | None
+    error: Exception | None = None
+
+    def result(self, _: float | None = None) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+class Task:
+    """A shard in the hands of a worker: steps one after the other, the way of its records in and of its messages out."""
+
+    def __init__(self, worker: "Worker", shard: Shard, positions: Mapping[str, int]) -> None:
+        self.worker, self.shard, self.number = worker, shard, shard.number
+        self.thread = f"shard {shard.number}"
+        self.admitted = self.closed = False
+        self.positions = dict(positions)  # of the consumer
+        self.sent = self.acknowledged = -1
+        self.gaps = GapWatch()
+
+    def admit(self) -> None:
+        self.admitted = True
+
+    def submit(self, step: Callable[[Shard], T], /) -> Done[T]:
+        """A step between two batches; others may go first."""
+        world = self.worker.world
+        world.point("a step of a shard")
+        if self.closed:
+            raise Unavailable("shard_closed", "given away")
+        if world.is_busy(self.worker, self.thread):
+            return Done(None, Unavailable("shard_busy", "a batch runs"))
+        try:
+            return Done(step(self.shard))
+        except Exception as error:
+            return Done(None, error)
+
+    # --- records in -----------------------------------------------------------------------------------------------------------
+
+    def consume(self) -> None:
+        """A batch of one topic; some of it may have come before."""
+        world = self.worker.world
+        new = [topic for topic, at in self.positions.items() if at < world.topics[topic, self.number].end]
+        if not self.admitted or self.closed or not new:
+            return
+        topic = world.random.choice(new)
+        log, at = world.topics[topic, self.number], self.positions[topic]
+        if world.random.random() < 0.15:
+            at = max(log.start, at - world.random.randrange(1, 4))
+        self.apply(topic, at, min(log.end, at + world.random.randrange(1, 5)))
+
+    def consume_all(self) -> None:
+        """Everything that is there."""
+        for topic in SHARD_TOPICS:
+            if self.admitted and not self.closed:
+                self.apply(topic, self.positions[topic], self.worker.world.topics[topic, self.number].end)
+
+    def apply(self, topic: str, start: int, end: int) -> None:
+        """Records from start to before end."""
+        log = self.worker.world.topics[topic, self.number]
+        if start >= end:
+            return
+        self.worker.world.say("%s applies %s/%d %d to %d", self.worker.name, topic, self.number, start, end - 1)
+        self.positions[topic] = end
+        try:
+            self.shard.apply(log.records[start:end])
+            self.gaps.passed((topic, self.number))
+        except Incompatible as error:
+            if error.code != "offset_gap" or not self.gaps.seek_is_due((topic, self.number), [start]):
+                raise Violation("records follow without a hole", str(error)) from error
+            self.positions[topic] = self.shard.next_offsets[topic]
+        self.worker.world.committed[topic, self.number] = end
+        if self.worker.world.random.random() < 0.8:
+            self.send()
+
+    # --- messages out ---------------------------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """What is new in the outbox, in order."""
+        world = self.worker.world
+        for entry in self.shard.pending_outbox(OUTBOX_PAGE, after=self.sent):
+            world.point("sending")
+            assert entry.value is not None or entry.topic != INDEX_DELTAS
+            if entry.topic == INDEX_DELTAS:
+                world.send_delta(self.number, entry.value or b"")
+            else:
+                world.send_dead_letter(entry.headers)
+            self.sent = entry.sequence
+
+    def tick(self) -> None:
+        """A due watermark; what is acknowledged is removed."""
+        if self.closed:
+            return
+        if self.shard.write_watermark() or self.worker.world.calm or self.worker.world.random.random() < 0.5:
+            self.send()
+        acknowledged = self.sent if self.worker.world.calm else self.sent - self.worker.world.random.randrange(6)
+        if acknowledged > self.acknowledged:
+            self.acknowledged = acknowledged
+            self.shard.confirm_outbox(acknowledged)
+
+    def close(self) -> None:
+        """Given away."""
+        if not self.closed:
+            self.closed = True
+            self.shard.close()
+
+
+def plan_positions(stored: Mapping[str, int], committed: Mapping[str, int]) -> dict[str, int]:
+    """Where the consumer reads after an assignment: at the shard's own offsets, whatever the group had (streams/faust_shell.py)."""
+    return dict(stored)
+
+
+class Worker:
+    """A process that builds nearline. Its name is its host's name."""
+
+    def __init__(self, world: World, boundary: Boundary, name: str) -> None:
+        self.world, self.boundary, self.name = world, boundary, name
+        self.disk = boundary.disks[name] = Disk()
+        self.alive = False
+        self.report = StepReport()
+        self.start()
+
+    def start(self) -> None:
+        """The process starts; it owns nothing yet."""
+        self.alive = True
+        self.tasks: dict[int, Task] = {}
+        self.jobs: list[Ticket] = []
+        self.log = ControlLog(self.world.store)  # type: ignore[arg-type]
+        self.reconciler = Reconciler(
+            self.log,
+            self.world.store,  # type: ignore[arg-type]
+            self.world.clock,
+            ReconcileSettings(RESEAL_S, retry_s=0.0, snapshots=SnapshotTimes(SNAPSHOT_S, 30), keep=KeepSettings(KEPT_VERSIONS, GRACE_S)),
+            lambda: list(self.tasks.values()),
+            self,
+            self.world,
+            Path(self.name, "scratch"),
+            SimEncoders(),  # type: ignore[arg-type]
+            self.name,
+            self.world.note_event,
+        )
+
+    def die(self) -> None:
+        """Killed; sometimes the whole host loses its power."""
+        self.alive = False
+        power = self.world.random.random() < 0.4
+        self.world.say("%s dies%s", self.name, ", its host loses power" if power else "")
+        if power:
+            self.disk.lose_tails(lambda n: self.world.random.randrange(n + 1))
+
+    # --- shards ---------------------------------------------------------------------------------------------------------------
+
+    def open(self, number: int) -> None:
+        """The shard is assigned to this worker."""
+        world = self.world
+        logs = {topic: world.topics[topic, number] for topic in SHARD_TOPICS}
+        ranges = {topic: LogRange(log.start, log.end) for topic, log in logs.items()}
+        world.point("an assignment")
+        shard = start_shard(Path(self.name, "shards", f"{number:05d}"), number, world.init, world.clock, ranges, world.store)  # type: ignore[arg-type]
+        committed = {topic: world.committed.get((topic, number), log.start) for topic, log in logs.items()}
+        positions = plan_positions(shard.next_offsets, committed)
+        world.say("%s opens shard %d at %s, reads from %s", self.name, number, shard.next_offsets, positions)
+        self.tasks[number] = Task(self, shard, positions)
+
+    def close(self, number: int) -> None:
+        """The shard is given away."""
+        task = self.tasks.pop(number, None)
+        if task is not None:
+            self.world.say("%s closes shard %d", self.name, number)
+            task.close()
+
+    # --- versions --------------------------------------------------------------------------------------------------------------
+
+    def reconcile(self) -> None:
+        """A round of the real reconciler."""
+        try:
+            self.report = self.reconciler.step()
+        except AifError as error:
+            raise Violation("the control log reads", f"{self.name}: {error}") from error
+        if self.report.done or self.report.errors:
+            self.world.say("%s reconciled: %s %s", self.name, self.report.done, self.report.errors or "")
+
+    def submit(self, job: Job, /) -> Ticket:
+        """streams/builder_pool.py: the job is queued."""
+        self.jobs.append(Ticket(job))
+        return self.jobs[-1]
+
+    def build(self) -> None:
+        """A builder process does a job; it may die by itself."""
+        if not self.jobs:
+            return
+        ticket = self.jobs.pop(self.world.random.randrange(len(self.jobs)))
+        if not ticket.future.set_running_or_notify_cancel():
+            return
+        if not self.world.calm and self.world.random.random() < 0.05:
+            self.world.say("a builder of %s dies", self.name)
+            ticket.future.set_exception(Unavailable("builder_died", "killed"))
+            return
+        try:
+            result = run_job(self.world, self.boundary, ticket.job)
+        except Exception as error:
+            self.world.say("%s: %s", type(ticket.job).__name__, error)
+            ticket.future.set_exception(error)
+        else:
+            self.world.say("%s did %s", self.name, ticket.job)
+            ticket.future.set_result(result)
+
+    def decide_checkpoint(self) -> None:
+        """The agent of model-checkpoints, without the checks of the file (streams/agents/checkpoints.py)."""
+        offset, version = plan_checkpoint(self.world, self.log.refresh())
+        if offset < self.world.checkpoints.end:
+            record = self.world.checkpoints.records[offset]
+            self.world.note_want(offset)
+            sha256 = checkpoint_sha256(record)
+            self.world.store.put_bytes(checkpoint_path(sha256), record.encode())
+            entry = _decision(version, record, sha256, self.world.clock.now_ms(), self.name)
+            if append_entry(self.log, lambda s: entry if entry.version > s.newest_decided else None):
+                self.world.say("%s: %s %d", self.name, entry.kind, version)
+
+
+def plan_checkpoint(world: World, state: ControlState) -> tuple[int, int]:
+    """(offset of the next record to decide, the version that it makes): both follow from the log (B3)."""
+    return state.newest_decided + 1, state.newest_decided + 1
+
+
+def checkpoint_sha256(record: str) -> str:
+    """Stands for the sha256 of the file that the record names."""
+    return record.encode().hex().rjust(64, "0")[-64:]
+
+
+def _decision(version: int, record: str, sha256: str, now_ms: int, by: str) -> Entry:
+    if record.startswith("bad"):
+        return Entry(EntryKind.REJECT, now_ms, by, version, reason="bad: not finite")
+    cause = Cause.ADOPT if record.startswith("adopt") else Cause.CHECKPOINT
+    return Entry(
+        EntryKind.WANT,
+        now_ms,
+        by,
+        version,
+        cause=cause,
+        checkpoint_sha256=sha256,
+        model_id="sim",
+        feature_schema=SCHEMA.fingerprint,
+        encoder_fingerprint=FINGERPRINT,
+        label=f"replay-{version}" if cause is Cause.ADOPT else "",
+    )
+
+
+def run_job(world: World, boundary: Boundary, job: Job) -> Any:
+    """What streams/builder_process.py does with a job."""
+    if isinstance(job, SnapshotJob):
+        return boundary.write_snapshot(world.store, job)
+    encoder = SimEncoders().get(job.version, job.checkpoint_sha256)
+    if isinstance(job, BuildJob):
+        return build_full_part(world.store, encoder, job)  # type: ignore[arg-type]
+    assert isinstance(job, SealJob)
+    return write_seal(world.store, encoder, job)  # type: ignore[arg-type]
+
+
+class Group:
+    """The consumer group: which worker owns which shard."""
+
+    def __init__(self, world: World, workers: list[Worker]) -> None:
+        self.world, self.workers = world, workers
+        self.owner: dict[int, Worker] = {}
+
+    def rebalance(self) -> None:
+        """Gives one shard to a living worker. Its former owner closes it, or goes on without knowing."""
+        world = self.world
+        number, living = world.random.randrange(world.shards), [w for w in self.workers if w.alive]
+        if not living:
+            return
+        self.give(number, world.random.choice(living), knows=world.random.random() < 0.3)
+
+    def give(self, number: int, worker: Worker, knows: bool) -> None:
+        """`knows`: the former owner closes the shard first."""
+        former = self.owner.get(number)
+        if former is worker and number in worker.tasks and worker.alive:
+            return
+        if former is not None and former is not worker and former.alive:
+            if knows:
+                former.close(number)
+            elif number in former.tasks:
+                self.world.say("%s does not know that it lost shard %d", former.name, number)
+        worker.close(number)  # what it had from an earlier assignment
+        self.owner[number] = worker
+        self.world.run(worker, "assignment", lambda: worker.open(number))
+
+    def notice(self) -> None:
+        """Workers that lost a shard learn it."""
+        for worker in self.workers:
+            if worker.alive:
+                for number in [n for n in worker.tasks if self.owner.get(n) is not worker]:
+                    if not self.world.is_busy(worker, f"shard {number}"):
+                        worker.close(number)
+
+    def settle(self) -> None:
+        """Every worker lives, every shard has one owner who knows it."""
+        for worker in self.workers:
+            if not worker.alive:
+                worker.start()
+        self.notice()
+        for number in range(self.world.shards):
+            owner = self.owner.get(number) or self.workers[number % len(self.workers)]
+            if self.world.random.random() < 0.25:
+                owner = self.world.random.choice(self.workers)
+            self.give(number, owner, knows=True)
+
+
+def newest_state(world: World) -> ControlState:
+    """The fold of the whole log, read anew."""
+    return ControlLog(world.store).refresh()  # type: ignore[arg-type]

@@ -1,0 +1,299 @@
+"""Everything outside the processes: topics, clock, consumer group, chance, and the points at which a process dies or another one goes on.
+
+Here: `World`. A process of the simulation calls `point(what)` (through its disk, store and topics) before and after everything that others can see.
+There it may be killed (`Killed` unwinds it as an end of the process would), or another process makes a step first. So every order of steps
+of several processes that only meet in store and topics is possible, without threads, and one seed gives one history.
+
+A process is an object with a `name` and `die()`. A thread of it is a (name, what) pair; one that is in the middle of a step is not entered again.
+"""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from infra.control_log import ControlLog, ensure_init
+from infra.kafka.dead_letters import Headers, decode_dead_letter
+from infra.kafka.reader import SourceRecord
+from schemas.events import IndexEvent
+from schemas.ids import IdKind, encode_index_key, partition_of
+from schemas.index.control import Init
+from schemas.index.layout import RowLayout, decode_delta
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from tests.sim.encoder import LAYOUT
+from tests.sim.oracle import ShardOracle
+from tests.sim.store import MemoryStore
+
+Partition = tuple[str, int]
+DEPTH_MAX = 2  # a step inside a step
+
+
+class Violation(BaseException):
+    """An invariant does not hold. A BaseException: nothing in the system may take it for one of its errors."""
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+    def __init__(self, process: "Process") -> None:
+        super().__init__(process.name)
+        self.process = process
+
+
+class Process(Protocol):
+    """Something that may be killed."""
+
+    name: str
+
+    def die(self) -> None:
+        """What is in memory is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How likely things are at a point."""
+
+    kill: float = 0.015
+    overtake: float = 0.05
+    rare_kill: float = 0.05
+    rare_overtake: float = 0.3
+
+
+@dataclass
+class Clock:
+    """Time that moves only when it is told to."""
+
+    seconds: float = 1_000.0
+
+    def now_ms(self) -> int:
+        return int(self.seconds * 1000)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class Topic:
+    """One partition: records by offset, and the oldest that is still there."""
+
+    records: list[Any] = field(default_factory=list)
+    start: int = 0
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+
+class World:
+    """See the module. `say` is the trace of the history."""
+
+    def __init__(self, seed: int, shards: int, chances: Chances, traced: bool = False) -> None:
+        self.seed, self.random = seed, random.Random(seed)
+        self.chances, self.calm = chances, False
+        self.clock = Clock()
+        self.store = MemoryStore(self.store_point, self.clock.now_ms)
+        self.shards = shards
+        self.init = _init(shards)
+        self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
+        self.checkpoints = Topic()
+        self.dead_letters: set[tuple[str, int, int, int]] = set()  # topic, partition, offset, index
+        self.committed: dict[Partition, int] = {}  # offsets of the consumer group
+        self.oracles = [ShardOracle() for _ in range(shards)]
+        self.versions_seen: dict[bytes, int] = {}  # highest event version of an item so far
+        self.want_ends: dict[int, list[dict[str, int]]] = {}  # by version: ends of the topics of each shard when it was wanted
+        self.started: set[int] = set()  # versions that some shard has begun
+        self.steps: list[Callable[[], None]] = []  # what others may do at a point, as often as it is likely
+        self.data_steps: list[Callable[[], None]] = []  # of those, what moves data
+        self.log_steps: list[Callable[[], None]] = []  # of those, what writes the control log
+        self.lines: list[str] | None = [] if traced else None
+        self._stack: list[Process] = []
+        self._busy: set[tuple[str, str]] = set()
+        ensure_init(ControlLog(self.store), self.init, 0, "sim")
+
+    # --- steps and points ------------------------------------------------------------------------------------------------
+
+    def say(self, line: str, *values: object) -> None:
+        """One line of the history, made only when somebody reads it."""
+        if self.lines is not None:
+            self.lines.append("  " * (len(self._stack) - 1) + (line % values if values else line))
+
+    def run(self, process: Process, thread: str, step: Callable[[], None]) -> None:
+        """A step of a thread, if it is not in the middle of one. A killed process dies where its outermost step began."""
+        key = (process.name, thread)
+        if key in self._busy:
+            return
+        self._busy.add(key)
+        self._stack.append(process)
+        try:
+            step()
+        except Killed as killed:
+            if killed.process is not process or process in self._stack[:-1]:
+                raise
+            process.die()
+        finally:
+            self._stack.pop()
+            self._busy.discard(key)
+
+    def is_busy(self, process: Process, thread: str) -> bool:
+        """Whether the thread is in the middle of a step."""
+        return (process.name, thread) in self._busy
+
+    def is_busy_at_all(self) -> bool:
+        """Whether this is a step inside another one."""
+        return bool(self._stack)
+
+    def is_acting(self, process: Process) -> bool:
+        """Whether a step of the process is going on."""
+        return any(one is process for one in self._stack)
+
+    def point(self, what: str) -> None:
+        """Here others can see what this process did: it may be killed, or others may go first."""
+        self._pass(what, self.chances.kill, self.chances.overtake, self.steps)
+
+    def data_point(self, what: str) -> None:
+        """A point that is passed a few times in a history and decides much: it is likely that data moves here."""
+        self._pass(what, self.chances.rare_kill, self.chances.rare_overtake, self.data_steps)
+
+    def write_point(self, what: str) -> None:
+        """Around a write of a disk, whose owner does nothing else meanwhile."""
+        self._pass(what, self.chances.kill, 0.0, ())
+
+    def store_point(self, path: str) -> None:
+        """Around a change of the index store. It is likely that somebody else writes the same control entry."""
+        if path.startswith("control/"):
+            self._pass(path, self.chances.rare_kill, self.chances.rare_overtake, self.log_steps)
+        else:
+            self.point(path)
+
+    def _pass(self, what: str, kill: float, overtake: float, steps: Sequence[Callable[[], None]]) -> None:
+        if self.calm or not self._stack:
+            return
+        roll = self.random.random()
+        if roll < kill:
+            self.say("KILLED %s at %s", self._stack[-1].name, what)
+            raise Killed(self._stack[-1])
+        if roll < kill + overtake and len(self._stack) < DEPTH_MAX:
+            self.say("at %s:", what)
+            for _ in range(self.random.randrange(1, 6)):
+                self.random.choice(steps)()
+
+    def unique(self) -> str:
+        """A name that nobody else uses; its order says nothing."""
+        return f"{self.random.getrandbits(48):012x}"
+
+    # --- topics -------------------------------------------------------------------------------------------------------------
+
+    def ends(self, shard: int) -> dict[str, int]:
+        """Ends of the topics of a shard."""
+        return {topic: self.topics[topic, shard].end for topic in SHARD_TOPICS}
+
+    def publish_items(self) -> None:
+        """One record of one or two updates to item-features: news, repeats, overtaken ones, deletes, and what must be rejected."""
+        shard = self.random.randrange(self.shards)
+        log, ids = self.topics[ITEM_FEATURES, shard], _ids(self.shards, shard)
+        if self.random.random() < 0.06:
+            item = self.random.choice(ids)
+            self.oracles[shard].publish_features([(encode_index_key(item), None, None)])
+            record = SourceRecord(ITEM_FEATURES, shard, log.end, str(item).encode(), None, (), self.clock.now_ms())
+        else:
+            updates = [self._item_update(self.random.choice(ids)) for _ in range(self.random.choice((1, 1, 2)))]
+            self.oracles[shard].publish_features([oracle for oracle, _ in updates])
+            value = json.dumps({"schema": 1, "updates": [update for _, update in updates]}).encode()
+            record = SourceRecord(ITEM_FEATURES, shard, log.end, b"", value, (), self.clock.now_ms())
+        log.records.append(record)
+        self.say("item-features/%d @%d: %s %s", shard, record.offset, (record.key or b"").decode(), (record.value or b"(none)").decode())
+
+    def _item_update(self, item: int) -> tuple[tuple[bytes, int | None, Mapping[str, Any] | None] | None, dict[str, Any]]:
+        """(as the oracle is told, as it is sent)."""
+        key, roll = encode_index_key(item), self.random.random()
+        if roll < 0.05:
+            return None, {"op": "upsert", "item_id": item}
+        newest = self.versions_seen.get(key, 0)
+        version = newest + 1 if roll < 0.75 else max(0, newest - self.random.randrange(3))
+        self.versions_seen[key] = max(version, newest)
+        if self.random.random() < 0.22:
+            return (key, version, None), {"op": "delete", "item_id": item, "version": version}
+        features = self.random.choice(_FEATURES)
+        return (key, version, features), {"op": "upsert", "item_id": item, "version": version, "features": features}
+
+    def publish_embedding(self) -> None:
+        """One record to new-items."""
+        shard = self.random.randrange(self.shards)
+        log = self.topics[NEW_ITEMS, shard]
+        if self.random.random() < 0.05:
+            self.oracles[shard].publish_embeddings([None])
+            value = b'{"schema":1,"updates":[{}]}'
+        else:
+            item, values = self.random.choice(_ids(self.shards, shard)), [float(self.random.randrange(2)), 1.0]
+            self.oracles[shard].publish_embeddings([(encode_index_key(item), np.array(values, np.float32).tobytes())])
+            value = json.dumps({"schema": 1, "updates": [{"item_id": item, "embedding": values}]}).encode()
+        log.records.append(SourceRecord(NEW_ITEMS, shard, log.end, b"", value, (), self.clock.now_ms()))
+        self.say("new-items/%d @%d: %s", shard, log.end - 1, value.decode())
+
+    def publish_checkpoint(self, kind: str = "") -> None:
+        """One record to model-checkpoints; its offset is the version. Some are bad."""
+        kind = kind or ("bad" if self.random.random() < 0.1 else "checkpoint")
+        self.checkpoints.records.append(f"{kind} {self.checkpoints.end}")
+        self.say("model-checkpoints @%d: %s", self.checkpoints.end - 1, kind)
+
+    def note_event(self, event: IndexEvent) -> None:
+        """What reconcilers announce."""
+        if event.kind == "building":
+            self.started.add(event.version)
+
+    def note_want(self, version: int) -> None:
+        """Somebody is about to want a version: what is in the topics now must be in it (B7)."""
+        self.want_ends.setdefault(version, [self.ends(shard) for shard in range(self.shards)])
+
+    def send_delta(self, shard: int, value: bytes) -> None:
+        """The broker has taken a record of index-deltas. Kept decoded, because several readers follow."""
+        self.topics[INDEX_DELTAS, shard].records.append(decode_delta(_ANY_VERSION, value))
+
+    def send_dead_letter(self, headers: Headers) -> None:
+        """The broker has taken a dead letter."""
+        source = decode_dead_letter(headers)
+        self.dead_letters.add((source.topic, source.partition, source.offset, source.index))
+
+    def sources_end(self, shard: int) -> Mapping[str, int]:
+        """streams/log_ends.py `LogEnds`."""
+        return self.ends(shard)
+
+    def deltas_end(self, shard: int) -> int:
+        """streams/log_ends.py `LogEnds`."""
+        self.data_point("the end of index-deltas")
+        return self.topics[INDEX_DELTAS, shard].end
+
+
+class _Layouts(dict[int, RowLayout]):
+    """Every version has the same layout."""
+
+    def get(self, _: int, default: object = None) -> RowLayout:  # type: ignore[override]
+        return LAYOUT
+
+
+_ANY_VERSION = _Layouts()
+_FEATURES = (
+    {"brand": "x", "price": 1},
+    {"brand": "x", "price": 1.5},
+    {"brand": "y", "price": 1},
+    {"brand": "x", "price": 1, "stock": 2},
+)
+
+
+@cache
+def _ids(shards: int, shard: int) -> list[int]:
+    return [i for i in range(100) if partition_of(i, shards) == shard][:3]
+
+
+@cache
+def _init(shards: int) -> Init:
+    return Init(shards, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})

@@ -60,6 +60,10 @@ def query(
     seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
     top_k: Annotated[int, typer.Option(help="How many to show.")] = 10,
     deadline_ms: Annotated[int, typer.Option(help="Time the server may take.")] = 2_000,
+    trace: Annotated[bool, typer.Option("--trace", help="In two calls, as a merger does it, and draw where the time went.")] = False,
+    retrieval: Annotated[
+        str, typer.Option(help="With --trace: how long retrieval takes; fixed:MS, uniform:MS,MS, lognormal:MS,SIGMA.")
+    ] = "fixed:30",
     url: Url = None,
     store: Store = None,
     as_json: AsJson = False,
@@ -73,8 +77,15 @@ def query(
 
     settings = load_settings(ServerSettings, {"index": {"store": store}})
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
-    with client_of(settings.serve, url) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
-        answer = client.prerank(PrerankRequest(user_id=user, item_ids=candidates, top_k=top_k, deadline_ms=deadline_ms))
+    if trace:
+        from serving.merger.trace import trace_request
+
+        merged, lines = trace_request(settings, url, user, candidates, top_k, deadline_ms, retrieval)
+        say("\n".join(lines))
+        answer = merged.answer
+    else:
+        with client_of(settings.serve, url) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
+            answer = client.prerank(PrerankRequest(user_id=user, item_ids=candidates, top_k=top_k, deadline_ms=deadline_ms))
     if as_json:
         typer.echo(answer.model_dump_json())
     else:

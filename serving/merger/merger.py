@@ -1,0 +1,186 @@
+"""The merger of the paper's Figure 1: on a request's arrival call 1 leaves beside retrieval; the candidates follow in call 2, with call 1's token.
+
+    arrival ──┬── retrieval ─────────────── candidates ──┬── call 2 (rank) ── answer
+              └── call 1 (user half) ── version token ───┘
+
+Here: the two-call flow over any servers that speak schemas/requests.py, routing and failover. Not here: which server is whose (core/routing.py),
+retrieval (whatever is given; a stand-in is in retrieval.py), ranking.
+Invariants: call 2 leaves when there are candidates, never later: a call 1 that is late is the server's to wait for. A server lost between the two calls
+costs one recompute on the next one, and no error; a refusal is tried elsewhere once per server, within the deadline.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from pydantic import ValidationError
+
+from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.ids import Id, encode_wire_id, partition_of
+from schemas.requests import RankAnswer, UserAnswer
+from serving.client import decode_error
+from serving.core.routing import ServerLoad, plan_route
+from serving.core.timeline import Span
+
+_LOST_S = 1.0  # a server that did not answer is asked last for so long
+_MARGIN_MS = 50  # a server answers by the deadline; its answer still has to arrive
+
+Retrieve = Callable[[Id], Awaitable[Sequence[Id]]]
+Open = Callable[[str], httpx.AsyncClient]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """An answer, who gave it, how many servers were asked for it, and where the time went. `user_answer` None: call 1 gave none in time."""
+
+    answer: RankAnswer
+    server: str
+    attempts: int
+    spans: Sequence[Span]
+    user_answer: UserAnswer | None = None
+
+    @property
+    def took_ms(self) -> float:
+        """From arrival to answer."""
+        return max(span.end_ms for span in self.spans)
+
+
+@dataclass
+class _Server:
+    url: str
+    http: httpx.AsyncClient
+    in_flight: int = 0
+    lost_until_s: float = field(default=float("-inf"))
+
+
+def open_http(url: str) -> httpx.AsyncClient:
+    """A client without a token."""
+    return httpx.AsyncClient(base_url=url)
+
+
+class Merger:
+    """Ranks for users over some servers. `partitions` = M of the index. One event loop; close it, or use it with `async with`."""
+
+    def __init__(self, urls: Sequence[str], partitions: int, retrieve: Retrieve, open_client: Open = open_http) -> None:
+        self._servers = {url: _Server(url, open_client(url)) for url in urls}
+        self._partitions, self._retrieve = partitions, retrieve
+        self._calls: set[asyncio.Task[UserAnswer]] = set()
+
+    async def recommend(self, user: Id, top_k: int = 100, deadline_ms: int = 200, context: Mapping[str, Any] | None = None) -> Merged:
+        """The top-k of what retrieval finds. Raises the last error where no server answers, Unavailable (`deadline_passed`) in the end."""
+        request = _Request(user, uuid.uuid4().hex, time.perf_counter(), deadline_ms)
+        route = self.route(user)
+        first = asyncio.create_task(self._user_half(request, route[0]))
+        self._calls.add(first)
+        first.add_done_callback(self._forget)
+        item_ids = await self._retrieve(user)
+        request.note("retrieval", 0.0, f"{len(item_ids)} candidates")
+        user_answer = first.result() if first.done() and first.exception() is None else None
+        body = {"item_ids": [encode_wire_id(one) for one in item_ids], "top_k": top_k, "context": dict(context or {})}
+        if user_answer is not None:
+            body["version_token"] = user_answer.version_token
+        return await self._rank(request, route, body, user_answer)
+
+    def route(self, user: Id) -> list[str]:
+        """The servers in the order in which they are asked for a user."""
+        now_s = time.monotonic()
+        loads = [ServerLoad(server.url, now_s >= server.lost_until_s, server.in_flight) for server in self._servers.values()]
+        return plan_route(partition_of(user, self._partitions), loads)
+
+    async def _user_half(self, request: "_Request", url: str) -> UserAnswer:
+        """Call 1. What goes wrong here is made good by call 2."""
+        started_ms = request.took_ms()
+        answer = UserAnswer.model_validate(await self._post(request, url, "/v1/user", {}))
+        request.note("call 1", started_ms, f"{answer.behaviours} behaviours, version {answer.version_token}")
+        return answer
+
+    async def _rank(self, request: "_Request", route: Sequence[str], body: Mapping[str, Any], user_answer: UserAnswer | None) -> Merged:
+        """Call 2, on the next server where one is lost or refuses."""
+        error: AifError | None = None
+        for attempt, url in enumerate(route, 1):
+            started_ms = request.took_ms()
+            try:
+                raw = await self._post(request, url, "/v1/rank", body)
+                answer = RankAnswer.model_validate(raw)
+            except Unavailable as unavailable:
+                request.note("call 2", started_ms, f"{url}: {unavailable.code}")
+                error = unavailable
+                if unavailable.code == "deadline_passed":
+                    break
+                continue
+            except ValidationError as wrong:
+                raise Incompatible("bad_answer", f"{url} answered something else than a RankAnswer: {wrong}") from wrong
+            request.note("call 2", started_ms, f"{url}: user half {answer.rung}, {answer.took_ms:.1f} ms in the server")
+            return Merged(answer, url, attempt, tuple(request.spans), user_answer)
+        assert error is not None, "a merger has at least one server"
+        raise error
+
+    async def _post(self, request: "_Request", url: str, path: str, body: Mapping[str, Any]) -> Any:
+        """One call. Raises what the server says, Unavailable (`server_unreachable`) where it does not, `deadline_passed`."""
+        server, left_ms = self._servers[url], request.left_ms()
+        fields = {**body, "user_id": encode_wire_id(request.user), "request_id": request.request_id, "deadline_ms": left_ms}
+        server.in_flight += 1
+        try:
+            answer = await server.http.post(path, json=fields, timeout=(left_ms + _MARGIN_MS) / 1000)
+        except httpx.TimeoutException as error:
+            raise request.passed() from error
+        except httpx.TransportError as error:
+            server.lost_until_s = time.monotonic() + _LOST_S
+            raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); the next server is asked") from error
+        finally:
+            server.in_flight -= 1
+        server.lost_until_s = float("-inf")
+        if answer.status_code != 200:
+            raise decode_error(answer)
+        return answer.json()
+
+    def _forget(self, call: "asyncio.Task[UserAnswer]") -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # call 2 said what had to be said
+
+    async def close(self) -> None:
+        """Closes the connections; a call 1 that nobody needs any more is cancelled."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        for server in self._servers.values():
+            await server.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+
+@dataclass
+class _Request:
+    """One request's clock and the spans that are over."""
+
+    user: Id
+    request_id: str
+    arrived_s: float
+    deadline_ms: int
+    spans: list[Span] = field(default_factory=list)
+
+    def took_ms(self) -> float:
+        return (time.perf_counter() - self.arrived_s) * 1000
+
+    def left_ms(self) -> int:
+        left = int(self.deadline_ms - self.took_ms())
+        if left < 1:
+            raise self.passed()
+        return left
+
+    def passed(self) -> Unavailable:
+        return Unavailable("deadline_passed", f"no answer within {self.deadline_ms} ms; allow more, or retrieve faster", 0.0)
+
+    def note(self, name: str, started_ms: float, detail: str) -> None:
+        self.spans.append(Span(name, started_ms, self.took_ms(), detail))

@@ -1,0 +1,42 @@
+"""One request through the merger, and its time line for people: `aif query --trace`."""
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx
+
+from schemas.ids import Id
+from serving.core.timeline import draw_timeline
+from serving.merger.merger import Merged, Merger
+from serving.merger.retrieval import Retrieval, decode_latency
+from serving.settings import ServerSettings
+
+
+def trace_request(
+    settings: ServerSettings, url: str | None, user: str, candidates: Sequence[Id], top_k: int, deadline_ms: int, retrieval: str
+) -> tuple[Merged, list[str]]:
+    """The answer and the lines to show. `url`: one server, or several with commas. Raises what the merger does."""
+    serve = settings.serve
+    scheme = "http" if serve.tls_cert is None else "https"
+    urls = (url or f"{scheme}://{serve.host}:{serve.port}").split(",")
+    headers = {} if serve.token is None else {"authorization": f"Bearer {serve.token.get_secret_value()}"}
+    source = Retrieval(candidates, len(candidates), decode_latency(retrieval))
+
+    def open_client(base: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=base.rstrip("/"), headers=headers, verify=True if serve.tls_cert is None else str(serve.tls_cert))
+
+    async def run() -> Merged:
+        async with Merger(urls, settings.index.user_partitions, source.retrieve, open_client) as merger:
+            return await merger.recommend(user, top_k, deadline_ms)  # an id's partition is that of its text
+
+    merged = asyncio.run(run())
+    return merged, describe(merged)
+
+
+def describe(merged: Merged) -> list[str]:
+    """The time line, and what the second call did not have to wait for."""
+    spans = {span.name: span for span in merged.spans}
+    lines = draw_timeline(sorted(merged.spans, key=lambda span: span.start_ms))
+    first, retrieved = spans.get("call 1"), spans["retrieval"]
+    hidden_ms = 0.0 if first is None else min(first.end_ms, retrieved.end_ms) - first.start_ms
+    return [*lines, f"{merged.took_ms:.1f} ms in all; {max(0.0, hidden_ms):.1f} ms of the user half passed beside retrieval"]

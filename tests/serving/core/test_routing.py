@@ -1,0 +1,54 @@
+"""Routing: both calls of a user meet, a server that leaves moves only its own, load stays near the mean."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.core.routing import LOAD_BOUND, ServerLoad, plan_route, rank_servers
+
+URLS = [f"http://server-{i}:8100" for i in range(5)]
+servers = st.lists(st.sampled_from(URLS), min_size=1, max_size=5, unique=True)
+
+
+@given(st.integers(0, 4095), servers, st.randoms(use_true_random=False))
+def test_the_order_depends_on_the_servers_and_not_on_how_they_are_listed(partition: int, urls: list[str], rng: object) -> None:
+    shuffled = sorted(urls, key=lambda _: rng.random())  # type: ignore[attr-defined]
+    assert rank_servers(partition, urls) == rank_servers(partition, shuffled)
+    assert sorted(rank_servers(partition, urls)) == sorted(urls)
+
+
+@given(st.integers(0, 4095), servers)
+def test_a_server_that_leaves_moves_only_its_own_partitions(partition: int, urls: list[str]) -> None:
+    order = rank_servers(partition, urls)
+    for gone in urls[1:]:
+        assert rank_servers(partition, [url for url in urls if url != gone]) == [url for url in order if url != gone]
+
+
+def test_partitions_spread_evenly() -> None:
+    counts = Counter(rank_servers(partition, URLS)[0] for partition in range(5_000))
+    assert len(counts) == 5 and max(counts.values()) < 1.1 * 1_000
+
+
+def test_a_lost_server_is_tried_last_and_a_full_one_after_those_with_room() -> None:
+    first, second, *_ = rank_servers(7, URLS)
+
+    def route(**of_first: object) -> list[str]:
+        return plan_route(7, [ServerLoad(url, **(of_first if url == first else {})) for url in URLS])  # type: ignore[arg-type]
+
+    assert route()[:2] == [first, second]
+    assert route(healthy=False)[0] == second and route(healthy=False)[-1] == first
+    assert route(in_flight=40)[0] == second and route(in_flight=40)[-1] == first
+
+
+def test_if_all_are_lost_all_are_tried() -> None:
+    assert plan_route(7, [ServerLoad(url, healthy=False) for url in URLS]) == rank_servers(7, URLS)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=400))
+def test_no_server_ever_has_much_more_than_its_share_in_flight(partitions: list[int]) -> None:
+    loads = dict.fromkeys(URLS, 0)
+    for count, partition in enumerate(partitions, 1):
+        chosen = plan_route(partition, [ServerLoad(url, in_flight=load) for url, load in loads.items()])[0]
+        loads[chosen] += 1
+        assert loads[chosen] <= LOAD_BOUND * count / len(URLS) + 1

@@ -1,0 +1,213 @@
+"""The merger over real fronts: two calls in parallel with retrieval, one version, and servers that are lost, refuse or are slow."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from infra.kafka.reader import SourceRecord
+from infra.processes import wait_until
+from schemas.errors import RejectedInput, Unavailable
+from schemas.events import Behaviour, BehavioursRecord, encode_record
+from schemas.ids import Id, encode_kafka_key, partition_of
+from schemas.token import VersionToken
+from schemas.topics import USER_BEHAVIOURS
+from serving.core.admission import Costs
+from serving.engine.cpu import CpuScorer
+from serving.engine.loop import Engine, Resident
+from serving.engine.work import UserWork
+from serving.merger.merger import Merged, Merger
+from serving.merger.retrieval import Latency, Retrieval, decode_latency
+from serving.merger.trace import describe
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import make_version
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import Front, open_front
+
+M = 4
+Retrieve = Callable[[Id], Awaitable[Sequence[Id]]]
+
+
+def candidates(*ids: Id) -> Retrieve:
+    async def retrieve(_: Id) -> Sequence[Id]:
+        await asyncio.sleep(0.1)
+        return ids
+
+    return retrieve
+
+
+def ask(urls: Sequence[str], retrieve: Retrieve, user: Id = 1, **options: Any) -> Merged:
+    async def run() -> Merged:
+        async with Merger(urls, M, retrieve) as merger:
+            return await merger.recommend(user, **{"deadline_ms": 20_000, **options})
+
+    return asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition, 20, "what the test waits for")
+
+
+def tell(front: Front, user: int) -> None:
+    value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=1, time_ms=1)]))
+    front.store.fold_record(SourceRecord(USER_BEHAVIOURS, partition_of(user, M), 0, encode_kafka_key(user), value))
+
+
+@contextlib.contextmanager
+def open_real() -> Iterator[tuple[Any, list[Id]]]:
+    version, engine = make_version(SPECS["full"], 40), Engine()
+    engine.start()
+    scorer = CpuScorer(version.network, 1, version.tables)
+    engine.install(Resident(VersionToken(1, 0, "1" * 8), version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(30)
+    yield engine, version.ids[:20]
+    engine.close()
+
+
+@contextlib.contextmanager
+def open_fake() -> Iterator[tuple[Any, list[Id]]]:
+    yield FakeEngine(), list(range(20))
+
+
+@pytest.fixture(params=[open_fake, open_real], ids=["fake", "real"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Front, list[Id]]]:
+    with request.param() as (engine, known), open_front(engine) as front:
+        yield front, known
+
+
+def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tuple[Front, list[Id]]) -> None:
+    front, known = served
+    tell(front, 1)
+    merged = ask([front.url], candidates(*known), top_k=5)
+    assert merged.user_answer is not None and merged.user_answer.behaviours == 1
+    assert (merged.answer.rung, merged.answer.degraded, merged.attempts) == ("cached", [], 1)
+    assert merged.answer.version_token == merged.user_answer.version_token and merged.answer.request_id == merged.user_answer.request_id
+    assert len(merged.answer.items) == 5
+    spans = {span.name: span for span in merged.spans}
+    assert spans["call 1"].start_ms < spans["retrieval"].end_ms <= spans["call 2"].start_ms
+    lines = describe(merged)
+    assert len(lines) == 4 and "passed beside retrieval" in lines[-1]
+
+
+def test_a_version_that_flips_between_the_calls_changes_nothing_for_this_request() -> None:
+    engine = FakeEngine()
+    with open_front(engine) as front:
+        tell(front, 1)
+
+        async def flip(_: Id) -> Sequence[Id]:
+            await until(lambda: len(front.states) == 1)
+            await asyncio.sleep(0.05)  # its answer arrives
+            engine.previous, engine.current = engine.current, VersionToken(8, 0, "1" * 8)
+            return [1, 2]
+
+        merged = ask([front.url], flip)
+        assert (merged.answer.rung, merged.answer.version_token) == ("cached", "7.0-00000000")
+
+
+def test_a_server_lost_between_the_calls_costs_one_recompute_and_no_error() -> None:
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        stacks = {}
+        for stack in (first, second):
+            front = stack.enter_context(open_front(FakeEngine()))
+            tell(front, 1)
+            stacks[front.url] = (stack, front)
+
+        async def lose(_: Id) -> Sequence[Id]:
+            stack, front = stacks[route[0]]
+            await until(lambda: len(front.states) == 1)
+            await asyncio.to_thread(stack.close)
+            return [1, 2, 3]
+
+        async def run() -> tuple[Merged, list[str]]:
+            async with Merger(list(stacks), M, lose) as merger:
+                route.extend(merger.route(1))
+                return await merger.recommend(1, deadline_ms=20_000), merger.route(1)
+
+        route: list[str] = []
+        merged, after = asyncio.run(run())
+        assert (merged.server, merged.attempts, merged.answer.rung, merged.answer.degraded) == (route[1], 2, "inline", [])
+        assert after == route[::-1], "the lost one is asked last from now on"
+
+
+def test_a_server_that_refuses_is_passed_over_for_the_next() -> None:
+    with open_front(FakeEngine()) as one, open_front(FakeEngine()) as other:
+        fronts = {front.url: front for front in (one, other)}
+
+        async def run() -> tuple[Merged, str]:
+            async with Merger(list(fronts), M, candidates(1, 2)) as merger:
+                busy = merger.route(1)[0]
+                fronts[busy].paced.costs = Costs({("rank", 2): 1e6, ("user", 0): 1e6}, 1.0)
+                return await merger.recommend(1, deadline_ms=20_000), busy
+
+        merged, busy = asyncio.run(run())
+        assert merged.server != busy and merged.attempts == 2
+
+
+def test_a_call_one_that_fails_or_is_late_holds_nobody_up() -> None:
+    class NoCallOne(FakeEngine):
+        def submit_user(self, work: UserWork) -> "Future[Any]":
+            return Future()
+
+    with open_front(NoCallOne()) as front:
+        merged = ask([front.url], candidates(1, 2), deadline_ms=1_500)
+        assert merged.user_answer is None and len(merged.answer.items) == 2
+
+
+def test_when_nobody_answers_the_error_says_why() -> None:
+    with pytest.raises(Unavailable, match="does not answer"):
+        ask(["http://127.0.0.1:9", "http://127.0.0.1:10"], candidates(1))
+    with open_front(FakeEngine()) as front, pytest.raises(Unavailable, match="retrieve faster"):
+        ask([front.url], candidates(1), deadline_ms=50)
+
+
+def test_what_the_sender_did_wrong_is_not_tried_elsewhere() -> None:
+    with open_front(FakeEngine()) as one, open_front(FakeEngine()) as other, pytest.raises(RejectedInput):
+        ask([one.url, other.url], candidates())
+    assert sum(front.metrics.counter("requests").labels("/v1/rank", "422")._value.get() for front in (one, other)) == 1
+
+
+def test_a_rolling_restart_under_load_loses_nothing() -> None:
+    with contextlib.ExitStack() as rest:
+        stacks = [contextlib.ExitStack() for _ in range(3)]
+        urls = [stack.enter_context(open_front(FakeEngine())).url for stack in stacks]
+        for stack in stacks:
+            rest.push(stack)
+
+        async def load(merger: Merger, user: int) -> None:
+            while not stop.is_set():
+                merged = await merger.recommend(user, deadline_ms=20_000)
+                assert len(merged.answer.items) == 2
+                answered.append(merged.server)
+
+        async def run() -> None:
+            async with Merger(urls, M, candidates(1, 2)) as merger:
+                tasks = [asyncio.create_task(load(merger, user)) for user in range(6)]
+                for stack in stacks[:2]:
+                    await asyncio.sleep(0.3)
+                    await asyncio.to_thread(stack.close)
+                before = len(answered)
+                await until(lambda: len(answered) >= before + 10)
+                stop.set()
+                await asyncio.gather(*tasks)
+
+        stop, answered = asyncio.Event(), list[str]()
+        asyncio.run(run())
+        assert set(answered[-5:]) == {urls[2]}
+
+
+def test_the_stand_in_draws_latencies_and_candidates_as_told_and_again_the_same() -> None:
+    assert decode_latency("fixed:20").draw_ms(random.Random(0)) == 20
+    assert all(10 <= decode_latency("uniform:10,30").draw_ms(random.Random(seed)) <= 30 for seed in range(20))
+    median = sorted(decode_latency("lognormal:20,0.3").draw_ms(random.Random(seed)) for seed in range(401))[200]
+    assert 18 < median < 22
+    drawn = [asyncio.run(Retrieval(range(100), 7, Latency("fixed", 0), seed=3).retrieve(1)) for _ in range(2)]
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 7
+
+
+@pytest.mark.parametrize("text", ["", "fixed", "fixed:x", "fixed:1,2", "normal:1", "uniform:1", "fixed:-1", "fixed:nan"])
+def test_a_latency_that_is_none_is_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(RejectedInput, match="lognormal:MEDIAN_MS"):
+        decode_latency(text)

@@ -122,6 +122,11 @@ class Feature:
         """Row of this feature's embedding table; 0 if the value is missing."""
         return _bucket(value, self.buckets, self.salt) if isinstance(value, (int, str)) else 0
 
+    def buckets_of(self, values: Sequence[object]) -> list[int]:
+        """`bucket` of many values."""
+        buckets, salt = self.buckets, self.salt
+        return [_bucket(value, buckets, salt) if isinstance(value, (int, str)) else 0 for value in values]
+
     def number(self, value: object) -> float:
         """Transformed and scaled value, clipped to +-1e6; the default if missing, not a number, or not finite."""
         usable = isinstance(value, (int, float)) and math.isfinite(value)
@@ -132,10 +137,12 @@ class Feature:
 
     def numbers(self, values: Sequence[object]) -> np.ndarray:
         """`number` of many values: float64 [R], the same bits. A logarithm is taken one by one, because NumPy's may differ in the last bit."""
-        if len(values) < _COLUMN_ROWS_MIN or self.transform != Transform.NONE or not _PLAIN_NUMBERS.issuperset(map(type, values)):
+        if len(values) < _COLUMN_ROWS_MIN or not _PLAIN_NUMBERS.issuperset(map(type, values)):
             return np.array([self.number(value) for value in values], np.float64)
         x_R = np.array(values, np.float64)
         x_R[~np.isfinite(x_R)] = self.default
+        if self.transform == Transform.LOG1P:
+            x_R = np.copysign(list(map(math.log1p, np.abs(x_R).tolist())), x_R)
         return np.clip((x_R - self.mean) / self.scale, -NUMBER_MAX, NUMBER_MAX)
 
 
@@ -230,6 +237,21 @@ class FeatureSchema:
         """The bucket of the SIM category; 0 if missing."""
         return self.item(self.sim_category).bucket(raw.get(self.sim_category)) if self.sim_category else 0
 
+    def bids_of(self, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """`bid_of` of R records: float64 [R]."""
+        if self.bid is None:
+            return np.ones(len(records))
+        values = [r.get(self.bid) for r in records]
+        if len(values) < _COLUMN_ROWS_MIN or not _PLAIN_NUMBERS.issuperset(map(type, values)):
+            return np.array([self.bid_of(r) for r in records], np.float64)
+        x_R = np.array(values, np.float64)
+        return np.where(np.isfinite(x_R) & (x_R > 0), np.minimum(x_R, BID_MAX), self.item(self.bid).default)
+
+    def categories_of(self, records: Sequence[Mapping[str, Any]]) -> list[int]:
+        """`category_of` of R records."""
+        name = self.sim_category
+        return [0] * len(records) if name is None else self.item(name).buckets_of([r.get(name) for r in records])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the inverse of `decode_feature_schema`."""
         defaults = {f.name: f.default for f in dataclasses.fields(Feature)}
@@ -292,7 +314,7 @@ def encode_features(
     bags = np.zeros((rows, len(by_kind[Kind.BAG]), BAG_VALUES_MAX if by_kind[Kind.BAG] else 0), np.int64)
     embeddings = np.zeros((rows, sum(f.width for f in by_kind[Kind.EMBEDDING])), np.float32)
     for c, feature in enumerate(by_kind[Kind.CATEGORICAL]):
-        categorical[:, c] = [feature.bucket(r.get(feature.name)) for r in records]
+        categorical[:, c] = feature.buckets_of([r.get(feature.name) for r in records])
     for n, feature in enumerate(by_kind[Kind.NUMERIC]):
         numeric[:, n] = feature.numbers([r.get(feature.name) for r in records])
     for b, feature in enumerate(by_kind[Kind.BAG]):
@@ -332,7 +354,7 @@ def encode_realtime(schema: FeatureSchema, raw: Mapping[str, Any]) -> list[float
 def encode_realtime_rows(schema: FeatureSchema, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """`encode_realtime` of R records: float32 [R, Q], the same bits."""
     columns = [
-        f.numbers(values) if f.kind is Kind.NUMERIC else [float(f.bucket(value)) for value in values]
+        f.numbers(values) if f.kind is Kind.NUMERIC else f.buckets_of(values)
         for f in schema.realtime_features
         for values in ([r.get(f.name) for r in records],)
     ]

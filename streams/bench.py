@@ -36,6 +36,7 @@ from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builder import encode_blocks
 from streams.encoder import RowEncoder
+from streams.garbage import settle_garbage_collection
 from streams.shard import Shard, open_shard
 from streams.shard_reader import ShardReader, open_shard_reader
 
@@ -60,6 +61,7 @@ def measure_nearline(items: int, updates: int) -> Figures:
 
 def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None:
     torch.set_num_threads(1)  # as in a builder process
+    settle_garbage_collection()
     write_random_checkpoint(folder / "model.safetensors", catalogue)
     checkpoint = read_checkpoint(folder / "model.safetensors")
     began = tell("fill a shard")

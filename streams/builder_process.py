@@ -17,6 +17,7 @@ from schemas.errors import AifError
 from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
 from streams.builder import Progress, build_full_part
 from streams.encoder import EncoderCache
+from streams.garbage import settle_garbage_collection
 from streams.sealer import write_seal
 from streams.shard_snapshot import write_snapshot
 
@@ -66,6 +67,7 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
 def main() -> None:
     """Entry point of the process."""
     torch.set_num_threads(1)
+    settle_garbage_collection()
     serve_jobs(Connection(int(sys.argv[1])), open_index_store(sys.argv[2]))
 
 

@@ -97,8 +97,8 @@ class RowEncoder:
     def _fill_plain(self, rows: np.ndarray, raw_features: Sequence[Raw]) -> None:
         """The columns that need no network."""
         schema = self._schema
-        rows["category"] = [schema.category_of(raw) for raw in raw_features]
-        rows["bid"] = [schema.bid_of(raw) for raw in raw_features]
+        rows["category"] = schema.categories_of(raw_features)
+        rows["bid"] = schema.bids_of(raw_features)
         if schema.realtime_features:
             rows["realtime"] = encode_realtime_rows(schema, raw_features).reshape(rows["realtime"].shape)
 

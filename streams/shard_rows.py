@@ -20,6 +20,7 @@ from streams.core.item_state import encode_orders, order_of
 from streams.core.stale import Dependencies, Stale
 
 # Work skipped and done, by cause; counted for people, not part of any invariant.
+_VECTOR, _SIGNATURE = int(Stale.VECTOR), int(Stale.SIGNATURE)  # operators of flags cost more than the rest of the plan
 ENCODED, REWRITTEN, REMOVED = "rows_encoded", "rows_rewritten", "rows_removed"
 SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "skipped_identical", "skipped_no_features"
 
@@ -72,7 +73,7 @@ def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: S
         stale = item.stale(dependencies)
         if stale is Stale.NOTHING:
             result.work[SKIPPED_IDENTICAL] += 1
-        elif stale & Stale.VECTOR:
+        elif int(stale) & _VECTOR:
             to_encode.append(item)
         else:
             to_rewrite.append((item, stale))
@@ -105,7 +106,7 @@ def _rewrite(encoder: RowEncoder, items: Sequence[tuple[ItemChange, Stale]], old
             old_rows.append(row)
     if kept:
         changed = [item for item, _ in kept]
-        signature_stale = np.array([bool(stale & Stale.SIGNATURE) for _, stale in kept])
+        signature_stale = np.array([bool(int(stale) & _SIGNATURE) for _, stale in kept])
         rows = encoder.rewrite(np.array(old_rows, encoder.layout.dtype), *_inputs(changed), signature_stale)
         _add(changed, rows, result)
         result.work[REWRITTEN] += len(kept)

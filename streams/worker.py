@@ -31,6 +31,7 @@ from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
 from streams.agents.item_features import handle_item_features
 from streams.agents.new_items import handle_new_items
 from streams.faust_shell import ShellApp, add_agent, make_app, stop_process
+from streams.garbage import settle_garbage_collection
 from streams.outbox_sender import OutboxSender
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
@@ -190,6 +191,7 @@ class Worker:
         self.metrics.show_states(status.state for status in state.versions.values())
         if self.owned.assigned and not self._ready and all(task.admitted for task in self.owned.tasks):
             self._ready = True
+            settle_garbage_collection()
             self._say_ready(state)
 
     def _say_ready(self, state: ControlState) -> None:

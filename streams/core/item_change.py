@@ -6,7 +6,6 @@ Invariant: `stale` and `is_tombstone` look at every step, never only at the firs
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ class ItemChange:
                 stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
         return stale
 
-    @cached_property
+    @property
     def raw_features(self) -> Mapping[str, Any]:
         """The features of a live item; to be asked when the batch is folded."""
         assert self.features is not None and not self.features.dead

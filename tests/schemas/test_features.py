@@ -116,3 +116,14 @@ def test_vectors_given_as_an_array_are_read_as_those_in_the_records() -> None:
     given_apart = encode_features([feature], [{}, {}, {}], {"x": rows})
     in_records = encode_features([feature], [{"x": rows[0]}, {}, {"x": rows[2]}])
     assert given_apart.embeddings_RE.tobytes() == in_records.embeddings_RE.tobytes()
+
+
+@given(st.lists(ANY_VALUE | st.floats(-1e13, 1e13) | st.integers(-9, 9), min_size=8, max_size=20))
+def test_columns_of_bids_and_categories_are_those_of_the_items_one_by_one(values: list[object]) -> None:
+    schema = small_schema()
+    assert schema.bid is not None and schema.sim_category is not None
+    plain = [v for v in values if type(v) in (int, float)]
+    for some in (values, plain):
+        records = [{schema.bid: value, schema.sim_category: value} for value in some]
+        assert schema.bids_of(records).tobytes() == np.array([schema.bid_of(r) for r in records], np.float64).tobytes()
+        assert schema.categories_of(records) == [schema.category_of(r) for r in records]

@@ -53,6 +53,7 @@ NO_SIGNATURES = np.zeros((0, 1), np.uint8)
 RANK_PARTS = [
     "serving.bench:measure_engine",
     "serving.bench_protocols:measure_protocols",
+    "serving.bench_peers:measure_peers",
     "serving.bench:measure_lengths",
     "serving.bench:measure_pairs",
     "serving.bench:measure_parity",

@@ -22,10 +22,11 @@ from streams.shard_reader import ShardReader
 
 
 class BaseRows:
-    """Rows by key, asked for in ascending runs of keys. `reused` counts rows that were taken over."""
+    """Rows by key, asked for in ascending runs of keys. `reused` counts rows that were taken over. None: there is nothing to take."""
 
-    def __init__(self, blocks: Iterable[RowBlock] = ()) -> None:
-        self._blocks: Iterator[RowBlock] = (block for block in blocks if len(block) > 0)
+    def __init__(self, blocks: Iterable[RowBlock] | None = None) -> None:
+        self.is_empty = blocks is None
+        self._blocks: Iterator[RowBlock] = (block for block in blocks or () if len(block) > 0)
         self._held: dict[bytes, tuple[RowBlock, int]] = {}
         self._last = b""
         self.reused = 0

@@ -12,7 +12,7 @@ The folder is one process's own and may vanish at any time: that costs only time
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,11 @@ class BuildSlices:
         """Rows of all finished slices."""
         return sum(s.rows for s in self.slices)
 
-    def add(self, blocks: Iterable[RowBlock], source_offsets: Mapping[str, int], reused: int) -> None:
-        """Writes the next slice: rows of the items from `next_key` on, at least one."""
+    def add(self, blocks: Iterable[RowBlock], source_offsets: Mapping[str, int], count_reused: Callable[[], int]) -> None:
+        """Writes the next slice: rows of the items from `next_key` on, at least one. `count_reused` is asked when all have been read."""
         place = self._path(len(self.slices), "sst")
         rows, last_key = write_full_slice(place, blocks, self._layout)
+        reused = count_reused()
         said = {"build": self._build, "last_key": last_key.hex(), "rows": rows, "reused": reused, "sha256": sha256_of_file(place)}
         write_file_durably(self._path(len(self.slices), "json"), json.dumps({**said, "source_offsets": dict(source_offsets)}).encode())
         self.slices.append(Slice(last_key, rows, reused, dict(source_offsets)))

@@ -47,10 +47,11 @@ def _build_in_slices(
 ) -> BuildResult:
     slices = BuildSlices(Path(job.slices_directory), job, encoder.layout)
     items = iter(reader.scan_items(slices.next_key))
-    while taken := list(itertools.islice(items, SLICE_ITEMS)):
+    while (first := next(items, None)) is not None:
+        run = itertools.chain((first,), itertools.islice(items, SLICE_ITEMS - 1))
         done, reused = slices.rows, base.reused
-        blocks = list(encode_blocks(encoder, taken, job.slice_rows, lambda rows, done=done: progress(done + rows), base))  # type: ignore[misc]
-        slices.add(blocks, reader.next_offsets, base.reused - reused)
+        blocks = encode_blocks(encoder, run, job.slice_rows, lambda rows, done=done: progress(done + rows), base)  # type: ignore[misc]
+        slices.add(blocks, reader.next_offsets, lambda reused=reused: base.reused - reused)  # type: ignore[misc]
     return slices.finish(store, reader.next_offsets)
 
 
@@ -86,7 +87,7 @@ def encode_blocks(
 
 def _encode_slice(encoder: Encoder, items: Sequence[StoredItem], orders_R: np.ndarray, base: BaseRows | None) -> np.ndarray:
     """Rows of some items; those that the base has are not computed."""
-    if base is None:
+    if base is None or base.is_empty:
         return encoder.encode([i.raw_features for i in items], [i.embedding for i in items])
     rows_R = np.zeros(len(items), encoder.layout.dtype)
     missing = np.flatnonzero(~base.take([i.key for i in items], orders_R["input_hash"], rows_R))

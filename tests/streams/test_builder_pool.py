@@ -1,7 +1,9 @@
 """Builder processes: they do the work, outlive a version, and never outlive their parent."""
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,9 +42,12 @@ def pool(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bui
 
 
 def job(world: World, **changes: object) -> BuildJob:
+    """A job with a checkpoint directory of its own, as every job has: opening one rewrites a file in it."""
     encoder = encoder_of(4)
+    own = Path(tempfile.mkdtemp(dir=world.folder)) / "checkpoint"
+    shutil.copytree(world.folder / "checkpoint", own)
     fields = {"checkpoint_sha256": encoder.checkpoint_sha256, "encoder_fingerprint": encoder.fingerprint} | changes
-    return BuildJob(4, 0, checkpoint_directory=str(world.folder / "checkpoint"), **fields)  # type: ignore[arg-type]
+    return BuildJob(4, 0, checkpoint_directory=str(own), **fields)  # type: ignore[arg-type]
 
 
 def digest_of(world: World, result: BuildResult) -> tuple[str, str]:

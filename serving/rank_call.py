@@ -5,7 +5,7 @@ Version: the token's if it is resident, else the current one with `version_chang
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,8 +61,17 @@ class Ranked:
 class RankCall:
     """POST /v1/rank and POST /v1/prerank, and the inferences of the Open Inference Protocol."""
 
-    def __init__(self, engine: PacedEngine, users: Users, candidates_max: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        engine: PacedEngine,
+        users: Users,
+        candidates_max: int,
+        metrics: Metrics,
+        sample: Callable[[RankWork, RankResult], None] = lambda work, result: None,
+    ) -> None:
+        """`sample` is offered every answer, with the work it came from."""
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
+        self._sample = sample
         self._rungs = UserRungs(engine, users)
 
     async def answer(self, request: Request, deadline: Deadline) -> RankAnswer:
@@ -101,6 +110,7 @@ class RankCall:
         finally:
             half.end()
         self._keep(plan, half, result)
+        self._sample(plan.work(half), result)
         return result, half.rung
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:

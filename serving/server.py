@@ -34,6 +34,7 @@ from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
 from serving.listener import Listener, Tls, read_tls
 from serving.paced_engine import PacedEngine
+from serving.parity_sampler import ParitySampler
 from serving.rank_call import RankCall
 from serving.settings import ServerSettings
 from serving.state_pool import StatePool
@@ -65,6 +66,7 @@ class RankingServer:
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.known: Users | None = None
+        self.parity = ParitySampler(self.engine, self.metrics, settings.engine.parity_share, settings.engine.parity_every_s)
         self.users: UserFollower | None = None
         self.draining = False
         self._flips_counted = 0
@@ -151,7 +153,7 @@ class RankingServer:
         users = self.known = Users(store, self.pool, id_kind, self.metrics)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()
-        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics)
+        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self.parity.offer)
         self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
 
@@ -187,7 +189,7 @@ class RankingServer:
                 await self.listener.close()
         if self._engine_start is not None:
             await asyncio.wait({self._engine_start})
-        for close in (self.versions.close, *((self.users.close,) if self.users else ()), self.engine.close):
+        for close in (self.versions.close, *((self.users.close,) if self.users else ()), self.parity.close, self.engine.close):
             await asyncio.to_thread(close)
         logger.info("stopped", in_work=self.front.intake.in_work, drained=time.monotonic() < end)
 

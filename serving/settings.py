@@ -39,6 +39,8 @@ class EngineSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     slot_bytes: int = Field(0, ge=0)  # of each of the two slots; 0: 1.5 times the first version
     poll_s: float = Field(0.2, gt=0, le=60)  # between two looks at the control log
+    parity_share: float = Field(0.001, ge=0, le=1)  # of the answers that the reference computes again beside the engine; 0: none
+    parity_every_s: float = Field(10.0, ge=0)  # at most one in so long: the reference is slow and takes a core
 
 
 class ServerSettings(ProcessSettings):

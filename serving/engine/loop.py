@@ -185,6 +185,10 @@ class Engine:
                 self._wake.notify_all()
         return future
 
+    def find_resident(self, version: int) -> Resident | None:
+        """A version's resident, for a call that `run` brings to this thread. REQUIRES: the engine's thread."""
+        return self._find(version)
+
     def offer_changes(self, portion: Portion) -> bool:
         """Queues a portion; waits while the queue is full. False once the version is not resident."""
         with self._wake:

@@ -1,0 +1,136 @@
+"""A share of the answers is computed again by the reference network in fp64, beside the engine: what serving's fast forms lose, as metrics.
+
+    parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
+    parity_samples          checked | moved | busy | failed
+
+Here: choosing, copying the rows in the engine's own turn, the reference in a thread of its own (one at a time). Not here: the comparison
+(core/parity_figures.py), the audit of recorded answers from files, which sees all of the path (parity.py).
+Rows that a delta changed between the answer and the copy would compare two states of the world: then the watermarks differ and the sample is dropped
+as "moved". The user half is the request's own state: rows of its behaviours at call 1 (protocol D1).
+Reference: `AifNetwork.joint_logits`, in blocks of candidates so that its memory is bounded whatever the history.
+
+Arrays: C known candidates.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from infra.metrics import Metrics
+from schemas.ids import Id
+from schemas.model.inputs import map_tensors
+from schemas.model.network import AifNetwork
+from serving.core.parity_figures import ParityFigures, compare_answer
+from serving.engine.candidates import find_candidates
+from serving.engine.loop import Engine, Resident
+from serving.engine.user_state import EngineUserState
+from serving.engine.work import RankResult, RankWork
+from serving.parity import InFloat64, candidate_rows
+
+_PAIRS_MAX = 2_000_000  # behaviours times candidates of one block of the reference
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What the reference needs, no longer in the slot; None where the rows have moved on."""
+
+    network: AifNetwork
+    ids: Sequence[Id]
+    rows_C: np.ndarray
+
+
+class ParitySampler:
+    """`share` of the answers, never more than one in `every_s`. Made and offered to in the event loop; close it before the engine."""
+
+    def __init__(
+        self, engine: Engine, metrics: Metrics, share: float, every_s: float, seed: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._metrics, self._share, self._every_s, self._clock = engine, metrics, share, every_s, clock
+        self._rng = random.Random(seed)
+        self._next_s = float("-inf")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="parity")
+        self._running: Future[None] | None = None
+        self._worst = ParityFigures(0.0, 1.0)
+
+    def offer(self, work: RankWork, result: RankResult) -> None:
+        """An answer that was given. Returns at once."""
+        if self._share == 0.0 or self._rng.random() >= self._share or self._clock() < self._next_s:
+            return
+        if not isinstance(result.state, EngineUserState) or (self._running is not None and not self._running.done()):
+            self._count("busy")
+            return
+        self._next_s = self._clock() + self._every_s
+        copied = self._engine.run(lambda: self._copy(work, result))
+        self._running = self._executor.submit(self._check, copied, work, result)
+
+    def close(self) -> None:
+        """Waits for the sample that is being computed."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def _copy(self, work: RankWork, result: RankResult) -> _Copied | None:
+        """In the engine's turn."""
+        resident = self._engine.find_resident(result.token.version)
+        if resident is None or resident.token != result.token or resident.watermark != result.watermark:
+            return None
+        found = find_candidates(resident.tables, work.item_ids)
+        ids = found.ids_K.tolist() if isinstance(found.ids_K, np.ndarray) else found.ids_K
+        return _Copied(_network_of(resident), ids, _copy_rows(resident, found.slots_K))
+
+    def _check(self, copied: "Future[_Copied | None]", work: RankWork, result: RankResult) -> None:
+        try:
+            rows = copied.result()
+            if rows is None:
+                self._count("moved")
+                return
+            figures = _compare(rows, work.context, result)
+        except Exception as error:  # a check that fails must not be silent, nor hurt anybody
+            self._count("failed")
+            logger.warning("parity_sample_failed", error=repr(error))
+            return
+        self._count("checked")
+        self._worst = ParityFigures(max(self._worst.difference_max, figures.difference_max), min(self._worst.overlap, figures.overlap))
+        self._metrics.gauge("parity_difference_max").set(self._worst.difference_max)
+        self._metrics.gauge("parity_overlap_min").set(self._worst.overlap)
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.counter("parity_samples").labels(outcome).inc()
+
+
+def _network_of(resident: Resident) -> AifNetwork:
+    network: AifNetwork = resident.scorer.network  # type: ignore[attr-defined]
+    return network
+
+
+def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
+    rows_C = np.zeros(len(slots_C), resident.tables.layout.dtype)
+    for name, column in resident.tables.columns.items():
+        rows_C[name] = column[slots_C].reshape(rows_C[name].shape)
+    return rows_C
+
+
+@torch.inference_mode()
+def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
+    network, state = copied.network, result.state
+    assert isinstance(state, EngineUserState)
+    device = next(network.parameters()).device
+    block = max(1, _PAIRS_MAX // max(1, state.tensors.simtier_BSW.shape[1]))
+    scores, probabilities = [], []
+    for at in range(0, len(copied.ids), block):
+        rows = map_tensors(candidate_rows(network.spec, copied.rows_C[at : at + block], context), lambda t: t.to(device))
+        with InFloat64():
+            score_BC, probability_BCT = network.scores(network.joint_logits(state.tensors, rows), rows.bid_BC)
+        scores.append(score_BC[0].cpu().numpy())
+        probabilities.append(probability_BCT[0].cpu().numpy())
+    if not scores:
+        return ParityFigures(0.0, 1.0)
+    place = {one: at for at, one in enumerate(copied.ids)}
+    return compare_answer(place, np.concatenate(scores), np.concatenate(probabilities), result.ids, result.probabilities_AT)

@@ -6,13 +6,11 @@ A directory's path begins with the name of the host whose disk it is on.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import schemas.index.control
 import streams.base_rows
 import streams.builder
 import streams.running_jobs
@@ -22,7 +20,7 @@ import streams.shard_start
 from infra.clock import Clock
 from infra.index_parts import full_part_path, incremental_part_path, is_tombstone
 from schemas.errors import Corrupted, Unavailable
-from schemas.index.control import Init, decode_entry
+from schemas.index.control import Init
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
@@ -30,10 +28,10 @@ from streams.build_jobs import SnapshotJob
 from streams.shard import COLUMN_FAMILIES, Shard
 from streams.shard_reader import ShardReader
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database
+from tests.sim.haste import shortcuts
 from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
-_decode_entry = functools.cache(decode_entry)  # every process reads every entry
 _FILE = (PartFile("000001.sst", 1, "0" * 64),)  # a part with rows has files
 
 
@@ -123,7 +121,6 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     unique: Callable[[], str] = boundary.world.unique
     removal = SimpleNamespace(rmtree=boundary.remove)
     return [
-        (schemas.index.control, "decode_entry", _decode_entry),
         (streams.base_rows, "read_full_part", boundary.read_full_part),
         (streams.base_rows, "read_incremental_part", boundary.read_incremental_part),
         (streams.base_rows, "verify_part", boundary.verify_part),
@@ -162,5 +159,5 @@ def replaced(replacements: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
 def simulated(world: World, disks: dict[str, Disk]) -> Iterator[Boundary]:
     """See the module."""
     boundary = Boundary(world, disks)
-    with replaced(_replacements(boundary)):
+    with replaced(_replacements(boundary) + shortcuts()):
         yield boundary

@@ -136,7 +136,7 @@ class History:
         self.group.settle()
         if world.seed % 8 == 1:
             self._grow_old()
-        for _ in range(world.random.randrange(5, 10)):
+        for _ in range(world.random.randrange(4, 9)):
             world.clock.seconds += 0.07
             steps = [
                 self.consume,
@@ -285,7 +285,8 @@ class History:
         self.world.clock.seconds += 0.2
         for worker in self.workers:
             worker.decide_checkpoint()
-            worker.reconcile()
+            if worker.tasks or worker.report.errors:
+                worker.reconcile()
             while worker.jobs:
                 worker.build()
             for task in worker.tasks.values():

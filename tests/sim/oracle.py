@@ -117,7 +117,12 @@ class ShardOracle:
 
 
 def _canonical(features: Mapping[str, Any] | None) -> str:
-    return "" if features is None else json.dumps(features, sort_keys=True, separators=(",", ":"))
+    return "" if features is None else _encode(tuple(features.items()))
+
+
+@cache
+def _encode(features: tuple[tuple[str, Any], ...]) -> str:
+    return json.dumps(dict(features), sort_keys=True, separators=(",", ":"))
 
 
 @cache

@@ -33,7 +33,8 @@ def read_increment(value: bytes) -> tuple[Order, bytes | None]:
 
 @dataclass
 class Resident:
-    """A version in memory. By shard: rows by index key, the position in index-deltas, the source offsets that the rows hold at least."""
+    """A version in memory. By shard: rows by index key, the position in index-deltas, the source offsets that the rows hold at least, the highest
+    that any record of the shard named."""
 
     version: int
     revision: int
@@ -41,7 +42,10 @@ class Resident:
     rows: list[dict[bytes, tuple[Order, bytes | None]]]
     positions: list[int]
     watermark: list[dict[str, int]]
+    seen: list[dict[str, int]]
+    loaded: list[frozenset[bytes]]  # keys in its parts, for the checks
     error: str = ""
+    was_frozen: bool = False  # noted by the checks
 
     def apply(self, shard: int, key: bytes, value: bytes) -> None:
         """One change, by the row-order rule."""
@@ -51,10 +55,11 @@ class Resident:
             self.rows[shard][key] = order, row
 
 
-def advance_watermark(watermark: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
-    """What the rows hold at least, after a record of a shard that is at `reached`. Only as a whole: a shard that was set back may be further in
-    one topic and not yet as far in the other, and a row of it that would go back in one component is refused with both."""
-    return reached if all(reached[topic] >= offset for topic, offset in watermark.items()) else watermark
+def advance_watermark(watermark: dict[str, int], seen: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
+    """What the rows hold at least, after a record of a shard that is at `reached`; `seen` = the highest offset of each topic in any record, this one
+    included. Only as a whole: a shard that was set back may be further in one topic and not yet as far in the other, and a row of it that
+    would go back in one component is refused with both."""
+    return reached if reached == seen else watermark
 
 
 def may_replace(incoming: Order, current: Order) -> bool:
@@ -127,11 +132,13 @@ class Server:
         former = [v for v, held in self.residents.items() if held is not self.served and v != wanted.version]
         if len(self.residents) >= SLOTS and former:
             del self.residents[former[0]]
-        resident = Resident(wanted.version, wanted.revision, wanted.checkpoint_sha256, [], [], [])
+        resident = Resident(wanted.version, wanted.revision, wanted.checkpoint_sha256, [], [], [], [], [])
         for seal in manifest.seals:
             resident.rows.append(self._read_parts(seal))
             resident.positions.append(seal.delta_position)
             resident.watermark.append(dict(seal.source_offsets))
+            resident.seen.append(dict(seal.source_offsets))
+            resident.loaded.append(frozenset(resident.rows[-1]))
         world.point("loaded")
         self._check_positions(resident.positions)
         for shard in range(world.shards):
@@ -174,7 +181,9 @@ class Server:
                     resident.apply(shard, key, value)
             if record.header.version in (resident.version, WATERMARK_VERSION):
                 reached = dict(zip(SHARD_TOPICS, record.header.next_offsets, strict=True))
-                resident.watermark[shard] = advance_watermark(resident.watermark[shard], reached)
+                seen = resident.seen[shard]
+                seen.update({topic: max(offset, seen[topic]) for topic, offset in reached.items()})
+                resident.watermark[shard] = advance_watermark(resident.watermark[shard], seen, reached)
         resident.positions[shard] = max(end, resident.positions[shard])
 
 

@@ -117,7 +117,8 @@ class World:
         self.lines: list[str] | None = [] if traced else None
         self._stack: list[Process] = []
         self._busy: set[tuple[str, str]] = set()
-        ensure_init(ControlLog(self.store), self.init, 0, "sim")
+        self.log = ControlLog(self.store)  # type: ignore[arg-type]  # of nobody: for the checks
+        ensure_init(self.log, self.init, 0, "sim")
 
     # --- steps and points ------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from schemas.index.layout import RowLayout, decode_increment, encode_increment
+from schemas.index.layout import ORDER, RowLayout, decode_increment
 from schemas.model.spec import ModelSpec
 from streams.core.item_change import ItemChange
-from streams.core.item_state import encode_orders, order_of
+from streams.core.item_state import encode_order, order_of
 from streams.core.stale import Dependencies, Stale
 
 # Work skipped and done, by cause; counted for people, not part of any invariant.
@@ -50,6 +50,8 @@ class RowEncoder(Protocol):
         ...
 
 
+_HASH_AT = int(ORDER.fields["input_hash"][1]) if ORDER.fields else 0
+_DEAD_AT = ORDER.itemsize - 1  # the byte after the hash, and the last
 OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increments of this version by index key
 
 
@@ -85,8 +87,7 @@ def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: S
 def _remove(item: ItemChange, result: RowChanges) -> None:
     if item.is_tombstone:
         assert item.features is not None
-        orders = encode_orders([order_of(item.features, item.embedding)])
-        result.changes.append((item.key, encode_increment(orders[0], None)))
+        result.changes.append((item.key, encode_order(item.features, item.embedding)))
         result.work[REMOVED] += 1
     else:
         result.work[SKIPPED_NO_FEATURES if item.features is None else SKIPPED_IDENTICAL] += 1
@@ -107,19 +108,27 @@ def _rewrite(encoder: RowEncoder, items: Sequence[tuple[ItemChange, Stale]], old
     if kept:
         changed = [item for item, _ in kept]
         signature_stale = np.array([bool(int(stale) & _SIGNATURE) for _, stale in kept])
-        rows = encoder.rewrite(np.array(old_rows, encoder.layout.dtype), *_inputs(changed), signature_stale)
+        rows = encoder.rewrite(np.frombuffer(b"".join(old_rows), encoder.layout.dtype), *_inputs(changed), signature_stale)
         _add(changed, rows, result)
         result.work[REWRITTEN] += len(kept)
     return left
 
 
-def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> np.ndarray | None:
-    """The stored row if it was made from the components as they were before this batch."""
-    order, row = decode_increment(layout, value)
-    if row is None or item.before_features is None:
+def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> bytes | None:
+    """The bytes of the stored row if it was made from the components as they were before this batch. Raises Corrupted (`bad_increment`)."""
+    inputs = decode_increment_hash(layout, value)
+    if item.before_features is None or inputs is None:
         return None
     before = order_of(item.before_features, item.before_embedding)
-    return row if int(order["input_hash"]) == before[5] else None
+    return value[ORDER.itemsize :] if inputs == before[5] else None
+
+
+def decode_increment_hash(layout: RowLayout, value: bytes) -> int | None:
+    """The input hash of an increment, None for a tombstone, without making arrays of it. Raises Corrupted (`bad_increment`)."""
+    if len(value) != ORDER.itemsize + layout.row_bytes or value[_DEAD_AT]:
+        decode_increment(layout, value)  # a tombstone, or not what was written
+        return None
+    return int.from_bytes(value[_HASH_AT:_DEAD_AT], "little")
 
 
 def _encode(encoder: RowEncoder, items: Sequence[ItemChange], result: RowChanges) -> None:
@@ -134,5 +143,7 @@ def _inputs(items: Sequence[ItemChange]) -> tuple[list[Any], list[np.ndarray | N
 
 def _add(items: Sequence[ItemChange], rows: np.ndarray, result: RowChanges) -> None:
     assert rows.shape == (len(items),), f"encoder gave {rows.shape} rows for {len(items)} items"
-    orders = encode_orders([order_of(item.features, item.embedding) for item in items if item.features is not None])
-    result.changes += [(item.key, encode_increment(order, row)) for item, order, row in zip(items, orders, rows, strict=True)]
+    whole, size = rows.tobytes(), rows.dtype.itemsize
+    for at, item in zip(range(0, len(whole), size), items, strict=True):
+        assert item.features is not None
+        result.changes.append((item.key, encode_order(item.features, item.embedding) + whole[at : at + size]))

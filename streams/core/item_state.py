@@ -31,6 +31,8 @@ _FEATURES_HEADER = struct.Struct("<qqHqqHB")  # order, changed, dead; then the J
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)  # made once: json.dumps would make one a call
 _DECODE = json.JSONDecoder().raw_decode
 _EMBEDDING_HEADER = struct.Struct("<qHqH")  # order, changed; then float32 values
+_ORDER = struct.Struct("<qqHqHQB")
+assert _ORDER.size == ORDER.itemsize
 _NO_EMBEDDING_CHANGED = struct.pack("<qH", *NO_EMBEDDING_ORDER)
 _DEAD_AT = _FEATURES_HEADER.size - 1
 
@@ -166,6 +168,11 @@ def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tup
     values = embedding.values if embedding is not None else b""
     inputs = 0 if features.dead else input_hash(features.raw, values)
     return (*features.changed, *(embedding.changed if embedding is not None else NO_EMBEDDING_ORDER), inputs, int(features.dead))
+
+
+def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
+    """One ORDER element: the fields of `order_of` as bytes."""
+    return _ORDER.pack(*order_of(features, embedding))
 
 
 def encode_stored_order(features: bytes, embedding: bytes | None) -> bytes:

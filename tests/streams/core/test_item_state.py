@@ -17,6 +17,7 @@ from streams.core.item_state import (
     decode_raw_features,
     encode_embedding_component,
     encode_features_component,
+    encode_order,
     encode_orders,
     encode_raw_features,
     encode_stored_order,
@@ -134,3 +135,9 @@ def test_the_order_cut_from_stored_bytes_is_that_of_the_decoded_components(
     embedding = None if values is None else StoredEmbedding((offset + 7, 1), np.array(values, np.float32).tobytes(), (offset, index))
     stored = None if embedding is None else encode_embedding_component(embedding)
     assert encode_stored_order(encode_features_component(features), stored) == encode_orders([order_of(features, embedding)]).tobytes()
+
+
+def test_an_orders_bytes_are_those_of_the_array_form() -> None:
+    features, embedding = StoredFeatures((9, 8, 7), False, b'{"a":1}', (3, 1 << 40, 255)), StoredEmbedding((5, 0), b"\x00" * 8, (4, 2))
+    for some in (embedding, None):
+        assert encode_order(features, some) == encode_orders([order_of(features, some)]).tobytes()

@@ -7,7 +7,7 @@ index (offset * 2^16 + index: an index fits 16 bits, and an offset below 2^47 is
 Arrays: C changes, N bytes of text ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,9 +48,13 @@ class Changes:
 
 def pack_text_ids(keys: Sequence[bytes]) -> TextIds:
     """Text ids from their bytes."""
-    starts = np.zeros(len(keys) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), out=starts[1:])
-    return TextIds(np.frombuffer(b"".join(keys), np.uint8), starts)
+    return _pack(b"".join(keys), map(len, keys), len(keys))
+
+
+def _pack(joined: bytes, lengths: Iterable[int], count: int) -> TextIds:
+    starts = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count), out=starts[1:])
+    return TextIds(np.frombuffer(joined, np.uint8), starts)
 
 
 def pack_keys(keys: Sequence[bytes], kind: IdKind) -> IdArray:
@@ -103,6 +107,9 @@ def _encode_int64(ids: Sequence[Id] | np.ndarray) -> np.ndarray:
 
 def _encode_text(ids: Sequence[Id] | np.ndarray) -> TextIds:
     try:
-        return pack_text_ids([id_.encode() for id_ in ids])  # type: ignore[union-attr]
-    except (AttributeError, UnicodeEncodeError) as error:
+        joined = "".join(ids)  # type: ignore[arg-type]
+        if not joined.isascii():
+            return pack_text_ids([id_.encode() for id_ in ids])  # type: ignore[union-attr]
+    except (TypeError, AttributeError, UnicodeEncodeError) as error:
         raise RejectedInput("bad_id", f"an id is not valid text: {error}; this catalogue's ids are text") from error
+    return _pack(joined.encode(), map(len, ids), len(ids))

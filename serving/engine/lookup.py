@@ -12,6 +12,8 @@ Source: the idea of (key, slot) pairs at low load and of loading a block's first
 import numba
 import numpy as np
 
+from serving.engine.vector_code import address, load_word, prefetch
+
 U = np.uint64
 _MIX_1, _MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9)
 _BLOCK = 64
@@ -71,24 +73,38 @@ def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, head
         slots_C[i] = slot
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _tail(bytes_N: np.ndarray, start: int, end: int) -> int:
+    """The last bytes of an id, fewer than eight, as a word."""
+    word = U(0)
+    for k in range(end - start):
+        word |= U(bytes_N[start + k]) << U(8 * k)
+    return word
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _hash_text(bytes_N: np.ndarray, start: int, end: int) -> int:
     h = U(end - start) * _MIX_1
     at = start
     while at + 8 <= end:
-        word = U(0)
-        for k in range(8):
-            word |= U(bytes_N[at + k]) << U(8 * k)
-        h = (h ^ word) * _MIX_2
+        h = (h ^ load_word(address(bytes_N) + at)) * _MIX_2
         h ^= h >> U(29)
         at += 8
-    word = U(0)
-    for k in range(end - at):
-        word |= U(bytes_N[at + k]) << U(8 * k)
-    return _mix(h ^ word)
+    return _mix(h ^ _tail(bytes_N, at, end))
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _same_text(one_N: np.ndarray, start: int, end: int, other_M: np.ndarray, at: int) -> bool:
+    """Whether two ids of equal length are the same."""
+    while start + 8 <= end:
+        if load_word(address(one_N) + start) != load_word(address(other_M) + at):
+            return False
+        start += 8
+        at += 8
+    return _tail(one_N, start, end) == _tail(other_M, at, at + end - start)
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _probe_text(
     bytes_N: np.ndarray, start: int, end: int, key: int, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray
 ) -> int:
@@ -99,14 +115,8 @@ def _probe_text(
         if table_T2[place, 0] == key:
             slot = np.int64(table_T2[place, 1]) - 1
             at = starts_R[slot]
-            if starts_R[slot + 1] - at == end - start:
-                same = True
-                for k in range(end - start):
-                    if stored_M[at + k] != bytes_N[start + k]:
-                        same = False
-                        break
-                if same:
-                    return place
+            if starts_R[slot + 1] - at == end - start and _same_text(bytes_N, start, end, stored_M, at):
+                return place
         place = (place + U(1)) & mask
     return place
 
@@ -115,11 +125,24 @@ def _probe_text(
 def find_text(
     bytes_N: np.ndarray, starts_C: np.ndarray, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray
 ) -> None:
-    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[starts_R[R] : starts_R[R + 1]]."""
-    for i in range(starts_C.shape[0] - 1):
-        key = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
-        place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], key, starts_R, stored_M, table_T2)
-        slots_C[i] = np.int64(table_T2[place, 1]) - 1
+    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[starts_R[R] : starts_R[R + 1]].
+
+    A block at a time, and each step of the block asks for the memory of the next one: entry of the table, place of the id, its bytes.
+    """
+    mask, keys = U(table_T2.shape[0] - 1), np.empty(_BLOCK, np.uint64)
+    for first in range(0, starts_C.shape[0] - 1, _BLOCK):
+        end = min(starts_C.shape[0] - 1, first + _BLOCK)
+        for i in range(first, end):
+            keys[i - first] = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
+            prefetch(address(table_T2) + np.int64((keys[i - first] & mask) * U(16)))
+        for i in range(first, end):
+            slots_C[i] = max(0, np.int64(table_T2[keys[i - first] & mask, 1]) - 1)
+            prefetch(address(starts_R) + 8 * slots_C[i])
+        for i in range(first, end):
+            prefetch(address(stored_M) + starts_R[slots_C[i]])
+        for i in range(first, end):
+            place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys[i - first], starts_R, stored_M, table_T2)
+            slots_C[i] = np.int64(table_T2[place, 1]) - 1
 
 
 @numba.njit(nogil=True, cache=True)

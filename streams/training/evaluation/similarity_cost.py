@@ -18,7 +18,7 @@ import numpy as np
 
 from schemas.model.hamming import equal_bits_min
 
-ROUNDS = 5
+ROUNDS = 15
 _EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 
 

@@ -89,14 +89,17 @@ MORE_CANDIDATES = dataclasses.replace(BASE, name="base_15_candidates", title="Ba
 MORE_PARAMETERS = dataclasses.replace(BASE, name="base_15_parameters", title="Base with +15% parameters", hidden_scale=1.09)
 TABLE_2 = (BASE, FULL, AIF, *ABLATIONS, MORE_CANDIDATES, MORE_PARAMETERS)
 
-EXACT = Variant("din_simtier", "DIN + SimTier", din="id", tiers="mm")
+# Table 3 compares similarities, so all of it is without bridges: the step at which their gate opens differs from model to model by more
+# (1.2 points of GAUC between two models of this family at 2,400 steps) than similarities do.
+_LONG_TERM = ("async", "long_term", "sim")
+EXACT = Variant("din_simtier", "DIN + SimTier", _LONG_TERM, din="id", tiers="mm")
 TABLE_3 = (
     EXACT,
-    Variant("lsh_din_simtier", "LSH-DIN + SimTier", din="lsh", tiers="mm"),
-    Variant("din_lsh_simtier", "DIN + LSH-SimTier", din="id", tiers="lsh"),
-    Variant("mm_din_simtier", "MM-DIN + SimTier (exact factored cosine)", din="mm", tiers="mm"),
-    *(Variant(f"lsh_{bits}", f"LSH-DIN + LSH-SimTier, {bits} bits", hash_bits=bits) for bits in (64, 128, 256)),
-    Variant("mm_din_moments", "MM-DIN + moments", din="mm", tiers="moments"),
+    Variant("lsh_din_simtier", "LSH-DIN + SimTier", _LONG_TERM, din="lsh", tiers="mm"),
+    Variant("din_lsh_simtier", "DIN + LSH-SimTier", _LONG_TERM, din="id", tiers="lsh"),
+    Variant("mm_din_simtier", "MM-DIN + SimTier (exact factored cosine)", _LONG_TERM, din="mm", tiers="mm"),
+    *(Variant(f"lsh_{bits}", f"LSH-DIN + LSH-SimTier, {bits} bits", _LONG_TERM, hash_bits=bits) for bits in (64, 128, 256)),
+    Variant("mm_din_moments", "MM-DIN + moments", _LONG_TERM, din="mm", tiers="moments"),
 )
 
 BRIDGE_COUNTS = (1, 2, 4, 8, 16, 32)

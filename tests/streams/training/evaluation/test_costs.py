@@ -67,6 +67,10 @@ def test_single_impressions_are_the_grouped_ones_taken_apart() -> None:
     assert len(single.context.categorical) == 48
 
 
-def test_grouping_is_faster_than_one_row_per_impression() -> None:
+def test_grouping_runs_the_user_half_once_per_request_and_not_once_per_impression() -> None:
     data = taste_world()
-    assert grouped_speedup(network_of(data), data, requests=32, steps=3, behaviours_max=8) > 1.0
+    network = network_of(data)
+    users: list[int] = []
+    network.user_half.register_forward_hook(lambda _module, _inputs, output: users.append(len(output[0])))
+    assert grouped_speedup(network, data, requests=32, steps=1, behaviours_max=8) > 0
+    assert users == [32, 32, 32 * 8, 32 * 8]

@@ -10,11 +10,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 from infra.command import say
@@ -100,7 +102,8 @@ class BenchStage(Stage):
 
 @contextmanager
 def open_bench_stage(keep: bool = False, **settings: str) -> Iterator[BenchStage]:
-    """A stage with its broker, removed at the end with everything in it."""
+    """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench."""
+    _end_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
     stage = BenchStage(directory, IdKind.INT64, keep, settings=settings)
     try:
@@ -110,6 +113,18 @@ def open_bench_stage(keep: bool = False, **settings: str) -> Iterator[BenchStage
         stage.stop()
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end_in_order() -> None:
+    """TERM, and the end of the terminal, become the ordinary way out through every `finally`."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, leave)
 
 
 def write_random_checkpoint(path: Path, catalogue: Catalogue, seed: int = 0) -> None:

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+import serving.engine.workers
 from serving.engine.workers import ROWS_PER_SHARE_MIN, SHARES_PER_THREAD, Workers
 
 ROWS = 6 * ROWS_PER_SHARE_MIN + 3
@@ -46,7 +47,14 @@ def test_a_share_that_fails_fails_the_request_and_the_next_request_is_computed()
         assert min(done)[0] == 0 and sum(end - first for first, end in done) == ROWS and len(done) <= 2 * SHARES_PER_THREAD
 
 
-def test_a_helper_that_is_busy_is_not_waited_for() -> None:
+def test_a_helper_that_does_not_wake_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving.engine.workers._Helper, "wake", lambda self, job: None)
+    done: list[int] = []
+    Workers(2, binds=False).run(lambda first, end, thread: done.append(end - first), ROWS)
+    assert sum(done) == ROWS
+
+
+def test_a_request_that_finds_the_helpers_busy_is_computed_in_one_piece() -> None:
     workers, started, hold, done = Workers(2, binds=False), threading.Event(), threading.Event(), []
 
     def block_the_helper(first: int, end: int, thread: int) -> None:

@@ -1,6 +1,8 @@
 """Starts a child again when it ends by itself: what a service manager does in production, for the demo and for a laptop.
 
 A worker or server of ours ends its process on anything it does not understand, because starting again from what is on disk is always right.
+One that gives no sign of life for `silent_s_max` (a frozen process, a hung disk) is killed, and so started again: others take its shards over
+after the session timeout, and it must not come back as one who thinks that it owns them.
 A child that ends `RESTARTS_MAX` times within `WINDOW_S` is given up: then the fault is not one that a restart cures.
 """
 
@@ -8,21 +10,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
+from infra.heartbeat import HeartbeatWatch
 from infra.processes import Child, stop_all
 from schemas.errors import Unavailable
 
 RESTARTS_MAX = 5
 WINDOW_S = 60.0
+SILENT_S_MAX = 60.0  # longer than any start: the loop turns while shards are restored and torch is loaded
 _LOOK_EVERY_S = 0.1
 
 
 class Supervised:
-    """One child and the thread that watches it. `say` gets a line at each restart."""
+    """One child and the thread that watches it. `say` gets a line at each restart; `heartbeat`: the file of its sign of life, None = it gives none."""
 
-    def __init__(self, start: Callable[[], Child], say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Child],
+        say: Callable[[str], None] = lambda _: None,
+        heartbeat: Path | None = None,
+        silent_s_max: float = SILENT_S_MAX,
+    ) -> None:
         self._start, self._say = start, say
+        self._heartbeat, self._silent_s_max = heartbeat, silent_s_max
         self.child = start()
+        self._watched = self._new_watch()
         self.failed: Unavailable | None = None
         self._ended_at: deque[float] = deque(maxlen=RESTARTS_MAX)
         self._stopping = threading.Event()
@@ -42,6 +55,9 @@ class Supervised:
 
     def _watch(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY_S):
+            if self.child.alive() and self._watched is not None and self._watched.is_silent():
+                self._say(f"{self.child.name} gave no sign of life for {self._silent_s_max:g} s and is ended")
+                self.child.kill()
             if not self.child.alive():
                 self.child.kill()
                 self._ended_at.append(time.monotonic())
@@ -50,6 +66,10 @@ class Supervised:
                     return
                 self._say(f"{self.child.name} ended with exit code {self.child.process.returncode} and is started again")
                 self.child = self._start()
+                self._watched = self._new_watch()
+
+    def _new_watch(self) -> HeartbeatWatch | None:
+        return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max)
 
     def _gave_up(self) -> Unavailable:
         name, code = self.child.name, self.child.process.returncode

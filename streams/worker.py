@@ -21,6 +21,7 @@ from pathlib import Path
 
 from infra.clock import SystemClock
 from infra.control_log import ControlLog, ensure_init
+from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index_store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index
 from infra.metrics import Metrics, open_metrics_page
@@ -76,6 +77,7 @@ class Worker:
 
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then leaves everything closed."""
+        beating = asyncio.create_task(beat(self.folder / HEARTBEAT_NAME))
         init = await asyncio.to_thread(self.prepare)
         page = open_metrics_page(self._registry, port) if (port := self.settings.worker.metrics_port) else None
         self.owned = OwnedShards(
@@ -107,6 +109,7 @@ class Worker:
                 await asyncio.to_thread(thread.join, _STOP_S_MAX)
             if page is not None:
                 await asyncio.to_thread(page[1])
+            beating.cancel()
 
     def _make_app(self, init: Init) -> ShellApp:
         worker = self.settings.worker

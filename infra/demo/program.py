@@ -19,6 +19,7 @@ from infra.demo import acts
 from infra.demo.progress import Steps
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage, json_figures
+from infra.heartbeat import HEARTBEAT_NAME
 from infra.processes import Child
 from schemas.errors import AifError
 
@@ -92,7 +93,7 @@ def _open_catalogue(options: DemoOptions) -> Catalogue:
 def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> Evaluation:
     with steps.step("broker and topics"):
         stage.start_broker()
-        stage.serve("worker", "worker", say=steps.say)
+        stage.serve("worker", "worker", say=steps.say, heartbeat=stage.directory / "worker" / HEARTBEAT_NAME)
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
     trainer = _start_trainer(stage, catalogue, options.train_s) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:

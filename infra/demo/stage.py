@@ -89,11 +89,11 @@ class Stage:
         self.children.append(child)
         return child
 
-    def serve(self, name: str, *arguments: str, say: Callable[[str], None] = lambda _: None) -> Supervised:
-        """One `aif` command that runs on, and is started again should it die."""
+    def serve(self, name: str, *arguments: str, say: Callable[[str], None] = lambda _: None, heartbeat: Path | None = None) -> Supervised:
+        """One `aif` command that runs on, and is started again should it die, or give no sign of life."""
 
         # Among the children too: Ctrl-C may come before the service is in its list.
-        self.services.append(Supervised(lambda: self.start(name, *arguments), say))
+        self.services.append(Supervised(lambda: self.start(name, *arguments), say, heartbeat))
         return self.services[-1]
 
     def run(self, name: str, *arguments: str, timeout_s: float = 600.0) -> str:

@@ -1,5 +1,7 @@
 """A supervised child is started again when it dies, given up when that does not help, and stays stopped when it is stopped."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -34,3 +36,25 @@ def test_a_child_that_keeps_dying_is_given_up_with_its_log(tmp_path: Path) -> No
         one.check()
     assert len(started) == RESTARTS_MAX
     one.stop()
+
+
+def test_a_child_without_a_sign_of_life_is_ended_and_started_again_and_one_that_beats_is_left_alone(tmp_path: Path) -> None:
+    code = "import asyncio; from pathlib import Path; from infra.heartbeat import beat; asyncio.run(beat(Path({path!r}), 0.05))"
+    said: list[str] = []
+    frozen, well = (tmp_path / name / "heartbeat" for name in ("frozen", "well"))
+
+    def supervise(path: Path) -> Supervised:
+        command = [sys.executable, "-c", code.format(path=str(path))]
+        return Supervised(lambda: start_child(path.parent.name, command, tmp_path / "log"), said.append, path, silent_s_max=8.0)
+
+    both = [supervise(frozen), supervise(well)]
+    try:
+        wait_until(lambda: frozen.exists() and well.exists(), 20, "both to beat")
+        first, second = (one.child for one in both)
+        os.kill(first.pid, signal.SIGSTOP)
+        wait_until(lambda: both[0].child is not first and both[0].child.alive(), 40, "the frozen one to be started again")
+        assert both[1].child is second and second.alive()
+        assert ["gave no sign of life" in line for line in said] == [True, False] and "frozen" in said[0]
+    finally:
+        for one in both:
+            one.stop()

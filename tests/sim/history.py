@@ -118,7 +118,7 @@ class History:
         for _ in range(3):
             world.publish_items()
             world.publish_checkpoint()
-            for _ in range(3):
+            for _ in range(2):
                 self._round()
         world.calm = False
 
@@ -136,7 +136,7 @@ class History:
         self.group.settle()
         if world.seed % 8 == 1:
             self._grow_old()
-        for _ in range(world.random.randrange(4, 9)):
+        for _ in range(world.random.randrange(3, 7)):
             world.clock.seconds += 0.07
             steps = [
                 self.consume,

@@ -3,6 +3,7 @@
 Every decision is one entry in the control log, checked against its fold before it is written; workers and servers follow the log.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -253,25 +254,21 @@ def status(
     """The broker and its topics, the versions and their age, what is behind. `--watch` shows the whole system live."""
     settings = _settings()
     if watch:
-        from infra.tools.status_view import watch_status
-
-        watch_status(settings, every_s, server or [], as_json)
+        importlib.import_module("infra.tools.status_view").watch_status(settings, every_s, server or [], as_json)
         return
     log = _open_log(settings)
     state = _reachable(log.refresh)
     topics, broker = _topic_rows(settings, log, state)
     data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(_served(state) if state else {})}
+    versions = [_version_row(state, s) for s in sorted(state.versions.values(), key=lambda s: -s.version)] if state else []
     if as_json:
-        versions = [_version_row(state, s) for s in state.versions.values()] if state else []
         print_data({**data, "topics": topics, "versions": versions}, True)
         return
     print_data(data, False)
-    if topics:
-        typer.echo("")
-        print_table("topics", topics, False)
-    if state and state.versions:
-        typer.echo("")
-        print_table("versions", [_version_row(state, s) for s in sorted(state.versions.values(), key=lambda s: -s.version)], False)
+    for name, rows in (("topics", topics), ("versions", versions)):
+        if rows:
+            typer.echo("")
+            print_table(name, rows, False)
 
 
 def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:

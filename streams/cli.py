@@ -8,7 +8,6 @@ import typer
 from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_settings
 from streams.replay_cli import register as register_replay
 from streams.shard_cli import register as register_shards
-from streams.shard_cli import register as register_shards
 from streams.training.cli import register as register_train
 from streams.training.evaluation.cli import register as register_eval
 
@@ -18,7 +17,6 @@ def commands(app: typer.Typer) -> None:
     register_settings("streams.settings:WorkerSettings")
     app.command("worker")(worker)
     command_group(app, "bench", BENCH_HELP).command("nearline")(bench_nearline)
-    register_shards(app)
     register_shards(app)
     register_replay(app)
     register_train(app)

@@ -36,9 +36,9 @@ _PAGE_KIB = "VmRSS:"
 class OverloadPlan:
     """The world and the time."""
 
-    items: int = 200_000
+    items: int = 100_000
     users: int = 32
-    behaviours: int = 20_000
+    behaviours: int = 5_000
     candidates: int = 5_000
     seconds: float = 10.0  # of each turn
     turns: int = 2

@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
-from serving.core.admission import QUEUED_WORK_MAX, Costs, Job, Refusal, decide_deadline, decide_queue, fold_cost, predict_ms
+from serving.core.admission import QUEUED_WORK_MAX, Costs, Job, Refusal, decide_deadline, decide_queue, fold_cost, fold_doubt, predict_ms
 from serving.engine.loop import Engine
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
 
@@ -54,6 +54,11 @@ class PacedEngine:
     def predict_ms(self, kind: str, size: int) -> float:
         """What such a piece would take."""
         return predict_ms(self.costs, Job(kind, size))
+
+    def doubt(self, kind: str, size: int) -> None:
+        """Such a piece was avoided because it would take too long."""
+        with self._lock:
+            self.costs = fold_doubt(self.costs, Job(kind, size))
 
     def check_queue(self) -> None:
         """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from schemas.errors import AifError, Unavailable
 from schemas.token import VersionToken
-from serving.core.ladder import Rung, Situation, plan_rungs
+from serving.core.ladder import DEGRADED, Rung, Situation, plan_rungs
 from serving.deadline import Deadline
 from serving.engine.work import UserState, UserWork
 from serving.paced_engine import PacedEngine
@@ -55,7 +55,10 @@ class UserRungs:
         flight = self._users.flights.find(asked.key(version.version)) or self._users.flights.find(self._own_key(asked, version.version))
         while True:
             situation = self._situation(asked, version, candidates, deadline, flight, pinned)
-            half = await self._take(plan_rungs(situation)[0], asked, version, flight, situation, deadline, pinned)
+            rungs = plan_rungs(situation)
+            if rungs[0] in DEGRADED:
+                self._engine.doubt("user", self._behaviours(asked))
+            half = await self._take(rungs[0], asked, version, flight, situation, deadline, pinned)
             if half is not None:
                 return half
             flight = None
@@ -102,12 +105,15 @@ class UserRungs:
     def _versions(self, version: VersionToken, pinned: bool) -> set[int]:
         return {version.version} if pinned else {report.token.version for report in self._engine.status().residents}
 
+    def _behaviours(self, asked: Asked) -> int:
+        """How many there are, as far as memory knows."""
+        known = self._users.store.find_in_memory(asked.user)
+        return 0 if known is None else len(known.behaviours)
+
     def _situation(
         self, asked: Asked, version: VersionToken, candidates: int, deadline: Deadline, flight: Flight | None, pinned: bool
     ) -> Situation:
         engine = self._engine
-        known = self._users.store.find_in_memory(asked.user)
-        behaviours = len(known.behaviours) if known is not None else 0
         last = self._users.pool.find_last(asked.user, self._versions(version, pinned))
         if last is not None:
             last.end()
@@ -115,7 +121,7 @@ class UserRungs:
             left_ms=deadline.left_s() * 1000,
             queue_ms=engine.queue_ms(),
             rank_ms=engine.predict_ms("rank", candidates),
-            inline_ms=engine.predict_ms("user", behaviours),
+            inline_ms=engine.predict_ms("user", self._behaviours(asked)),
             profile_ms=engine.predict_ms("user", 0),
             flight_ms=None if flight is None else max(0.0, (flight.due_s - time.monotonic()) * 1000),
             has_last=last is not None,

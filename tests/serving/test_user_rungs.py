@@ -181,8 +181,26 @@ def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_ti
 
 
 def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front: Front, client: AifClient) -> None:
-    front.paced.costs = Costs({("rank", 2): 500.0}, 1.0)
-    with pytest.raises(Unavailable, match="needs 500 ms") as caught:
-        client.rank(1, [1, 2], deadline_ms=100)
-    assert caught.value.code == "overloaded"
-    assert client.rank(1, [1, 2], deadline_ms=2_000).items
+    tell(front, 1, 0)
+    front.store.find(1)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(client.user, 1, deadline_ms=20_000)
+        wait_until(lambda: len(front.engine.held) == 1, 10, "work to wait")
+        front.paced._waiting_ms += 5  # a little, within the bound of the queue
+        front.paced._began_s += 3_600
+        front.paced.costs = Costs({("rank", 2): 500.0}, 1e9)
+        with pytest.raises(Unavailable, match="needs 500 ms") as caught:
+            client.rank(1, [1, 2], deadline_ms=100)
+        assert caught.value.code == "overloaded"
+        front.engine.release()
+        assert first.result().behaviours == 1
+    assert client.rank(1, [1, 2], deadline_ms=100).items, "where nothing waits it is tried, whatever was learnt"
+
+
+def test_an_avoided_user_half_is_tried_again_in_time(front: Front, client: AifClient) -> None:
+    front.engine.let_go = True
+    tell(front, 1, 0)
+    front.store.find(1)
+    make_slow(front, 1, 250.0)
+    rungs = [client.rank(1, [1, 2], deadline_ms=200).rung for _ in range(12)]
+    assert rungs[0] != "inline" and rungs[-1] in ("inline", "cached")

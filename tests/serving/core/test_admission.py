@@ -15,6 +15,7 @@ from serving.core.admission import (
     decide_deadline,
     decide_queue,
     fold_cost,
+    fold_doubt,
     predict_ms,
     queue_ms_max,
 )
@@ -109,7 +110,7 @@ def test_the_bound_on_the_queue_follows_the_work_and_bursts_of_tiny_requests_are
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
 def test_a_deadline_refuses_exactly_what_does_not_fit_and_says_by_how_much(queue: float, work: float, left: float) -> None:
     refusal = decide_deadline(queue, work, left)
-    assert (refusal is None) == (queue + work <= left)
+    assert (refusal is None) == (queue == 0 or queue + work <= left)
     if refusal is not None:
         assert refusal.retry_after_ms == pytest.approx(queue + work - left)
 
@@ -118,3 +119,10 @@ def test_predictions_never_shrink_with_the_size_beyond_what_is_known() -> None:
     costs = fold_cost(Costs(), [Job("rank", 100)], 5.0)
     predicted = [predict_ms(costs, Job("rank", size)) for size in (100, 1_000, 10_000, 100_000)]
     assert all(a <= b for a, b in itertools.pairwise(predicted))
+
+
+def test_what_is_avoided_for_its_cost_is_believed_less_and_less_and_tried_again() -> None:
+    costs, avoided = fold_cost(Costs(), [Job("user", 100)], 1_000.0), 0
+    while predict_ms(costs, Job("user", 1_000)) > 100:
+        costs, avoided = fold_doubt(costs, Job("user", 1_000)), avoided + 1
+    assert 40 < avoided < 120 and predict_ms(costs, Job("user", 100)) == 1_000, "doubt is about one size only"

@@ -16,7 +16,6 @@ from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import Id, encode_kafka_key, partition_of
 from schemas.token import VersionToken
 from schemas.topics import USER_BEHAVIOURS
-from serving.core.admission import Costs
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine, Resident
 from serving.engine.work import UserWork
@@ -45,6 +44,23 @@ def ask(urls: Sequence[str], retrieve: Retrieve, user: Id = 1, **options: Any) -
         async with Merger(urls, M, retrieve) as merger:
             return await merger.recommend(user, **{"deadline_ms": 20_000, **options})
 
+    return asyncio.run(run())
+
+
+def ask_after_call_one(url: str, ids: Sequence[Id], then: Callable[[], None] = lambda: None, **options: Any) -> Merged:
+    """Retrieval takes exactly until call 1 is answered, and `then` happens before call 2."""
+
+    async def retrieve(_: Id) -> Sequence[Id]:
+        await asyncio.gather(*merger[0]._calls)
+        then()
+        return ids
+
+    async def run() -> Merged:
+        async with Merger([url], M, retrieve) as opened:
+            merger.append(opened)
+            return await opened.recommend(1, **{"deadline_ms": 20_000, **options})
+
+    merger: list[Merger] = []
     return asyncio.run(run())
 
 
@@ -81,7 +97,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Front, list[Id]]]:
 def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tuple[Front, list[Id]]) -> None:
     front, known = served
     tell(front, 1)
-    merged = ask([front.url], candidates(*known), top_k=5)
+    merged = ask_after_call_one(front.url, known, top_k=5)
     assert merged.user_answer is not None and merged.user_answer.behaviours == 1
     assert (merged.answer.rung, merged.answer.degraded, merged.attempts) == ("cached", [], 1)
     assert merged.answer.version_token == merged.user_answer.version_token and merged.answer.request_id == merged.user_answer.request_id
@@ -97,13 +113,10 @@ def test_a_version_that_flips_between_the_calls_changes_nothing_for_this_request
     with open_front(engine) as front:
         tell(front, 1)
 
-        async def flip(_: Id) -> Sequence[Id]:
-            await until(lambda: len(front.states) == 1)
-            await asyncio.sleep(0.05)  # its answer arrives
+        def flip() -> None:
             engine.previous, engine.current = engine.current, VersionToken(8, 0, "1" * 8)
-            return [1, 2]
 
-        merged = ask([front.url], flip)
+        merged = ask_after_call_one(front.url, [1, 2], flip)
         assert (merged.answer.rung, merged.answer.version_token) == ("cached", "7.0-00000000")
 
 
@@ -133,13 +146,16 @@ def test_a_server_lost_between_the_calls_costs_one_recompute_and_no_error() -> N
 
 
 def test_a_server_that_refuses_is_passed_over_for_the_next() -> None:
+    def refuse() -> None:
+        raise Unavailable("overloaded", "full", 1.0)
+
     with open_front(FakeEngine()) as one, open_front(FakeEngine()) as other:
         fronts = {front.url: front for front in (one, other)}
 
         async def run() -> tuple[Merged, str]:
             async with Merger(list(fronts), M, candidates(1, 2)) as merger:
                 busy = merger.route(1)[0]
-                fronts[busy].paced.costs = Costs({("rank", 2): 1e6, ("user", 0): 1e6}, 1.0)
+                fronts[busy].paced.check_queue = refuse  # type: ignore[method-assign]
                 return await merger.recommend(1, deadline_ms=20_000), busy
 
         merged, busy = asyncio.run(run())

@@ -272,13 +272,11 @@ class History:
         world = self.world
         world.calm = True
         self.group.settle()
-        before = None
         for _ in range(ROUNDS_MAX):
+            before = self._fingerprint()
             self._round()
-            after = self._fingerprint()
-            if after == before:
+            if before == self._fingerprint() and not any(worker.report.done for worker in self.workers):
                 break
-            before = after
         check_at_rest(world, self.workers, self.servers)
 
     def _round(self) -> None:
@@ -299,12 +297,6 @@ class History:
 
     def _fingerprint(self) -> tuple[object, ...]:
         """What changes while something moves."""
-        done = [dict(w.report.done) for w in self.workers]
         logs = [(t.start, t.end) for (name, _), t in self.world.topics.items() if name != INDEX_DELTAS]
-        return (
-            len(self.world.store.files),
-            done,
-            logs,
-            [s.served and s.served.positions for s in self.servers],
-            [len(w.jobs) for w in self.workers],
-        )
+        offsets = [task.positions.copy() for worker in self.workers for task in worker.tasks.values()]
+        return len(self.world.store.files), logs, offsets, [s.served and list(s.served.positions) for s in self.servers]

@@ -114,24 +114,12 @@ def diff(
 
 
 def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState", version: int) -> list[dict[str, Any]]:
-    """What is no longer needed of a version, by folder and reason. A shard may still use a part that it has not sealed yet; its owner knows."""
     from infra.clock import SystemClock
-    from infra.store_retention import read_store_content
-    from schemas.index.retention import RetentionRules, plan_drops, plan_removals
+    from infra.store_retention import describe_removals
+    from schemas.index.retention import RetentionRules
 
     rules = RetentionRules(settings.index.keep_versions, int(settings.index.remove_after_s * 1000))
-    folders: dict[tuple[str, str], dict[str, Any]] = {}
-    now_ms = SystemClock().now_ms()
-    for removal in plan_removals(state, read_store_content(log.store, state), rules):
-        if removal.path.startswith(f"versions/{version}/"):
-            folder = removal.path.rpartition("/")[0]
-            row = folders.setdefault((folder, removal.why), {"folder": folder, "why": removal.why, "files": 0, "bytes": 0, "in_s": 0})
-            row["files"] += 1
-            row["bytes"] += removal.size_bytes
-            row["in_s"] = max(row["in_s"], (removal.at_ms - now_ms) // 1000)
-    if version in plan_drops(state, rules):
-        return [{"folder": f"versions/{version}", "why": f"to be dropped: not among the {rules.keep_versions} newest"}, *folders.values()]
-    return list(folders.values())
+    return describe_removals(log.store, state, rules, version, SystemClock().now_ms())
 
 
 # --- deciding --------------------------------------------------------------------------------------------------------

@@ -1,17 +1,18 @@
 """The content of an index store as retention looks at it, and the removal of files (protocol B12).
 
-Here: reading what names what, and removing. Not here: the plans (schemas/index/retention.py), who removes when (streams/store_keeper.py).
+Here: reading what names what, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when (streams/store_keeper.py).
 Invariants: a manifest or snapshot that does not read stops the removal, because nobody knows what it names; a file is looked at once more
 before it goes, because somebody may have put the same bytes again since the plan was made.
 """
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from infra.index_store import IndexStore
 from schemas.errors import Unavailable
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
-from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile
+from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
 from schemas.index.snapshot import decode_snapshot
 
 
@@ -62,6 +63,22 @@ def _read(store: IndexStore, path: str) -> bytes | None:
         if error.code == "missing_file":
             return None
         raise
+
+
+def describe_removals(store: IndexStore, state: ControlState, rules: RetentionRules, version: int, now_ms: int) -> list[dict[str, Any]]:
+    """What is no longer needed of a version, by folder and reason, and in how many seconds it goes. A shard may still use a part that it has
+    not sealed yet; only its owner knows."""
+    folders: dict[tuple[str, str], dict[str, Any]] = {}
+    for removal in plan_removals(state, read_store_content(store, state), rules):
+        if removal.path.startswith(f"versions/{version}/"):
+            folder = removal.path.rpartition("/")[0]
+            row = folders.setdefault((folder, removal.why), {"folder": folder, "why": removal.why, "files": 0, "bytes": 0, "in_s": 0})
+            row["files"] += 1
+            row["bytes"] += removal.size_bytes
+            row["in_s"] = max(row["in_s"], (removal.at_ms - now_ms) // 1000)
+    if version in plan_drops(state, rules):
+        return [{"folder": f"versions/{version}", "why": f"to be dropped: not among the {rules.keep_versions} newest"}, *folders.values()]
+    return list(folders.values())
 
 
 def remove_due(

@@ -35,6 +35,7 @@ def server_status(
         "flips": status.flips,
         "user_states": states,
         "user_positions": {} if users is None else users.positions,
+        "user_view_rebuilt_because": "" if users is None else users.rebuilt_because,
         "last_error": versions.last_error or (users.last_error if users else ""),
     }
 

@@ -70,7 +70,7 @@ Written by `{kind}` on {machine["cores"]} cores of {machine["processor"]}, torch
 Synthetic world: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of {size.shown_per_request}
 shown items; {size.held_out} users kept out of training are measured, against the true click probability. {plan.steps:,} steps, {plan.seeds}
 seed(s); [low, high] is the 95% interval of a paired bootstrap over users, 1,000 resamples. The paper's numbers are of other data: order and
-sign can agree, sizes need not.
+sign can agree, sizes need not. Intervals are over users; what another seed of a training changes is not in them.
 """
 
 

@@ -272,10 +272,13 @@ class History:
         world = self.world
         world.calm = True
         self.group.settle()
+        quiet = 0  # rounds in a row; one may be the round in which a result was given up
         for _ in range(ROUNDS_MAX):
             before = self._fingerprint()
             self._round()
-            if before == self._fingerprint() and not any(worker.report.done for worker in self.workers):
+            moved = before != self._fingerprint() or any(worker.report.done for worker in self.workers)
+            quiet = 0 if moved else quiet + 1
+            if quiet == 2:
                 break
         check_at_rest(world, self.workers, self.servers)
 

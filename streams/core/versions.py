@@ -14,7 +14,7 @@ Invariants:
   sealed parts (streams/base_rows.py), so only what changed since is computed (B11).
 - The full part is written anew, before a revision is sealed, when the last sealed incremental part had grown past a share of it.
 
-A version that is behind in a shard and not yet published starts again; one that servers follow waits for a worker of its own encoder.
+A version that is behind in a shard and not yet published starts again; one that servers follow stays behind until it is frozen and revived.
 """
 
 from collections.abc import Mapping, Sequence

@@ -51,7 +51,7 @@ from streams.encoders import Encoder, Encoders
 from streams.log_ends import LogEnds
 from streams.publication import Publication
 from streams.running_jobs import Builders, JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
-from streams.sealer import prepare_seal
+from streams.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.shard import Shard
 from streams.snapshot_keeper import SNAPSHOT, SnapshotKeeper, SnapshotTimes, prepare_snapshot
 from streams.store_keeper import KeepSettings, StoreKeeper
@@ -120,6 +120,7 @@ class Reconciler:
         self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)
         self._snapshots = SnapshotKeeper(store, clock, settings.snapshots)
         self._retry_at: dict[Hashable, float] = {}
+        self._seal_points: dict[SealShard, SealPoint] = {}
         self._report = StepReport()
         self._slices_checked = False
 
@@ -135,7 +136,9 @@ class Reconciler:
             self._slices_checked = True
         for task in self._owned():
             self._guard(("shard", task.number), lambda task=task: self._step_shard(state, task))  # type: ignore[misc]
-        self._jobs.drop_lost({task.number for task in self._owned()})
+        owned = {task.number for task in self._owned()}
+        self._jobs.drop_lost(owned)
+        self._seal_points = {seal: point for seal, point in self._seal_points.items() if seal.shard in owned}
         sealed: dict[Revision, list[int]] = {}
         for wanted in plan_publications(state):
             self._guard(wanted, lambda wanted=wanted: self._publish(state, wanted, sealed))  # type: ignore[misc]
@@ -225,8 +228,11 @@ class Reconciler:
             case MarkBehind(shard, version):
                 on_shard(task, lambda s: s.update_version(version, behind=True))
                 self._tell("behind", version, shard=shard, reason=f"this worker's encoder is {self._encoders.fingerprint}")
-            case Build(shard, version) | Rewrite(shard, version) | SealShard(shard, version):
+            case Build(shard, version) | Rewrite(shard, version):
                 if not self._jobs.has((shard, version)):
+                    self._begin(state.versions[version], task, action)
+            case SealShard(shard, version):
+                if not self._jobs.has((shard, version)) and self._has_reached_its_point(task, action):
                     self._begin(state.versions[version], task, action)
 
     def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:
@@ -234,6 +240,12 @@ class Reconciler:
         ends = self._log_ends.sources_end(task.number)
         on_shard(task, lambda shard: shard.start_version(encoder, ends, behind=behind))
         self._tell("behind" if behind else "building", status.version, shard=task.number)
+
+    def _has_reached_its_point(self, task: OwnedShard, action: SealShard) -> bool:
+        """Whether the shard has applied what the topics held when the seal's delta position was read; a later round asks again."""
+        if action not in self._seal_points:
+            self._seal_points[action] = read_seal_point(self._log_ends, action.shard)
+        return self._seal_points[action].is_reached(on_shard(task, lambda shard: shard.next_offsets))
 
     # --- builders ------------------------------------------------------------------------------------------------------
 
@@ -248,8 +260,7 @@ class Reconciler:
             assert known.full is not None, action
             common = (status.checkpoint_sha256, status.encoder_fingerprint, known.full)
             unprepared = SealJob(action.version, action.revision, action.shard, *common)
-            fetch_end = functools.partial(self._log_ends.deltas_end, action.shard)
-            return prepare_seal(unprepared, fetch_end, functools.partial(create_checkpoint, task), directory)
+            return prepare_seal(unprepared, self._seal_points.pop(action), functools.partial(create_checkpoint, task), directory)
 
         self._jobs.begin((action.shard, action.version), task, prepare)
         self._report.count({Build: "build_begun", Rewrite: "rewrite_begun", SealShard: "seal_begun"}[type(action)])

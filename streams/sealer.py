@@ -3,20 +3,24 @@
 Here: what a seal is made of, in the one right order. Not here: when a shard may seal (core/versions.py), the processes (builder_pool.py),
 the manifest (publication.py).
 
-Order, in `prepare_seal` and then `write_seal`:
+Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 1. the end offset of the shard's partition of index-deltas is read: a reader of this seal starts there;
-2. then a checkpoint of the shard is taken;
-3. increments with tombstones, counts, source offsets and digests come from that checkpoint only, never from the live shard.
+2. then the ends of the source topics are read, and the shard goes on until it has applied everything before them;
+3. then a checkpoint of the shard is taken;
+4. increments with tombstones, counts, source offsets and digests come from that checkpoint only, never from the live shard.
 
-A delta before the position was written to the shard before it was sent, so it is in the checkpoint. Deltas that were still in the shard's
+A delta of this owner before the position was written to the shard before it was sent, so it is in the checkpoint. A delta of another owner was
+made from records before the ends of 2, and those are in the checkpoint too: without 2 a former owner that does not know it yet seals without
+rows that the new owner has already sent, and no reader of that seal meets them again (found by simulation). Deltas that were still in the shard's
 outbox at the checkpoint are in the exported increments too and come to a reader again after the position: harmless, because a reader never
-lets a component's order go back. With 1 and 2 exchanged, a delta sent between them would be in neither.
+lets a component's order go back. With 1 and 3 exchanged, a delta sent between them would be in neither.
 
 Several seals of one shard may exist (a restart makes another one); each is a correct prefix, and every file has a unique name.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import failpoint
@@ -28,18 +32,36 @@ from schemas.index.manifest import Seal, encode_seal, seal_path
 from streams.build_jobs import SealJob
 from streams.builder import Progress, check_encoder
 from streams.encoders import Encoder
+from streams.log_ends import LogEnds
 from streams.shard_reader import open_shard_reader
 
 
-def prepare_seal(job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
-    """Steps 1 and 2: the delta position, *then* the checkpoint of the shard in the new folder `into`."""
-    delta_position = fetch_deltas_end()
+@dataclass(frozen=True, slots=True)
+class SealPoint:
+    """Where a seal begins: the delta position, and what the shard must have applied before the checkpoint that belongs to it."""
+
+    delta_position: int
+    source_ends: Mapping[str, int]
+
+    def is_reached(self, next_offsets: Mapping[str, int]) -> bool:
+        """Whether a shard at `next_offsets` holds every row whose delta lies before the position, whoever sent it."""
+        return all(next_offsets.get(topic, 0) >= end for topic, end in self.source_ends.items())
+
+
+def read_seal_point(log_ends: LogEnds, shard: int) -> SealPoint:
+    """Steps 1 and 2: the position, *then* the ends of the sources."""
+    delta_position = log_ends.deltas_end(shard)
+    return SealPoint(delta_position, log_ends.sources_end(shard))
+
+
+def prepare_seal(job: SealJob, point: SealPoint, create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
+    """Step 3, once the shard has reached the point: the checkpoint of the shard in the new folder `into`."""
     create_checkpoint(into)
-    return dataclasses.replace(job, delta_position=delta_position, checkpoint_directory=str(into))
+    return dataclasses.replace(job, delta_position=point.delta_position, checkpoint_directory=str(into))
 
 
 def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Progress = lambda _: None) -> Seal:
-    """Step 3: writes the incremental part and the seal file. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
+    """Step 4: writes the incremental part and the seal file. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
     check_encoder(encoder, job.encoder_fingerprint, job.version)
     with open_shard_reader(Path(job.checkpoint_directory)) as reader:
         incremental = write_incremental_part(store, job.version, job.revision, job.shard, reader.scan_increments(job.version))

@@ -26,6 +26,7 @@ import numpy as np
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
 from schemas.token import VersionToken
+from schemas.topics import INDEX_DELTAS
 from serving.engine.candidates import find_candidates
 from serving.engine.changes import Changes
 from serving.engine.scorers import compile_kernels
@@ -353,9 +354,16 @@ def _apply_portion(resident: Resident, portion: Portion) -> None:
 
 
 def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
-    """A new watermark with one shard moved on; never back."""
-    moved = {topic: max(offset, watermark[shard].get(topic, 0)) for topic, offset in offsets.items()}
-    return tuple(moved if i == shard else old for i, old in enumerate(watermark))
+    """A new watermark with one shard moved on; never back.
+
+    The source offsets move together or not at all. A shard that was set back tells offsets of which one is ahead and one is behind; taken topic by
+    topic, the answer would claim what no owner of the shard has had at once. The position in index-deltas always moves: the record was applied.
+    """
+    old = watermark[shard]
+    is_ahead = all(offset >= old.get(topic, 0) for topic, offset in offsets.items() if topic != INDEX_DELTAS)
+    moved = {**old, **offsets} if is_ahead else dict(old)
+    moved[INDEX_DELTAS] = max(offsets.get(INDEX_DELTAS, 0), old.get(INDEX_DELTAS, 0))
+    return tuple(moved if i == shard else other for i, other in enumerate(watermark))
 
 
 def _version_of(work: UserWork | RankWork) -> int | None:

@@ -118,7 +118,7 @@ class History:
         for _ in range(3):
             world.publish_items()
             world.publish_checkpoint()
-            for _ in range(2):
+            for _ in range(3):
                 self._round()
         world.calm = False
 

@@ -27,6 +27,7 @@ from streams.build_jobs import BuildJob, SealJob
 from streams.core.item_state import StoredFeatures
 from streams.core.shard_state import ShardState
 from streams.reconcile import Reconciler
+from streams.sealer import SealPoint
 from streams.shard import META, STATE_KEY, Shard
 from streams.shard_outbox import Outgoing, put_outbox
 from streams.shard_reader import ShardReader
@@ -113,17 +114,18 @@ def _seal_without_tombstones(_: World, boundary: Boundary) -> Sequence[Replaceme
 
 
 @_plant("the position in index-deltas is read after the checkpoint", "watermark", "served at rest")
-def _delta_position_after_export(_: World, __: Boundary) -> Sequence[Replacement]:
-    def prepare_seal(job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
+def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacement]:
+    def prepare_seal(job: SealJob, _: SealPoint, create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
         create_checkpoint(into)
-        return dataclasses.replace(job, delta_position=fetch_deltas_end(), checkpoint_directory=str(into))
+        return dataclasses.replace(job, delta_position=world.deltas_end(job.shard), checkpoint_directory=str(into))
 
     return [(streams.reconcile, "prepare_seal", prepare_seal)]
 
 
 @_plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
 def _seal_before_the_catalogue(_: World, __: Boundary) -> Sequence[Replacement]:
-    return [(streams.core.versions, "has_caught_up", lambda shard, facts: True)]
+    anywhere = (SealPoint, "is_reached", lambda point, next_offsets: True)
+    return [(streams.core.versions, "has_caught_up", lambda shard, facts: True), anywhere]
 
 
 @_plant("the export reads the live shard, which goes on meanwhile", "manifest")
@@ -160,6 +162,7 @@ def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Re
     "served rows",
     "rows of a version",
     "manifest",
+    "watermark",
 )
 def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
     write = Shard._write_micro_batch

@@ -1,5 +1,7 @@
 """Kills between any two actions, several workers at once, and planted mistakes of a seal that the checks must see."""
 
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ from infra.index_store import FolderStore
 from schemas.index.lifecycle import EntryKind, State
 from streams import reconcile, sealer
 from streams.build_jobs import SealJob
+from streams.log_ends import LogEnds
+from streams.sealer import SealPoint
 from streams.shard import Shard
 from streams.shard_reader import ShardReader
 from tests.streams.shard_world import delete, embed, upsert
@@ -171,9 +175,9 @@ def test_workers_that_find_a_revision_due_at_once_want_one(tmp_path: Path) -> No
 # --- planted mistakes ------------------------------------------------------------------------------------------------
 
 
-def between(world: World, worker: Worker) -> None:
+def between(world: World, worker: Worker, version: int = 50) -> None:
     """Events that are applied and sent while a seal is prepared."""
-    world.publish_items(upsert(5, 50, price=9.0), delete(6, 50), upsert(700, 1, price=1.5))
+    world.publish_items(upsert(5, version, price=9.0 + version), delete(6, version), upsert(650 + version, 1, price=1.5))
     worker.tasks[0].consume()
 
 
@@ -188,20 +192,13 @@ def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         worker = Worker(world)
         opened.append(worker)
 
-        def prepare_with_events(
-            job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path
-        ) -> SealJob:
-            reads: list[int] = []
+        def read_with_events(log_ends: LogEnds, shard: int) -> SealPoint:
+            point = sealer.read_seal_point(log_ends, shard)
+            between(world, worker)
+            return point
 
-            def then_events(result: Any) -> Any:
-                reads.append(1)
-                if len(reads) == 1:
-                    between(world, worker)
-                return result
-
-            return prepare(job, lambda: then_events(fetch_deltas_end()), lambda path: then_events(create_checkpoint(path)), into)
-
-        monkeypatch.setattr(reconcile, "prepare_seal", prepare_with_events)
+        monkeypatch.setattr(reconcile, "read_seal_point", read_with_events)
+        monkeypatch.setattr(reconcile, "prepare_seal", functools.partial(prepare, world, worker))
         worker.settle()
         world.want(4)
         worker.settle()
@@ -214,14 +211,36 @@ def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def test_a_seal_loses_nothing_that_comes_while_it_is_made(sealing: Callable[[Callable[..., SealJob]], World]) -> None:
-    world = sealing(sealer.prepare_seal)
+    world = sealing(lambda _, __, *call: sealer.prepare_seal(*call))
     assert world.reader(4) == world.oracle(4)
 
 
+def test_a_seal_waits_for_everything_that_another_owner_may_have_sent_rows_of(tmp_path: Path) -> None:
+    """A former owner that does not know it yet: the new one has applied more, and sent deltas below the position that is read here."""
+    world = World(tmp_path)
+    fill(world)
+    worker = Worker(world)
+    worker.settle()
+    world.want(4)
+    worker.step()
+    world.publish_items(upsert(5, 50, price=9.0))
+    for _ in range(6):  # nothing is applied meanwhile
+        worker.reconciler.step()
+    assert worker.tasks[0].shard.versions[4].full is not None
+    assert list(world.store.list("versions/4/0/seals")) == []
+    worker.tasks[0].consume()
+    worker.settle()
+    assert world.reader(4) == world.oracle(4)
+    worker.close()
+
+
 def test_a_delta_position_read_after_the_export_is_seen(sealing: Callable[[Callable[..., SealJob]], World]) -> None:
-    def wrong_order(job: SealJob, fetch_deltas_end: Callable[[], int], create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
+    def wrong_order(
+        world: World, worker: Worker, job: SealJob, _: SealPoint, create_checkpoint: Callable[[Path], None], into: Path
+    ) -> SealJob:
         create_checkpoint(into)
-        return sealer.prepare_seal(job, fetch_deltas_end, lambda _: None, into)
+        between(world, worker, 51)
+        return dataclasses.replace(job, delta_position=world.deltas_end(job.shard), checkpoint_directory=str(into))
 
     world = sealing(wrong_order)
     assert world.reader(4) != world.oracle(4)

@@ -120,6 +120,20 @@ def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_
     assert after.unknown == [version.ids[5]] and after.ids != result.ids and engine.status().residents[0].positions == {0: 42}
 
 
+def test_a_shard_that_was_set_back_moves_no_claim_until_it_is_ahead_in_every_topic(engine: Engine) -> None:
+    version = make_with_bids(1, 1.0)
+    engine.install(resident_of(version, 1)).result(WAIT_S)
+
+    def claims(features: int, new_items: int, position: int) -> dict[str, int]:
+        offsets = {"item-features": features, "new-items": new_items, "index-deltas": position}
+        assert engine.offer_changes(Portion(1, 0, None, position, offsets, 1))
+        return dict(engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S).watermark[0])
+
+    assert claims(10, 5, 1) == {"item-features": 10, "new-items": 5, "index-deltas": 1}
+    assert claims(8, 7, 2) == {"item-features": 10, "new-items": 5, "index-deltas": 2}
+    assert claims(10, 7, 3) == {"item-features": 10, "new-items": 7, "index-deltas": 3}
+
+
 def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_in_a_flood(engine: Engine) -> None:
     version = make_with_bids(1, 1.0)
     resident = resident_of(version, 1)

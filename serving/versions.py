@@ -29,7 +29,7 @@ from infra.settings import KafkaSettings
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import row_layout
-from schemas.index.lifecycle import SERVABLE, Cause
+from schemas.index.lifecycle import SERVABLE
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.topics import INDEX_DELTAS
@@ -175,13 +175,17 @@ class VersionFollower:
         return state.next_number != length or time.monotonic() >= not_before
 
     def _forget_frozen(self, state: ControlState) -> None:
-        """Versions whose slot misses changes: frozen ones, and revived ones that were loaded before they were frozen."""
+        """Versions whose slot misses changes: frozen ones, and those that were frozen after they were loaded and are back.
+
+        One that is served goes on being served, takes no changes and moves no watermark, until another or its own new revision is loaded.
+        """
         current = self._engine.status().current
         for version, held in list(self._held.items()):
             status = state.versions.get(version)
-            revived = status is not None and status.cause == Cause.REVIVE and status.revision > held.revision
-            if (status is None or status.state not in SERVABLE or revived) and (current is None or current.version != version):
-                held.resident.error = f"version {version} was frozen after it was loaded"
+            if status is not None and status.state in SERVABLE and held.revision > status.frozen_revision:
+                continue
+            held.resident.error = f"version {version} was frozen after it was loaded"
+            if current is None or current.version != version:
                 self._release(version, held)
 
     def _release(self, version: int, held: _Held) -> bool:

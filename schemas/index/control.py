@@ -68,6 +68,7 @@ class VersionStatus:
 
     last_wanted: the highest revision ever wanted. A number is never used again: seals of one that was given up are of another time, and
     must not become part of a revision that is wanted after a freeze.
+    frozen_revision: the revision it had when it was last frozen; whoever loaded that one or an older one has missed changes since.
     """
 
     version: int
@@ -86,6 +87,7 @@ class VersionStatus:
     published_at_ms: int = 0
     ended_at_ms: int = 0
     last_wanted: int = -1
+    frozen_revision: int = -1
 
     @property
     def next_revision(self) -> int:
@@ -299,12 +301,16 @@ def _promote(state: ControlState, entry: Entry) -> ControlState:
     for v, status in state.versions.items():
         overtaken = status.state is State.PUBLISHED and v < entry.version
         if v not in (entry.version, backup, state.pinned) and (status.state is State.BACKUP or overtaken):
-            versions[v] = dataclasses.replace(status, state=State.FROZEN, wanted_revision=None)
+            versions[v] = _frozen(status)
         elif v == state.pinned and v not in (entry.version, backup) and status.state is State.BACKUP:
             versions[v] = dataclasses.replace(status, state=State.PUBLISHED)
     if backup is not None:
         versions[backup] = dataclasses.replace(state.versions[backup], state=State.BACKUP)
     return dataclasses.replace(state, versions=versions, live=entry.version, backup=backup)
+
+
+def _frozen(status: VersionStatus) -> VersionStatus:
+    return dataclasses.replace(status, state=State.FROZEN, wanted_revision=None, frozen_revision=status.revision)
 
 
 def _rollback(state: ControlState, entry: Entry) -> ControlState:
@@ -321,6 +327,7 @@ def _plain(state: ControlState, entry: Entry) -> ControlState:
     if entry.kind is not EntryKind.APPROVE and entry.version == state.pinned:
         raise Incompatible("pinned", f"{entry.kind} {entry.version}: the version is pinned; unpin it first")
     moved = dataclasses.replace(_moved(state, entry), wanted_revision=None)
+    moved = _frozen(moved) if moved.state is State.FROZEN else moved
     return _set(state, moved, backup=None if state.backup == entry.version else state.backup)
 
 

@@ -71,12 +71,13 @@ def publish_version(
     positions: Sequence[int] = (0, 0),
     promote: bool = True,
     revision: int = 0,
+    cause: Cause | None = None,
 ) -> Manifest:
     """want (or a revision of it), parts, manifest, publish and promote of `number`; increments = (id, order, row or None)."""
     raw = encode_checkpoint(version.network, f"model-{number}", {})
     checkpoint = read_checkpoint(raw)
     store.put_bytes(checkpoint_path(checkpoint.info.sha256), raw)
-    info, cause = checkpoint.info, Cause.CHECKPOINT if revision == 0 else Cause.REVISE
+    info, cause = checkpoint.info, cause or (Cause.CHECKPOINT if revision == 0 else Cause.REVISE)
     facts = {"checkpoint_sha256": info.sha256, "model_id": info.model_id, "encoder_fingerprint": FINGERPRINT}
     decide(log, EntryKind.WANT, number, revision=revision, cause=cause, **facts)
     seals = []

@@ -12,7 +12,7 @@ from infra.index_store import open_index_store
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.ids import Id, partition_of
-from schemas.index.lifecycle import EntryKind
+from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
@@ -145,6 +145,37 @@ def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded
     d.assert_serves(versions[3], 3)
     assert sorted(r.token.version for r in d.engine.status().residents) == [2, 3]
     assert d.follower.counters["loads"] == 3 and str(d.engine.status().current).startswith("3.0-")
+
+
+def test_a_slot_from_before_a_freeze_is_never_continued_not_even_after_a_further_revision(deployment: Deployment) -> None:
+    d, stale = deployment, deployment.version
+    fresh = with_bids(stale, [3], 90.0)  # changed while nobody wrote changes for the version
+    d.publish(1, stale)
+    d.follower.prepare()
+    d.follower.step()
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
+    d.follower.step()
+    assert d.live == 2
+    decide(d.log, EntryKind.FREEZE, 1)
+    d.publish(1, fresh, revision=1, cause=Cause.REVIVE, promote=False)
+    d.publish(1, fresh, revision=2, promote=False)
+    decide(d.log, EntryKind.PROMOTE, 1)
+    d.follower.step()
+    d.assert_serves(fresh, 1)
+
+
+def test_a_served_version_that_was_frozen_and_is_back_is_loaded_anew(deployment: Deployment) -> None:
+    d, stale = deployment, deployment.version
+    fresh = with_bids(stale, [3], 90.0)
+    d.publish(1, stale)
+    d.follower.prepare()
+    d.follower.step()
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))  # the follower sees none of what comes until the end
+    decide(d.log, EntryKind.FREEZE, 1)
+    d.publish(1, fresh, revision=1, cause=Cause.REVIVE, promote=False)
+    decide(d.log, EntryKind.PROMOTE, 1)
+    d.follower.step()
+    d.assert_serves(fresh, 1)
 
 
 def flip_byte(deployment: Deployment) -> None:

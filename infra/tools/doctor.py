@@ -4,7 +4,6 @@ Each check says ok, warn or fail, what it found, and the next step. Nothing is c
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import resource
 import shutil
@@ -135,8 +134,12 @@ def check_device(_: InfraSettings) -> Finding:
 
 def check_libraries(_: InfraSettings) -> Finding:
     """What decides arithmetic and formats is installed."""
-    wanted = ("torch", "numpy", "rocksdict", "confluent-kafka", "faust-streaming")
-    missing = [name for name in wanted if importlib.util.find_spec(name.replace("-", "_").removesuffix("_streaming")) is None]
+    found, missing = [], []
+    for name in ("torch", "numpy", "rocksdict", "confluent-kafka", "faust-streaming"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
     if missing:
         return Finding("libraries", FAIL, f"missing: {missing}", "uv sync")
-    return Finding("libraries", OK, ", ".join(f"{name} {importlib.metadata.version(name)}" for name in wanted))
+    return Finding("libraries", OK, ", ".join(found))

@@ -82,6 +82,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(moment: str, tmp_path: Path, boots
         demo.end()
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(400)  # it trains, switches three versions under load and replays; 65 s of computing
 def test_the_demo_plays_to_its_end_and_keeps_everything_running_until_ctrl_c(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "", "--keep", "--json")

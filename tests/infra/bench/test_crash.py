@@ -31,6 +31,7 @@ def test_the_count_is_that_of_a_plain_fold() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.campaign
 def test_a_short_campaign_loses_nothing_and_doubles_nothing() -> None:
     figures = measure_crash(kills=2, seed=1, items=300, updates_per_s=100.0)
     assert figures.value("kills") == 2 and figures.value("kills_failpoint") == 1

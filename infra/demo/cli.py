@@ -20,7 +20,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end and say what to try next.")] = False,
     train_seconds: Annotated[
         float, typer.Option(min=0.1, max=600.0, hidden=True, help="Of the first training; for tests of the demo itself.")
-    ] = 7.0,
+    ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """From nothing to ranked answers: broker, catalogue, training, index version, server, and what they measure."""

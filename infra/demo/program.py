@@ -24,7 +24,7 @@ from infra.processes import Child
 from schemas.errors import AifError
 
 SWITCHES = 3
-WARM_START_S = 0.7
+WARM_START_S = 0.5
 CHECKPOINTS = "checkpoints"
 
 
@@ -37,7 +37,7 @@ class DemoOptions:
     data: Path | None = None
     mapping: Path | None = None
     keep: bool = False
-    train_s: float = 7.0
+    train_s: float = 5.0
 
 
 def run_demo(options: DemoOptions) -> Figures:

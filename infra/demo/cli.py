@@ -19,8 +19,8 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end and say what to try next.")] = False,
     train_seconds: Annotated[
-        float, typer.Option(min=0.1, max=600.0, hidden=True, help="Of the first training; for tests of the demo itself.")
-    ] = 5.0,
+        float | None, typer.Option(min=0.1, max=600.0, hidden=True, help="Of the first training; for tests of the demo itself.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """From nothing to ranked answers: broker, catalogue, training, index version, server, and what they measure."""

@@ -24,6 +24,7 @@ from infra.processes import Child
 from schemas.errors import AifError
 
 SWITCHES = 3
+TRAIN_WORLD_S, TRAIN_FILES_S = 5.0, 10.0  # what the world shows is learnt sooner
 WARM_START_S = 0.5
 CHECKPOINTS = "checkpoints"
 
@@ -37,7 +38,7 @@ class DemoOptions:
     data: Path | None = None
     mapping: Path | None = None
     keep: bool = False
-    train_s: float = 5.0
+    train_s: float | None = None
 
 
 def run_demo(options: DemoOptions) -> Figures:
@@ -95,12 +96,13 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         stage.start_broker()
         stage.serve("worker", "worker", say=steps.say, heartbeat=stage.directory / "worker" / HEARTBEAT_NAME)
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
-    trainer = _start_trainer(stage, catalogue, options.train_s) if catalogue.impression_count is not None else None
+    train_s = options.train_s or (TRAIN_WORLD_S if options.data is None else TRAIN_FILES_S)
+    trainer = _start_trainer(stage, catalogue, train_s) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
             acts.publish_catalogue(publisher, catalogue, step)
         with steps.step("train on the impressions topic"):
-            stage.finish(trainer or _start_trainer(stage, catalogue, options.train_s))
+            stage.finish(trainer or _start_trainer(stage, catalogue, train_s))
         checkpoints = sorted((stage.directory / CHECKPOINTS).glob("*.safetensors"))
         with steps.step("build the first version, load it"):
             publisher.publish_checkpoint_file(checkpoints[0])

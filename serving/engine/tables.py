@@ -17,6 +17,7 @@ import numpy as np
 from schemas.ids import Id, IdKind
 from schemas.index.layout import ORDER, Column, RowLayout
 from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, pack_orders
+from serving.engine.compiled_once import compiled_once
 from serving.engine.lookup import (
     FULL,
     HEADER_DEAD,
@@ -161,12 +162,17 @@ def warm_tables() -> None:
 
     1.5 s in a new process; done when a process starts, so that neither its first version nor its first request pays for it.
     """
-    for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
-        layout = RowLayout((Column("category", "<i4", 1),), kind)
-        plan = plan_arrays(layout, len(ids), 32)
-        arrays = open_arrays(plan, bytearray(plan.size_bytes))
-        reset_arrays(arrays)
-        encoded, count = encode_ids(ids, kind), len(ids)
-        tables = Tables(layout, plan, arrays)
-        tables.apply(Changes(encoded, pack_orders(np.zeros(count, ORDER)), np.zeros(count, np.uint8), np.zeros(count, layout.dtype)))
-        tables.find(encoded)
+    with compiled_once("tables"):
+        for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
+            _find_once(kind, ids)
+
+
+def _find_once(kind: IdKind, ids: list[Id]) -> None:
+    layout = RowLayout((Column("category", "<i4", 1),), kind)
+    plan = plan_arrays(layout, len(ids), 32)
+    arrays = open_arrays(plan, bytearray(plan.size_bytes))
+    reset_arrays(arrays)
+    encoded, count = encode_ids(ids, kind), len(ids)
+    tables = Tables(layout, plan, arrays)
+    tables.apply(Changes(encoded, pack_orders(np.zeros(count, ORDER)), np.zeros(count, np.uint8), np.zeros(count, layout.dtype)))
+    tables.find(encoded)

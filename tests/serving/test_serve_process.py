@@ -24,6 +24,7 @@ from tests.serving.engine.samples import make_version
 from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
 
 AIF = [sys.executable, "-c", "from infra.cli import main; main()"]
+WAIT_S = 120.0  # a first run compiles the kernels
 
 
 def environment(folder: Path, bootstrap: str, prefix: str) -> dict[str, str]:
@@ -55,10 +56,10 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         environment=variables,
     )
     try:
-        wait_ready(child, address.exists, 60)
+        wait_ready(child, address.exists, WAIT_S)
         url = json.loads(address.read_text())["url"]
         with AifClient(url) as client:
-            wait_ready(child, client.ready, 60)
+            wait_ready(child, client.ready, WAIT_S)
         answer = json.loads(run(["query", "1", "--random", "20", "--top-k", "3", "--url", url, "--json"], variables).stdout)
         assert (len(answer["items"]), answer["candidates"], answer["unknown_count"]) == (3, 20, 0)
         chosen = tmp_path / "items"

@@ -20,7 +20,7 @@ from serving.client import AifClient
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import Version, make_version
 from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
-from tests.serving.test_serve_process import AIF, environment
+from tests.serving.test_serve_process import AIF, WAIT_S, environment
 
 TOKEN = "a-token-of-enough-letters"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -52,11 +52,11 @@ def running(tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) ->
     command = [*AIF, "serve", "--port", "0", "--device", "cpu", "--address-file", str(address)]
     child = start_child("server", command, folder / "server.log", environment=variables)
     try:
-        wait_ready(child, address.exists, 60)
+        wait_ready(child, address.exists, WAIT_S)
         found = json.loads(address.read_text())
         served = Running(child, found["url"], found["grpc"], version)
         with served.client as client:
-            wait_ready(child, client.ready, 60)
+            wait_ready(child, client.ready, WAIT_S)
         yield served
     finally:
         child.kill()

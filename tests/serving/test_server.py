@@ -31,6 +31,7 @@ from tests.serving.engine.samples import Version, item_id, make_behaviours, make
 from tests.serving.index_samples import DeltaWriter, decide, publish_version, write_identity
 
 ITEMS = 150
+WAIT_S = 120.0  # a first run compiles the kernels
 
 
 @dataclass
@@ -134,7 +135,7 @@ def test_every_answer_under_flips_and_deltas_equals_the_version_it_names(
             served.ask(1, 0)
         write_identity(served.log, served.versions[1])
         served.publish(1)
-        served.client.wait_ready(60)
+        served.client.wait_ready(WAIT_S)
         address = json.loads((tmp_path / "address.json").read_text())
         assert address["url"] == served.client.url
         for number in (2, 3, 4, None):
@@ -146,7 +147,7 @@ def test_every_answer_under_flips_and_deltas_equals_the_version_it_names(
                 served.ask(1, user)
             if number is not None:
                 served.publish(number)
-                wait_until(lambda n=number: served.ask(1, 5).version_token.startswith(f"{n}."), 60, f"version {number} to be live")
+                wait_until(lambda n=number: served.ask(1, 5).version_token.startswith(f"{n}."), WAIT_S, f"version {number} to be live")
         report = served.audit()
         assert (report.mismatched, report.recomputed) == (0, len(served.recorded)), report.reasons
         assert len(report.versions) == 4
@@ -190,7 +191,7 @@ def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_pat
     with serve("full", tmp_path, bootstrap_servers, topic_prefix) as served:
         write_identity(served.log, served.versions[1])
         served.publish(1)
-        served.client.wait_ready(60)
+        served.client.wait_ready(WAIT_S)
         candidates = [item_id(served.kind, i) for i in range(20)]
         assert served.client.rank(7, candidates).degraded == ["cold_user"]
         with Publisher(bootstrap_servers, topic_prefix, "test", 2, 1, served.kind) as publisher:
@@ -210,7 +211,7 @@ def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_pat
         assert written.items != known.items
         served.publish(2, promote=False)
         decide(served.log, EntryKind.PIN, 2)
-        wait_until(lambda: served.client.rank(7, candidates).version_token.startswith("2."), 60, "the pinned version")
+        wait_until(lambda: served.client.rank(7, candidates).version_token.startswith("2."), WAIT_S, "the pinned version")
         with served.client._http.stream("GET", "/metrics") as page:
             text = page.read().decode()
         assert "aif_version_live 2.0" in text and "aif_users_known 1.0" in text and "aif_flips_total 2.0" in text

@@ -21,7 +21,7 @@ from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
 from tests.serving.index_samples import SHARDS, DeltaWriter, decide, publish_version, write_identity
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 ITEMS = 120
 
 

@@ -20,7 +20,8 @@ from infra.demo.stage import Stage
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.dead_letters import DeadLetterSource, dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
-from infra.processes import Child, wait_until
+from infra.processes import Child, wait_ready, wait_until
+from schemas.errors import Unavailable
 from schemas.events import Behaviour, CheckpointRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
@@ -29,7 +30,7 @@ from schemas.model.spec import ModelSpec
 
 ITEMS = 100
 EMBEDDING_WIDTH = 8
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def schema_of(id_kind: IdKind) -> FeatureSchema:
@@ -179,7 +180,11 @@ class System(Stage):
 
     def server(self) -> RankingServer:
         client = RankingServer(self.url)
-        wait_until(client.is_ready, WAIT_S, "the server to be ready")
+        try:
+            wait_ready(self.child("server"), client.is_ready, WAIT_S)
+        except Unavailable as error:
+            error.add_note("\n".join(f"--- {child.name}: {child.log_tail()}" for child in self.children))
+            raise
         return client
 
     def post(self, path: str, content: bytes | Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

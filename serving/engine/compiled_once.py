@@ -1,0 +1,68 @@
+"""Kernels are compiled by one process of a machine; the others that start meanwhile wait and take them from numba's cache.
+
+Without it a server, its loader and whatever starts beside them each compile the same eleven seconds of work on the same two cores. Not here: what is
+compiled (scorers.py, tables.py).
+Invariant: only a wait. With no folder to write to, or with a lock that nobody frees in time, a process compiles for itself: slower, never other code.
+"""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numba
+
+WAIT_S_MAX = 120.0
+_POLL_S = 0.05
+
+
+@contextmanager
+def compiled_once(what: str) -> Iterator[None]:
+    """Around the first calls of kernels. `what` names the set of kernels; a set that is in the cache already is not waited for."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__")
+    done, stamp = folder / f"compiled-{what}", _stamp()
+    if _says(done, stamp) or (lock := _open_lock(folder / f"compiling-{what}")) is None:
+        yield
+        return
+    try:
+        _wait_for(lock)
+        yield
+        with suppress(OSError):
+            done.write_text(stamp)
+    finally:
+        os.close(lock)  # frees it, as the end of the process does
+
+
+def _stamp() -> str:
+    """What numba's cache depends on: its version, this processor, the sources."""
+    sources = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(repr((numba.__version__, llvm.get_host_cpu_name(), sources)).encode()).hexdigest()
+
+
+def _says(done: Path, stamp: str) -> bool:
+    try:
+        return done.read_text() == stamp
+    except OSError:
+        return False
+
+
+def _open_lock(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+
+
+def _wait_for(lock: int) -> None:
+    end = time.monotonic() + WAIT_S_MAX
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_POLL_S)

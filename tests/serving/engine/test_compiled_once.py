@@ -1,0 +1,63 @@
+"""Kernels are compiled by one process at a time, by none that finds them done, and by each for itself where no lock can be had."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from serving.engine import compiled_once as module
+from serving.engine.compiled_once import compiled_once
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def hold_lock(folder: Path) -> int:
+    lock = os.open(folder / "compiling-kernels", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def test_a_second_process_waits_for_the_first(folder: Path) -> None:
+    lock, entered = hold_lock(folder), threading.Event()
+
+    def enter() -> None:
+        with compiled_once("kernels"):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert not entered.wait(4 * module._POLL_S)
+    os.close(lock)
+    thread.join()
+    assert entered.is_set()
+
+
+def test_what_is_done_is_not_waited_for_until_a_source_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with compiled_once("kernels"):
+        pass
+    lock = hold_lock(folder)
+    with compiled_once("kernels"):  # would wait for ever otherwise
+        pass
+    monkeypatch.setattr(module, "_stamp", lambda: "other sources")
+    monkeypatch.setattr(module, "WAIT_S_MAX", 0.0)
+    with compiled_once("kernels"):  # nobody frees the lock: it compiles for itself
+        pass
+    os.close(lock)
+
+
+def test_a_failed_compilation_is_not_marked_as_done(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), compiled_once("kernels"):
+        raise ZeroDivisionError
+    assert not (folder / "compiled-kernels").exists()
+
+
+def test_without_a_folder_to_write_to_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/no-such-folder")
+    with compiled_once("kernels"):
+        pass

@@ -45,16 +45,26 @@ _INT64_KEY_BYTES = 8
 _SIGN_BIT = np.uint64(1 << 63)
 
 WATERMARK_VERSION = -1
+HASH_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no embedding is lost in the product
 
 
 def _checksum(raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=_CHECKSUM_BYTES).digest()
 
 
+def component_hash(component: bytes) -> int:
+    """BLAKE2b-64 of the bytes of one component of an item: its canonical features, or the values of its embedding."""
+    return int.from_bytes(hashlib.blake2b(component, digest_size=8).digest(), "little")
+
+
+def combine_hashes(features: int, embedding: int) -> int:
+    """The order's `input_hash` from the hashes of the components (`embedding` 0 if there is none): each alone decides it while the other stands."""
+    return (features + HASH_FACTOR * embedding) & 0xFFFFFFFFFFFFFFFF
+
+
 def input_hash(features: bytes, embedding: bytes) -> int:
     """The order's `input_hash`: of the stored features bytes and the stored embedding bytes (empty if there is none)."""
-    digest = hashlib.blake2b(len(features).to_bytes(8, "little") + features + embedding, digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,39 +20,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import Corrupted
-from schemas.index.layout import ORDER, input_hash
+from schemas.index.layout import ORDER, combine_hashes, component_hash
 from schemas.topics import SHARD_TOPICS
 
 FeaturesOrder = tuple[int, int, int]  # event version, offset, index in the record
 EmbeddingOrder = tuple[int, int]  # offset, index in the record
 NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 
-_FEATURES_HEADER = struct.Struct("<qqHqqHB")  # order, changed, dead; then the JSON bytes
+FEATURES_HEADER = struct.Struct("<qqHqqHBQ")  # order, changed, dead, hash; then the JSON bytes
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)  # made once: json.dumps would make one a call
 _DECODE = json.JSONDecoder().raw_decode
-_EMBEDDING_HEADER = struct.Struct("<qHqH")  # order, changed; then float32 values
+EMBEDDING_HEADER = struct.Struct("<qHqHQ")  # order, changed, hash; then float32 values
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
 _NO_EMBEDDING_CHANGED = struct.pack("<qH", *NO_EMBEDDING_ORDER)
-_DEAD_AT = _FEATURES_HEADER.size - 1
+DEAD_AT = 36  # in a features component as it is stored
 
 
 class StoredFeatures(NamedTuple):
-    """The features component: its order, whether it is a delete marker, the features as canonical JSON bytes (empty when dead), and the order
-    at which `dead` and `raw` became what they are."""
+    """The features component: its order, whether it is a delete marker, the features as canonical JSON bytes (empty when dead), the order at
+    which `dead` and `raw` became what they are, and the hash of `raw` (0 when dead), kept because a row's order and a full build ask for it."""
 
     order: FeaturesOrder
     dead: bool
     raw: bytes
     changed: FeaturesOrder
+    hash: int
 
 
 class StoredEmbedding(NamedTuple):
-    """The embedding component: its order, the float32 values as bytes, and the order at which they became what they are."""
+    """The embedding component: its order, the float32 values as bytes, the order at which they became what they are, and their hash."""
 
     order: EmbeddingOrder
     values: bytes
     changed: EmbeddingOrder
+    hash: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +93,21 @@ def decode_raw_features(raw: bytes) -> dict[str, Any]:
 
 def is_dead(features: bytes) -> bool:
     """Whether a features component, as it is stored, is a delete marker. Raises Corrupted (`bad_features_component`)."""
-    if len(features) < _FEATURES_HEADER.size:
+    if len(features) < FEATURES_HEADER.size:
         raise _bad_features(features)
-    return features[_DEAD_AT] != 0
+    return features[DEAD_AT] != 0
 
 
 def raw_of(features: bytes) -> bytes:
     """The canonical JSON in a features component as it is stored."""
-    return features[_FEATURES_HEADER.size :]
+    return features[FEATURES_HEADER.size :]
 
 
 def values_of(embedding: bytes) -> bytes:
     """The float32 values in an embedding component as it is stored. Raises Corrupted (`bad_embedding_component`)."""
-    if len(embedding) < _EMBEDDING_HEADER.size or (len(embedding) - _EMBEDDING_HEADER.size) % 4:
+    if len(embedding) < EMBEDDING_HEADER.size or (len(embedding) - EMBEDDING_HEADER.size) % 4:
         raise _bad_embedding(embedding)
-    return embedding[_EMBEDDING_HEADER.size :]
+    return embedding[EMBEDDING_HEADER.size :]
 
 
 def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
@@ -116,8 +118,9 @@ def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> Stor
     order = (version, update.offset, update.index)
     if stored is not None and order <= stored.order:
         return None
-    same = stored is not None and (stored.dead, stored.raw) == (update.dead, update.raw)
-    return StoredFeatures(order, update.dead, update.raw, stored.changed if stored is not None and same else order)
+    if stored is not None and (stored.dead, stored.raw) == (update.dead, update.raw):
+        return stored._replace(order=order)
+    return StoredFeatures(order, update.dead, update.raw, order, 0 if update.dead else component_hash(update.raw))
 
 
 def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> StoredEmbedding | None:
@@ -125,49 +128,50 @@ def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> S
     order = (update.offset, update.index)
     if stored is not None and order <= stored.order:
         return None
-    same = stored is not None and stored.values == update.values
-    return StoredEmbedding(order, update.values, stored.changed if stored is not None and same else order)
+    if stored is not None and stored.values == update.values:
+        return stored._replace(order=order)
+    return StoredEmbedding(order, update.values, order, component_hash(update.values))
 
 
 def encode_features_component(component: StoredFeatures) -> bytes:
     """Value in the column family `features`."""
-    return _FEATURES_HEADER.pack(*component.order, *component.changed, component.dead) + component.raw
+    return FEATURES_HEADER.pack(*component.order, *component.changed, component.dead, component.hash) + component.raw
 
 
 def decode_features_component(value: bytes) -> StoredFeatures:
     """Raises Corrupted (`bad_features_component`)."""
-    if len(value) < _FEATURES_HEADER.size:
+    if len(value) < FEATURES_HEADER.size:
         raise _bad_features(value)
-    *orders, dead = _FEATURES_HEADER.unpack_from(value)
-    return StoredFeatures((orders[0], orders[1], orders[2]), bool(dead), value[_FEATURES_HEADER.size :], (orders[3], orders[4], orders[5]))
+    version, offset, index, *changed, dead, hashed = FEATURES_HEADER.unpack_from(value)
+    return StoredFeatures((version, offset, index), dead != 0, value[FEATURES_HEADER.size :], (changed[0], changed[1], changed[2]), hashed)
 
 
 def encode_embedding_component(component: StoredEmbedding) -> bytes:
     """Value in the column family `embeddings`."""
-    return _EMBEDDING_HEADER.pack(*component.order, *component.changed) + component.values
+    return EMBEDDING_HEADER.pack(*component.order, *component.changed, component.hash) + component.values
 
 
 def decode_embedding_component(value: bytes) -> StoredEmbedding:
     """Raises Corrupted (`bad_embedding_component`)."""
     values = values_of(value)
-    offset, index, *changed = _EMBEDDING_HEADER.unpack_from(value)
-    return StoredEmbedding((offset, index), values, (changed[0], changed[1]))
+    offset, index, changed_offset, changed_index, hashed = EMBEDDING_HEADER.unpack_from(value)
+    return StoredEmbedding((offset, index), values, (changed_offset, changed_index), hashed)
 
 
 def _bad_features(value: bytes) -> Corrupted:
-    return Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {_FEATURES_HEADER.size}")
+    return Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {FEATURES_HEADER.size}")
 
 
 def _bad_embedding(value: bytes) -> Corrupted:
-    expected = f"expected {_EMBEDDING_HEADER.size} + 4 a number"
+    expected = f"expected {EMBEDDING_HEADER.size} + 4 a number"
     return Corrupted("bad_embedding_component", f"embedding component of {len(value)} bytes, {expected}")
 
 
 def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
     """The order of an item's row or tombstone, as the fields of one ORDER element: where its components last changed. A tombstone has no input hash."""
-    values = embedding.values if embedding is not None else b""
-    inputs = 0 if features.dead else input_hash(features.raw, values)
-    return (*features.changed, *(embedding.changed if embedding is not None else NO_EMBEDDING_ORDER), inputs, int(features.dead))
+    changed, hashed = (NO_EMBEDDING_ORDER, 0) if embedding is None else (embedding.changed, embedding.hash)
+    inputs = 0 if features.dead else combine_hashes(features.hash, hashed)
+    return (*features.changed, *changed, inputs, int(features.dead))
 
 
 def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
@@ -177,9 +181,12 @@ def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) ->
 
 def encode_stored_order(features: bytes, embedding: bytes | None) -> bytes:
     """One ORDER element of a live item from its components as they are stored: their bytes are cut where `order_of` names fields."""
-    values, changed = (b"", _NO_EMBEDDING_CHANGED) if embedding is None else (values_of(embedding), embedding[10:20])
-    inputs = input_hash(raw_of(features), values).to_bytes(8, "little")
-    return features[18:36] + changed + inputs + features[36:37]
+    hashed = int.from_bytes(features[37:45], "little")
+    if embedding is None:
+        changed = _NO_EMBEDDING_CHANGED
+    else:
+        changed, hashed = embedding[10:20], combine_hashes(hashed, int.from_bytes(embedding[20:28], "little"))
+    return features[18:36] + changed + hashed.to_bytes(8, "little") + features[36:37]
 
 
 def encode_orders(orders: list[tuple[int, int, int, int, int, int, int]]) -> np.ndarray:

@@ -16,7 +16,7 @@ from schemas.index.layout import FORMAT
 from schemas.index.manifest import Part, PartFile
 from schemas.topics import SHARD_TOPICS
 
-COMPONENTS_FORMAT = 2  # of the bytes in item_state.py and outbox.py; a directory of another one is refused, not misread
+COMPONENTS_FORMAT = 3  # of the bytes in item_state.py and outbox.py; a directory of another one is refused, not misread
 
 
 @dataclass(frozen=True, slots=True)

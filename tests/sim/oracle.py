@@ -127,8 +127,8 @@ def _encode(features: tuple[tuple[str, Any], ...]) -> str:
 
 @cache
 def _hash_of(text: str, embedding: bytes) -> int:
-    raw = text.encode()
-    return int.from_bytes(hashlib.blake2b(len(raw).to_bytes(8, "little") + raw + embedding, digest_size=8).digest(), "little")
+    features, values = (int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") for raw in (text.encode(), embedding))
+    return (features + 0x9E3779B97F4A7C15 * (values if embedding else 0)) % (1 << 64)
 
 
 def input_hash_of(row: ExpectedRow) -> int:

@@ -1,6 +1,7 @@
 """What one micro-batch does to an item, step by step."""
 
 from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.index.layout import component_hash
 from streams.core.item_change import ItemChange
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, encode_raw_features
 from streams.core.stale import EVERYTHING, Stale, dependencies_of
@@ -19,7 +20,8 @@ TABLE = dependencies_of(SCHEMA)
 
 
 def stored(**features: object) -> StoredFeatures:
-    return StoredFeatures((1, 0, 0), False, encode_raw_features(features), (1, 0, 0))
+    raw = encode_raw_features(features)
+    return StoredFeatures((1, 0, 0), False, raw, (1, 0, 0), component_hash(raw))
 
 
 def put(offset: int, **features: object) -> FeaturesUpdate:

@@ -1,12 +1,14 @@
 """The fold of one item's components and their bytes."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
-from schemas.index.layout import ORDER, input_hash
+from schemas.index.layout import ORDER, component_hash, input_hash
 from streams.core.item_state import (
     EmbeddingUpdate,
     FeaturesUpdate,
@@ -35,6 +37,14 @@ updates = st.builds(
     st.booleans(),
     st.sampled_from([b"{}", b'{"a":1}']),
 )
+
+
+def held_features(order: tuple[int, int, int], dead: bool, raw: bytes, changed: tuple[int, int, int]) -> StoredFeatures:
+    return StoredFeatures(order, dead, raw, changed, 0 if dead else component_hash(raw))
+
+
+def held_embedding(order: tuple[int, int], values: bytes, changed: tuple[int, int]) -> StoredEmbedding:
+    return StoredEmbedding(order, values, changed, component_hash(values))
 
 
 def fold_all(events: list[FeaturesUpdate]) -> StoredFeatures | None:
@@ -74,33 +84,37 @@ def test_an_identical_update_advances_the_order_and_not_the_order_of_the_last_ch
 def test_a_removal_without_version_takes_the_stored_one_and_0_where_nothing_is_stored() -> None:
     removal = FeaturesUpdate(b"k", None, 9, 0, True)
     assert (stored := fold_features(None, removal)) is not None and stored.order == (0, 9, 0)
-    stored = fold_features(StoredFeatures((7, 3, 1), False, b"{}", (7, 3, 1)), removal)
+    stored = fold_features(held_features((7, 3, 1), False, b"{}", (7, 3, 1)), removal)
     assert stored is not None and stored.order == (7, 9, 0) and stored.dead
 
 
 def test_an_embedding_is_superseded_by_a_higher_offset_or_index_only() -> None:
-    stored = StoredEmbedding((5, 1), b"abcd", (5, 1))
+    stored = held_embedding((5, 1), b"abcd", (5, 1))
     assert fold_embedding(stored, EmbeddingUpdate(b"k", 5, 1, b"efgh")) is None
     assert fold_embedding(stored, EmbeddingUpdate(b"k", 4, 9, b"efgh")) is None
-    assert fold_embedding(stored, EmbeddingUpdate(b"k", 5, 2, b"efgh")) == StoredEmbedding((5, 2), b"efgh", (5, 2))
+    assert fold_embedding(stored, EmbeddingUpdate(b"k", 5, 2, b"efgh")) == held_embedding((5, 2), b"efgh", (5, 2))
 
 
 def test_components_have_these_bytes() -> None:
-    features = StoredFeatures((1, 2, 3), True, b"", (1, 2, 0))
-    assert encode_features_component(features).hex() == "01000000000000000200000000000000030001000000000000000200000000000000000001"
-    embedding = StoredEmbedding((2, 1), b"\x00\x00\x80?", (0, 1))
-    assert encode_embedding_component(embedding).hex() == "02000000000000000100000000000000000001000000803f"
+    features = held_features((1, 2, 3), True, b"", (1, 2, 0))
+    assert (
+        encode_features_component(features).hex()
+        == "010000000000000002000000000000000300" + "010000000000000002000000000000000000" + "01" + 16 * "0"
+    )
+    embedding = held_embedding((2, 1), b"\x00\x00\x80?", (0, 1))
+    hashed = hashlib.blake2b(embedding.values, digest_size=8).hexdigest()
+    assert encode_embedding_component(embedding).hex() == "02000000000000000100" + "00000000000000000100" + hashed + "0000803f"
     assert decode_features_component(encode_features_component(features)) == features
     assert decode_embedding_component(encode_embedding_component(embedding)) == embedding
 
 
-@pytest.mark.parametrize("value", [b"", b"x" * 36])
+@pytest.mark.parametrize("value", [b"", b"x" * 44])
 def test_a_torn_features_component_is_named(value: bytes) -> None:
     with pytest.raises(Corrupted, match="bad_features_component"):
         decode_features_component(value)
 
 
-@pytest.mark.parametrize("value", [b"", b"x" * 19, b"x" * 22])
+@pytest.mark.parametrize("value", [b"", b"x" * 27, b"x" * 30])
 def test_a_torn_embedding_component_is_named(value: bytes) -> None:
     with pytest.raises(Corrupted, match="bad_embedding_component"):
         decode_embedding_component(value)
@@ -114,12 +128,12 @@ def test_equal_features_have_equal_bytes_whatever_the_order_of_names_and_unlike_
 
 
 def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_embedding() -> None:
-    features = StoredFeatures((3, 9, 0), False, b"{}", (2, 4, 1))
+    features = held_features((3, 9, 0), False, b"{}", (2, 4, 1))
     assert order_of(features, None) == (2, 4, 1, -1, 0, input_hash(b"{}", b""), 0)
-    embedding = StoredEmbedding((8, 2), b"abcd", (6, 0))
+    embedding = held_embedding((8, 2), b"abcd", (6, 0))
     order = encode_orders([order_of(features, embedding)])[0]
     assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(b"{}", b"abcd")
-    assert order_of(StoredFeatures((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
+    assert order_of(held_features((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
 
 
 @given(
@@ -131,13 +145,13 @@ def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_
 def test_the_order_cut_from_stored_bytes_is_that_of_the_decoded_components(
     raw: bytes, values: list[float] | None, offset: int, index: int
 ) -> None:
-    features = StoredFeatures((5, offset + 9, index), False, raw, (3, offset, index))
-    embedding = None if values is None else StoredEmbedding((offset + 7, 1), np.array(values, np.float32).tobytes(), (offset, index))
+    features = held_features((5, offset + 9, index), False, raw, (3, offset, index))
+    embedding = None if values is None else held_embedding((offset + 7, 1), np.array(values, np.float32).tobytes(), (offset, index))
     stored = None if embedding is None else encode_embedding_component(embedding)
     assert encode_stored_order(encode_features_component(features), stored) == encode_orders([order_of(features, embedding)]).tobytes()
 
 
 def test_an_orders_bytes_are_those_of_the_array_form() -> None:
-    features, embedding = StoredFeatures((9, 8, 7), False, b'{"a":1}', (3, 1 << 40, 255)), StoredEmbedding((5, 0), b"\x00" * 8, (4, 2))
+    features, embedding = held_features((9, 8, 7), False, b'{"a":1}', (3, 1 << 40, 255)), held_embedding((5, 0), b"\x00" * 8, (4, 2))
     for some in (embedding, None):
         assert encode_order(features, some) == encode_orders([order_of(features, some)]).tobytes()

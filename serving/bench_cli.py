@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from infra.command import BENCH_HELP, AsJson, command_group, print_figures
+from infra.command import BENCH_HELP, AsJson, command_group, print_figures, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -12,12 +12,16 @@ def register(app: typer.Typer) -> None:
     group = command_group(app, "bench", BENCH_HELP)
     group.command("rank")(bench_rank)
     group.command("overload")(bench_overload)
+    group.command("table4")(bench_table4)
+
+
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")]
 
 
 def bench_rank(
     items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 1_000_000,
     candidates: Annotated[str, typer.Option(help="Sizes of the requests, with commas.")] = "1000,10000,100000",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")] = False,
+    quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
     """Latency of the engine beside torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
@@ -41,3 +45,24 @@ def bench_overload(
     from serving.bench_overload import OverloadPlan, measure_overload
 
     print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)
+
+
+def bench_table4(
+    items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 200_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
+    p99_ms: Annotated[float, typer.Option(min=0, help="The p99 at which throughput is compared; 0 = five times the base's mean.")] = 0.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's Table 4 row for row: response time, throughput at a fixed p99, extra storage, against the sequential base of the same run."""
+    from infra.logs import open_logs
+    from serving.bench_table4 import Table4Plan, measure_table4, table_rows
+
+    open_logs("bench", "warning")
+    plan = Table4Plan(items, min(candidates, items), behaviours, p99_ms=p99_ms)
+    figures = measure_table4(plan.quick() if quick else plan)
+    if as_json:
+        print_figures(figures.as_dict(), True)
+    else:
+        print_table("table4", table_rows(figures), False)

@@ -33,7 +33,7 @@ class CpuScorer:
 
     def __init__(self, network: AifNetwork, version: int, tables: Tables) -> None:
         self.network, self.version, self.tables = network.eval(), version, tables
-        self._columns, self._bids_R = _columns_of(tables), torch.from_numpy(tables.columns["bid"])
+        self.columns, self._bids_R = _columns_of(tables), torch.from_numpy(tables.columns["bid"])
         self.weights = fold_version(network.head)
         self._words = -(-network.spec.signature_bytes // 8)
         self._scratch: list[Scratch] = []
@@ -60,7 +60,7 @@ class CpuScorer:
         entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
         WORKERS.run(
             lambda first, end, thread: score_part(
-                self._columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
+                self.columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
             ),
             len(slots_C),
         )

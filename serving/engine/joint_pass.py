@@ -139,7 +139,7 @@ def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
+def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
     """scratch.near_CE = behaviours within each edge's limit, for each candidate of the share."""
     words_CQ, near_CE = scratch.words_CQ[: slots_C.shape[0]], scratch.near_CE[: slots_C.shape[0]]
     _gather_words(columns, slots_C, words_CQ)
@@ -154,21 +154,23 @@ def _count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, s
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
+def prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
+    """Asks for the rows of a block before they are read."""
     vector, bridge, realtime = columns.vector, columns.bridge, columns.realtime
     for i in range(slots_B.shape[0]):
         slot = slots_B[i]
         for at in range(0, 2 * vector.shape[1], 64):
             prefetch(address(vector) + 2 * slot * vector.shape[1] + at)
         prefetch(address(bridge) + 2 * slot * bridge.shape[1])
-        prefetch(address(realtime) + 4 * slot * realtime.shape[1])
+        for at in range(0, 4 * realtime.shape[1], 64):
+            prefetch(address(realtime) + 4 * slot * realtime.shape[1] + at)
         prefetch(address(columns.category) + 4 * slot)
         prefetch(address(columns.has_signature) + slot)
         prefetch(address(columns.signature) + slot * columns.signature.shape[1])
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
+def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
     """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
     nibbles stay in the first cache, the whole table would not."""
     signature, width = address(columns.signature), columns.signature.shape[1]
@@ -204,7 +206,7 @@ def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarra
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
+def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
     """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
     tiers = near_E.shape[0] + 1
     length = np.float32(max(1, user.length))
@@ -220,7 +222,7 @@ def _join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
+def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
     """Numbers, clipped, then the rows of the table."""
     for column in weights.realtime_numeric:
         x[at] = min(max(columns.realtime[slot, column], -weights.value_abs_max), weights.value_abs_max)
@@ -234,7 +236,7 @@ def _join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _multiply(
+def multiply(
     rows: int,
     inputs: int,
     input_stride: int,
@@ -272,7 +274,7 @@ def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, 
         _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
     inputs, stride, joined = address(scratch.inputs_BX) + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
     zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
-    _multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
+    multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -282,7 +284,7 @@ def _join_block(
     """The joint parts of inputs_BX."""
     width, at_bea = columns.vector.shape[1], columns.vector.shape[1] + columns.bridge.shape[1]
     if weights.at_din >= 0:
-        _sum_signs(columns, user, slots_B, scratch.signs_BF)
+        sum_signs(columns, user, slots_B, scratch.signs_BF)
     for i in range(slots_B.shape[0]):
         slot, x = slots_B[i], scratch.inputs_BX[i]
         for d in range(width):
@@ -290,11 +292,11 @@ def _join_block(
         if weights.at_din >= 0:
             has = columns.has_signature[slot]
             _join_signs(has, width, scratch.signs_BF[i], weights.at_din, x)
-            _join_tiers(weights, user, has, near_BE[i], weights.at_tiers, x)
+            join_tiers(weights, user, has, near_BE[i], weights.at_tiers, x)
         if weights.at_sim >= 0:
             for d in range(width):
                 x[weights.at_sim + d] = user.sim_GD[scratch.entry_B[i], d] * x[d]
-        _join_realtime(columns, weights, slot, weights.at_realtime, x)
+        join_realtime(columns, weights, slot, weights.at_realtime, x)
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -304,16 +306,16 @@ def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, ro
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
     at, at_stride, width = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], weights.first_width
-    _multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, last)
+    multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, last)
     joint = address(weights.joint_panels)
     least = none if layers > 0 else last
-    _multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
+    multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
     here, there = scratch.first_BH, scratch.second_BH
     for layer in range(layers):
         panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
         depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
         least = none if layer + 1 < layers else last
-        _multiply(rows, address(here), at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
+        multiply(rows, address(here), at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
         here, there = there, here
     return here
 
@@ -324,10 +326,10 @@ def score_part(
 ) -> None:
     """Logits float32 [C, T] of live slots. `scratch` belongs to one thread."""
     if weights.at_tiers >= 0:
-        _count_tiers(columns, weights, user, slots_C, scratch)
+        count_tiers(columns, weights, user, slots_C, scratch)
     for at in range(0, slots_C.shape[0], BLOCK):
         end = min(slots_C.shape[0], at + BLOCK)
-        _prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
+        prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
         _gather_block(columns, weights, user, slots_C[at:end], scratch)
         _join_block(columns, weights, user, slots_C[at:end], scratch.near_CE[at:end], scratch)
         logits_BH = _run_layers(columns, weights, user, end - at, scratch)

@@ -26,16 +26,18 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.evaluation.questions import score_questions
-from streams.training.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, open_truth
+from streams.training.evaluation.teacher import teacher_ecpm, with_teacher
+from streams.training.evaluation.world_truth import CHEAP_FEATURES, REPORTED, WorldTruth, measure_any, measure_near, open_truth
 from streams.training.family.codes import with_codes
 from streams.training.family.network import build_network, variant_spec
 from streams.training.family.variant import Variant
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues, calibration
-from streams.training.trainer import TrainOptions, fit
+from streams.training.trainer import TrainOptions, TrainReport, fit
 
-FORM = 1  # of a cell's file and of what is measured: another number, and nothing old is taken
+FORM = 2  # of a cell's file and of what is measured: another number, and nothing old is taken
+BEHAVIOURS_MAX = TrainOptions.behaviours_max
 Progress = Callable[[float], None]
 
 
@@ -53,23 +55,35 @@ class CellPlan:
     batch_requests: int = 32
     signals: tuple[tuple[str, float], ...] = ()
     data: str = "world"
+    world_seed: int = 0
+    fold: str = REPORTED
+    taught_by: Variant | None = None
 
     @property
     def truth(self) -> WorldTruth:
         """The world of the cell: one and the same for every seed of a model."""
-        return open_truth(0, self.size, self.signals)
+        return open_truth(self.world_seed, self.size, self.signals, self.fold)
+
+    @property
+    def teachers(self) -> "CellPlan":
+        """The plan by which the teacher of a taught cell is trained: by drawn clicks, as one who does not know the truth must be."""
+        assert self.taught_by is not None
+        return dataclasses.replace(self, variant=self.taught_by, taught_by=None, loss=LossWeights(copr=0.0, click=1.0))
 
     @property
     def digest(self) -> str:
         """16 hex digits of all of it. Titles of models are left out: they decide nothing."""
         told = asdict(self) | {"form": FORM}
-        told["variant"].pop("title")
+        for variant in (told["variant"], told["taught_by"]):
+            if variant is not None:
+                variant.pop("title")
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def file_name(self) -> str:
         """The cell's file."""
-        return f"{self.data}.{self.variant.name}.{self.seed}.{self.digest}.json"
+        fold = "" if self.fold == REPORTED else f".{self.fold}"
+        return f"{self.data}{fold}.{self.variant.name}.{self.seed}.{self.digest}.json"
 
 
 @dataclass(frozen=True)
@@ -84,20 +98,19 @@ class Cell:
 
 def run_cell(plan: CellPlan, progress: Progress = lambda _: None) -> Cell:
     """Trains and measures. The same plan gives the same numbers on one machine, but for the seconds."""
-    torch.manual_seed(plan.seed)
-    truth = plan.truth
+    began, began_cpu = time.monotonic(), time.process_time()
     data = _data_of(plan)
-    network = build_network(plan.variant, data.spec, _w_hash(data.spec))
-    options = TrainOptions(
-        steps_max=plan.steps, seed=plan.seed, loss=plan.loss, learning_rate=plan.learning_rate, batch_requests=plan.batch_requests
-    )
-    report = fit(network, data, options, lambda share: progress(0.85 * share))
+    if plan.taught_by is not None:
+        data = with_teacher(data, _taught(plan.teachers))
+    network, report = _train(plan, data, lambda share: progress(0.85 * share))
     started = time.monotonic()
-    users, numbers = _measure(truth, network, data, options.behaviours_max, progress)
+    users, numbers = _measure(plan, network, data, progress)
     numbers |= {
         "steps": report.steps,
         "fit_s": report.seconds,
         "measure_s": time.monotonic() - started,
+        "wall_s": time.monotonic() - began,
+        "cpu_s": time.process_time() - began_cpu,
         "parameters": sum(p.numel() for p in network.parameters()),
         "trunk_parameters": sum(p.numel() for p in network.head.parameters()),
     }
@@ -105,15 +118,36 @@ def run_cell(plan: CellPlan, progress: Progress = lambda _: None) -> Cell:
     return Cell(plan.variant.name, plan.seed, users, numbers)
 
 
-def _measure(
-    truth: WorldTruth, network: AifNetwork, data: TrainingSet, behaviours_max: int, progress: Progress
-) -> tuple[dict[str, UserValues], dict[str, float]]:
-    near_UC = score_questions(network, truth.questions(data, truth.near), behaviours_max)
+def _train(plan: CellPlan, data: TrainingSet, progress: Progress) -> tuple[AifNetwork, TrainReport]:
+    torch.manual_seed(plan.seed)
+    network = build_network(plan.variant, data.spec, _w_hash(data.spec))
+    options = TrainOptions(
+        steps_max=plan.steps, seed=plan.seed, loss=plan.loss, learning_rate=plan.learning_rate, batch_requests=plan.batch_requests
+    )
+    return network, fit(network, data, options, progress)
+
+
+@functools.lru_cache(1)
+def _taught(plan: CellPlan) -> np.ndarray:
+    """What the teacher of this plan says of every impression, [Q, C]."""
+    data = _data_of(plan)
+    teacher, _ = _train(plan, data, lambda _: None)
+    return teacher_ecpm(teacher, data, BEHAVIOURS_MAX)
+
+
+def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet, progress: Progress) -> tuple[dict[str, UserValues], dict[str, float]]:
+    """Every measure of the reported fold; of the tuning fold GAUC alone, which is what is chosen by."""
+    truth = plan.truth
+    near_UC = score_questions(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
     progress(0.88)
-    any_UC = score_questions(network, truth.questions(data, truth.anywhere), behaviours_max, lambda share: progress(0.88 + 0.12 * share))
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
     numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
-    return measure_near(truth, near_UC) | measure_any(truth, any_UC), numbers
+    found = measure_near(truth, near_UC)
+    if plan.fold == REPORTED:
+        questions = truth.questions(data, truth.anywhere)
+        any_UC = score_questions(network, questions, BEHAVIOURS_MAX, lambda share: progress(0.88 + 0.12 * share))
+        found |= measure_any(truth, any_UC)
+    return found, numbers
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray:
@@ -124,14 +158,16 @@ def _data_of(plan: CellPlan) -> TrainingSet:
     """The training set as the variant reads it: its own features, packed signatures or codes."""
     family = ModelSpec(plan.truth.schema, **dict(plan.spec))
     spec = variant_spec(plan.variant, family, CHEAP_FEATURES)
-    # No column of the join depends on the number of bridges: without it, models that differ in it share one join.
-    data = dataclasses.replace(_joined(plan.size, plan.signals, dataclasses.replace(spec, bridges=1)), spec=spec)
+    # The join's columns depend on features and bits alone: models that differ in other sizes share one.
+    neutral = ModelSpec(spec.schema, hash_bits=spec.hash_bits)
+    joined = _joined(open_truth(plan.world_seed, plan.size, plan.signals), neutral)
+    data = dataclasses.replace(joined, spec=spec)
     return data if plan.variant.is_served else with_codes(data)
 
 
-@functools.lru_cache(2)
-def _joined(size: WorldSize, signals: tuple[tuple[str, float], ...], neutral: ModelSpec) -> TrainingSet:
-    return join_events(neutral, _w_hash(neutral), open_truth(0, size, signals).events, every_item=True)
+@functools.lru_cache(4)
+def _joined(truth: WorldTruth, neutral: ModelSpec) -> TrainingSet:
+    return join_events(neutral, _w_hash(neutral), truth.events, every_item=True)
 
 
 def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:

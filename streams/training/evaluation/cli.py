@@ -22,15 +22,17 @@ def tables(
     processes: Annotated[int, typer.Option(min=0, help="Cells side by side, one thread each. 0 = one per core.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training, if not the usual number.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Before: lay steps and learning rates side by side on the tuning fold.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md and pictures beside the paper's numbers."""
+    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
     _use_one_thread()
     from streams.training.evaluation.program import TablesOptions, run_tables
 
     cores = len(os.sched_getaffinity(0))
-    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds))
-    say(f"wrote {out / 'RESULTS.md'}")
+    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds, tune, finished))
+    say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
     print_figures(figures.as_dict(), as_json)
 
 

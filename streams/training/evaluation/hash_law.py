@@ -10,7 +10,6 @@ import numpy as np
 
 from schemas.model.lsh import POPCOUNT_256, encode_signatures, make_w_hash
 
-BITS = (32, 64, 128, 256)
 _PAIRS, _HASHES = 400, 60
 
 

@@ -3,6 +3,7 @@
 Here: the order of the work. Not here: any part of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +12,21 @@ import torch
 
 from infra.bench.report import Figures
 from infra.data.world import World
+from schemas.errors import Misconfigured
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from streams.training.evaluation.bridge_cost import bridges_ms, counted_bridges, counted_full_cross, full_cross_ms
+from streams.training.evaluation.cells import Cell, read_cell
 from streams.training.evaluation.grouped import grouped_speedup
-from streams.training.evaluation.hash_law import BITS, sigma_ratio
-from streams.training.evaluation.plan import SPEC, TablesPlan, plan_tables
+from streams.training.evaluation.hash_law import sigma_ratio
+from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
 from streams.training.evaluation.report import write_report
-from streams.training.evaluation.runner import run_cells
+from streams.training.evaluation.runner import read_cells, run_cells
 from streams.training.evaluation.similarity_cost import counted_costs, make_case, measure_costs
-from streams.training.evaluation.tables import add_world_figures
+from streams.training.evaluation.tables import add_tuning_figures, add_world_figures
+from streams.training.evaluation.world_truth import measure_near
+from streams.training.family.variant import BITS, BRIDGE_COUNTS
 from streams.training.impressions import Events, join_events
 
 _LAW_ITEMS = 4_096
@@ -36,20 +42,47 @@ class TablesOptions:
     processes: int
     steps: int | None = None
     seeds: int | None = None
+    tune: bool = False
+    finished: bool = False
 
 
 def run_tables(options: TablesOptions) -> Figures:
-    """Trains what is missing, measures, writes RESULTS.md and pictures into `out`; returns the figures."""
+    """Trains what is missing, measures, writes the report and its pictures into `out`; returns the figures."""
     torch.set_num_threads(1)
     plan = plan_tables(options.quick, options.steps, options.seeds)
     figures = Figures("eval tables", {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
-    cells = run_cells(plan.cells, options.out / "cells", options.processes)
+    folder = options.out / "cells"
+    if options.tune:
+        run_cells(plan.tuning_cells, folder, options.processes)
+    cells = read_cells(plan.cells, folder) if options.finished else run_cells(plan.cells, folder, options.processes)
+    _add_progress(figures, plan, cells)
     add_world_figures(figures, cells)
+    add_tuning_figures(figures, [(tuned, cell) for tuned in plan.tuning_cells if (cell := read_cell(folder, tuned)) is not None])
+    _add_truth(figures, plan)
     _add_costs(figures)
+    _add_bridge_costs(figures, plan)
     _add_hash_law(figures, plan)
     figures.add("grouped_speedup", _measure_grouped(plan), "x")
     write_report(options.out, figures, plan)
     return figures
+
+
+def _add_progress(figures: Figures, plan: TablesPlan, cells: Sequence[Cell]) -> None:
+    """How much of the plan there is. Raises Misconfigured (`no_cells`)."""
+    if not cells:
+        raise Misconfigured(
+            "no_cells", "no training of this plan is finished; run it without --finished, or with the --steps it was run with"
+        )
+    figures.add("cells", len(cells), "count")
+    figures.add("cells_planned", len(plan.cells), "count")
+    figures.add("cells_cpu_s", sum(cell.numbers["cpu_s"] for cell in cells), "s")
+
+
+def _add_truth(figures: Figures, plan: TablesPlan) -> None:
+    """What the true probability as score would reach: no model can do better."""
+    truth = plan.cells[0].truth
+    figures.add("users", len(truth.held_out), "count")
+    figures.add("world.truth.gauc", measure_near(truth, truth.probabilities(truth.near))["gauc"].mean(), "")
 
 
 def _add_costs(figures: Figures) -> None:
@@ -61,8 +94,18 @@ def _add_costs(figures: Figures) -> None:
     figures.add("lsh_time_saved_pct", figures.value("lsh_256_time_saved_pct"), "%")
 
 
+def _add_bridge_costs(figures: Figures, plan: TablesPlan) -> None:
+    """Counted and measured cost of Algorithm 1 by bridges, and of Full-Cross."""
+    spec = ModelSpec(plan.cells[0].truth.schema, **dict(SPEC))
+    for n in BRIDGE_COUNTS:
+        figures.add(f"bridges_{n}_madds", counted_bridges(spec, n), "count")
+        figures.add(f"bridges_{n}_ms", bridges_ms(spec, n), "ms")
+    figures.add("full_cross_madds", counted_full_cross(spec), "count")
+    figures.add("full_cross_ms", full_cross_ms(spec), "ms")
+
+
 def _add_hash_law(figures: Figures, plan: TablesPlan) -> None:
-    embeddings_RM = World(0, plan.size).embeddings_of(0, min(_LAW_ITEMS, plan.size.items)).astype(np.float64)
+    embeddings_RM = World(WORLD_SEED, plan.size).embeddings_of(0, min(_LAW_ITEMS, plan.size.items)).astype(np.float64)
     for bits in BITS:
         figures.add(f"hash_sigma_ratio_{bits}", sigma_ratio(embeddings_RM, bits), "x")
 

@@ -1,4 +1,4 @@
-"""Runs the cells that are not there yet, in several processes, with a progress bar; what is there is read.
+"""Runs the cells that are not there yet, in several processes, with a progress bar and the time of each; what is there is read.
 
 Here: processes and files. Not here: what a cell does (cells.py). A process computes with one thread of torch: two processes of one thread
 do more than one of two.
@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,35 +25,64 @@ def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[C
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         task = progress.add_task("cells", total=len(plans), completed=len(plans) - len(missing))
-        if processes > 1 and len(missing) > 1:
-            _run_beside(missing, folder, min(processes, len(missing)), progress, task)
+        told = _Told(progress, task, len(missing), max(1, min(processes, len(missing))))
+        if told.processes > 1:
+            _run_beside(missing, folder, told)
         else:
-            _run_here(missing, folder, progress, task)
+            _run_here(missing, folder, told)
+    return read_cells(plans, folder)
+
+
+def read_cells(plans: Sequence[CellPlan], folder: Path) -> list[Cell]:
+    """Those of the plans that are there, in their order."""
     found = [read_cell(folder, plan) for plan in plans]
     return [cell for cell in found if cell is not None]
 
 
-def _run_here(missing: Sequence[CellPlan], folder: Path, progress: Progress, task: TaskID) -> None:
+@dataclass
+class _Told:
+    """The bar, and one line per finished cell: what it cost, and what the others will at that rate."""
+
+    progress: Progress
+    task: TaskID
+    left: int
+    processes: int
+    seconds: float = 0.0
+    done: int = 0
+
+    def finish(self, plan: CellPlan, cell: Cell) -> None:
+        """One cell more."""
+        numbers = cell.numbers
+        self.left, self.done, self.seconds = self.left - 1, self.done + 1, self.seconds + numbers["wall_s"]
+        left_min = self.left * self.seconds / self.done / self.processes / 60
+        self.progress.console.print(
+            f"{plan.file_name}: {numbers['wall_s']:.0f} s, {numbers['cpu_s']:.0f} s of processor; {self.left} left, about {left_min:.0f} min",
+            highlight=False,
+            soft_wrap=True,
+        )
+        self.progress.update(self.task, advance=1, description=plan.variant.title[:28])
+
+
+def _run_here(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
     for plan in missing:
-        progress.update(task, description=plan.variant.title[:28])
-        _run_and_write(plan, folder)
-        progress.advance(task)
+        told.finish(plan, _run_and_write(plan, folder))
 
 
-def _run_beside(missing: Sequence[CellPlan], folder: Path, processes: int, progress: Progress, task: TaskID) -> None:
+def _run_beside(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        names = {pool.submit(_run_and_write, plan, folder): plan.variant.title for plan in missing}
+    with ProcessPoolExecutor(told.processes, mp_context=context) as pool:
+        plans = {pool.submit(_run_and_write, plan, folder): plan for plan in missing}
         try:
-            for done in as_completed(names):
-                done.result()
-                progress.update(task, advance=1, description=names[done][:28])
+            for done in as_completed(plans):
+                told.finish(plans[done], done.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _run_and_write(plan: CellPlan, folder: Path) -> None:
+def _run_and_write(plan: CellPlan, folder: Path) -> Cell:
     """In whichever process: the cell computed and its file written."""
     torch.set_num_threads(1)
-    write_cell(folder, plan, run_cell(plan))
+    cell = run_cell(plan)
+    write_cell(folder, plan, cell)
+    return cell

@@ -113,11 +113,11 @@ def measure_costs(case: CostCase) -> dict[str, float]:
     """Seconds of each row of Table 3 for one user, by the variant's name: the sum of its two modules."""
     cross_DD = case.unit_LD.T @ case.value_LD
     seconds = {
-        "attention": _best(lambda: attention_din(case)),
-        "cosine_tiers": _best(lambda: cosine_tiers(case)),
-        "lsh_din": _best(lambda: factored_lsh_din(case)),
-        "cosine_din": _best(lambda: factored_cosine_din(case, cross_DD)),
-        "lsh_tiers": _best(lambda: lsh_tiers(case)),
+        "attention": best_seconds(lambda: attention_din(case)),
+        "cosine_tiers": best_seconds(lambda: cosine_tiers(case)),
+        "lsh_din": best_seconds(lambda: factored_lsh_din(case)),
+        "cosine_din": best_seconds(lambda: factored_cosine_din(case, cross_DD)),
+        "lsh_tiers": best_seconds(lambda: lsh_tiers(case)),
     }
     return {
         "din_simtier": seconds["attention"] + seconds["cosine_tiers"],
@@ -140,8 +140,8 @@ def counted_costs(width: int, bits: int) -> dict[str, float]:
     }
 
 
-def _best(work: Callable[[], object]) -> float:
-    """Seconds of the best of some rounds, after one that warms up."""
+def best_seconds(work: Callable[[], object]) -> float:
+    """Of the best of some rounds, after one that warms up."""
     work()
     times = []
     for _ in range(ROUNDS):

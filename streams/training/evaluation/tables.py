@@ -6,8 +6,13 @@ the mean over its seeds; intervals are over users, the same resamples for all, s
     world.<model>.<measure>[_low|_high]        gauc, gauc_new, hr_at_100, recall_at_100, ctr, rpm
     world.<model>.gauc_drop_pt[...]            what an ablation loses against AIF, in points
     world.<model>.gauc_loss_pt[...]            what a model of Table 3 loses against DIN + SimTier
+    world.<model>.gauc_seed_sd                 the spread of GAUC over the seeds of a model, where there are several
     world.<model>.ctr_lift_pct, .rpm_lift_pct  against Base, the same users under both
     world.ab.<model>.ctr_lift_pct, ...         against Base, users split by a hash 50/50, as an A/B test sees it
+    hash_loss_pt_<bits>[...], hash_law_pt      what a signature of so many bits loses against the exact cosine; a of the law a / bits
+    hash_bits_for_<points>, _by_law            the fewest bits for a loss that is allowed
+    teacher_margin_pt[...]                     the ranking teacher's GAUC above AIF's, trained with the same labels
+    tuning.<model>.<steps>.<rate>.gauc         of the tuning fold, what the plan was chosen by
 
 Arrays: U users, R resamples.
 """
@@ -20,10 +25,12 @@ import xxhash
 from infra.bench.report import Figures
 from infra.data.world_catalogue import FIRST_USER_ID
 from streams.training.bootstrap import Bootstrap, Interval
-from streams.training.evaluation.cells import Cell
-from streams.training.family.variant import ABLATIONS, AIF, BASE, EXACT, FULL, MORE_CANDIDATES, TABLE_3
+from streams.training.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
+from streams.training.evaluation.cells import Cell, CellPlan
+from streams.training.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
 from streams.training.metrics import UserValues
 
+_COSINE = "mm_din_simtier"
 MEASURES = ("gauc", "gauc_new", "hr_at_100", "recall_at_100", "ctr", "rpm")
 Means = Callable[[UserValues], np.ndarray]
 ByModel = Mapping[str, Mapping[str, UserValues]]
@@ -54,6 +61,8 @@ def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
                 _add(figures, f"world.{model}.{name}", bootstrap.interval(measures[name]), "" if name != "rpm" else "per 1000")
     _add_table_2(figures, models, bootstrap)
     _add_table_3(figures, models, bootstrap)
+    _add_bits(figures, models, bootstrap)
+    _add_teacher(figures, models, bootstrap)
     _add_numbers(figures, cells)
     return models
 
@@ -96,6 +105,44 @@ def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
             _add(figures, name, found, "pt")
 
 
+def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
+    """Losses of hashing alone: against the same modules over exact cosines."""
+    if _COSINE not in models or not any(f"lsh_{bits}" in models for bits in BITS):
+        return
+    reference = models[_COSINE]["gauc"]
+    losses = {bits: _points_lost(bootstrap, reference, models[f"lsh_{bits}"]["gauc"]) for bits in BITS if f"lsh_{bits}" in models}
+    for bits, loss in losses.items():
+        _add(figures, f"hash_loss_pt_{bits}", loss, "pt")
+    if len(losses) > 1:
+        law_pt = fit_law({bits: loss.value for bits, loss in losses.items()})
+        figures.add("hash_law_pt", law_pt, "pt x bits")
+        for allowed in ALLOWED_PT:
+            figures.add(f"hash_bits_for_{allowed}", recommend_bits(losses, allowed), "bits")
+            figures.add(f"hash_bits_for_{allowed}_by_law", bits_by_law(law_pt, allowed), "bits")
+
+
+def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
+    """The margin with the same labels: true probabilities, and drawn clicks where both were trained with them."""
+    for name, teacher, student in (
+        ("teacher_margin_pt", TEACHER.name, AIF.name),
+        ("teacher_click_margin_pt", "teacher_click", "aif_click"),
+    ):
+        if teacher in models and student in models:
+            _add(figures, name, _points_lost(bootstrap, models[teacher]["gauc"], models[student]["gauc"]), "pt")
+
+
+def add_tuning_figures(figures: Figures, tuned: Sequence[tuple[CellPlan, Cell]]) -> None:
+    """GAUC of the tuning fold for each choice that was laid side by side, and AIF's share of the gap where a choice has all three."""
+    found: dict[tuple[int, float], dict[str, float]] = {}
+    for plan, cell in tuned:
+        gauc = found.setdefault((plan.steps, plan.learning_rate), {})[cell.model] = cell.users["gauc"].mean()
+        figures.add(f"tuning.{cell.model}.{plan.steps}.{plan.learning_rate:g}.gauc", gauc, "")
+    for (steps, rate), by_model in found.items():
+        if {BASE.name, FULL.name, AIF.name} <= by_model.keys():
+            base, full, aif = (by_model[v.name] for v in (BASE, FULL, AIF))
+            figures.add(f"tuning.{steps}.{rate:g}.aif_share_of_gap", (aif - base) / (full - base), "")
+
+
 def _points_lost(bootstrap: Bootstrap, reference: UserValues, model: UserValues) -> Interval:
     return bootstrap.interval_of(lambda mean: 100 * (mean(reference) - mean(model)))
 
@@ -119,8 +166,12 @@ def _add(figures: Figures, name: str, interval: Interval, unit: str) -> None:
 
 
 def _add_numbers(figures: Figures, cells: Sequence[Cell]) -> None:
-    """Seconds of the fit and parameters of each model, means over its seeds."""
+    """Seconds of the fit and of the processor, and parameters of each model, means over its seeds; how far its seeds lie apart."""
     for model in dict.fromkeys(cell.model for cell in cells):
-        numbers = [cell.numbers for cell in cells if cell.model == model]
-        for name, unit in (("fit_s", "s"), ("parameters", "count"), ("calibration", "")):
-            figures.add(f"world.{model}.{name}", float(np.mean([n[name] for n in numbers])), unit)
+        of_model = [cell for cell in cells if cell.model == model]
+        for name, unit in (("fit_s", "s"), ("cpu_s", "s"), ("parameters", "count"), ("calibration", "")):
+            figures.add(f"world.{model}.{name}", float(np.mean([cell.numbers[name] for cell in of_model])), unit)
+        figures.add(f"world.{model}.seeds", len(of_model), "count")
+        if len(of_model) > 1:
+            gaucs = [cell.users["gauc"].mean() for cell in of_model]
+            figures.add(f"world.{model}.gauc_seed_sd", float(np.std(gaucs, ddof=1)), "")

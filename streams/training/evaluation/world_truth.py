@@ -2,6 +2,8 @@
 
 Here: which candidates, and how much each user's ranking was worth. Not here: the world (infra/data/world.py), training, tables.
 The truth is the true click probability, so no figure carries the noise of drawn clicks.
+Held-out users are in two folds: by the tuning fold sizes, steps and learning rates are chosen, of the reported fold are the figures, and
+nothing is chosen by it.
 
     gauc      expected AUC over candidates drawn as impressions are (half from the user's interests), weighted by expected clicks
     gauc_new  the same over candidates that the user has not met
@@ -21,6 +23,7 @@ from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, Wor
 from schemas.features import FeatureSchema
 from schemas.ids import Id
 from streams.training.evaluation.questions import ask
+from streams.training.evaluation.teacher import teachers_choice
 from streams.training.impressions import Events, TrainingSet
 from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k
 
@@ -31,17 +34,20 @@ CHEAP_FEATURES = frozenset(
 )
 PRE_RANKED, SHOWN, RELEVANT = 100, 10, 10
 MORE_CANDIDATES = 0.15
+TUNING, REPORTED = "tuning", "reported"
+_TUNING_SHARE = 0.4  # of the held-out users; the first ones
 _NEAR, _ANY = 21, 22  # streams of random numbers of the world's generator
 _CONTEXT = {"hour": f"h{NOW_MS // 3_600_000 % 24}"}
 
 
 @dataclass(frozen=True)
 class WorldTruth:
-    """One world with its questions: `near` candidates for GAUC, `anywhere` (15% more than are counted) for HR and the cascade."""
+    """One world with its questions to one fold of users: `near` candidates for GAUC, `anywhere` (15% more than are counted) for HR and the cascade."""
 
     catalogue: WorldCatalogue
     near_candidates: int = 200
     any_candidates: int = 2_000
+    fold: str = REPORTED
 
     @property
     def schema(self) -> FeatureSchema:
@@ -55,9 +61,10 @@ class WorldTruth:
 
     @functools.cached_property
     def held_out(self) -> np.ndarray:
-        """Rows of the users that are in no impression, [U]."""
+        """Rows of the fold's users, who are in no impression, [U]."""
         size = self.catalogue.world.size
-        return np.arange(size.users, size.users + size.held_out)
+        first = size.users + round(_TUNING_SHARE * size.held_out)
+        return np.arange(size.users, first) if self.fold == TUNING else np.arange(first, size.users + size.held_out)
 
     @functools.cached_property
     def near(self) -> np.ndarray:
@@ -101,10 +108,16 @@ class WorldTruth:
         return ~np.stack([np.isin(near, met) for near, met in zip(self.near, histories, strict=True)])
 
 
-@functools.lru_cache(2)
-def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...] = ()) -> WorldTruth:
+@functools.lru_cache(4)
+def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...] = (), fold: str = REPORTED) -> WorldTruth:
     """The world of a seed and size with some signals' weights changed; kept, because every cell of a process asks for it."""
-    return WorldTruth(WorldCatalogue(World(seed, size, SIGNALS | dict(signals))))
+    return WorldTruth(_open_catalogue(seed, size, signals), fold=fold)
+
+
+@functools.lru_cache(2)
+def _open_catalogue(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...]) -> WorldCatalogue:
+    """One for both folds."""
+    return WorldCatalogue(World(seed, size, SIGNALS | dict(signals)))
 
 
 def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:
@@ -122,8 +135,7 @@ def measure_any(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValue
     probability_UC, bid_UC = truth.probabilities(rows_UC), truth.bids(rows_UC)
     ecpm_UC = probability_UC * bid_UC
     scores_UC = bid_UC / (1 + np.exp(-logits_UC.astype(np.float64)))
-    relevant_UC = np.zeros((len(rows_UC), counted), bool)
-    np.put_along_axis(relevant_UC, best_columns(ecpm_UC[:, :counted], RELEVANT), True, 1)
+    relevant_UC = teachers_choice(ecpm_UC[:, :counted], RELEVANT)
     found = {
         "hr_at_100": hit_rates(scores_UC[:, :counted], relevant_UC, PRE_RANKED),
         "recall_at_100": recalls_at_k(scores_UC[:, :counted], relevant_UC, PRE_RANKED),

@@ -39,6 +39,14 @@ class FamilyStates:
     sim: SimTable
 
 
+def cross_fully(bea: BridgeEmbedding, keys_BCD: Tensor, rows_BGD: Tensor) -> Tensor:
+    """Full-Cross: every candidate attends to the rows of U, softmax(I U^T / sqrt(d)), then f of what it found: [B, C, P]."""
+    user_keys_BGD = bea.user_norm(bea.user_key(rows_BGD))
+    attention_BCG = torch.softmax(keys_BCD @ user_keys_BGD.transpose(1, 2) / user_keys_BGD.shape[-1] ** 0.5, dim=-1)
+    pooled_BCD = attention_BCG @ rows_BGD
+    return torch.as_tensor(bea.f(pooled_BCD) + bea.skip(pooled_BCD))
+
+
 class SplitTrunk(nn.Module):
     """The layers of AIF's head over the concatenated fields."""
 
@@ -106,13 +114,10 @@ class FamilyHead(nn.Module):
         return fields | {"realtime": self.realtime(rows.realtime_BCQ)}
 
     def _bea(self, states: FamilyStates, rows: CandidateRows, bea: BridgeEmbedding) -> Tensor:
-        """Algorithm 1 with bridges, or with the candidates themselves as bridges: softmax(I U^T / sqrt(d)), then f of each: [B, C, P]."""
+        """Algorithm 1 with bridges, or with the candidates themselves as bridges: [B, C, P]."""
         if self.variant.cross == "bridges":
             return join_bridges(rows.bridge_BCN, bea.user_vectors(states.rows_BGD))
-        keys_BGD = bea.user_norm(bea.user_key(states.rows_BGD))
-        attention_BCG = torch.softmax(rows.bridge_BCN @ keys_BGD.transpose(1, 2) / keys_BGD.shape[-1] ** 0.5, dim=-1)
-        pooled_BCD = attention_BCG @ states.rows_BGD
-        return torch.as_tensor(bea.f(pooled_BCD) + bea.skip(pooled_BCD))
+        return cross_fully(bea, rows.bridge_BCN, states.rows_BGD)
 
     def _code(self, kind: str, codes: Tensor) -> Tensor:
         """The part of the codes [..., K + M] that a kind of similarity is measured on."""

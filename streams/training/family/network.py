@@ -26,7 +26,7 @@ RECENT = 20  # behaviours whose mean a model without asynchronous inference can 
 def variant_spec(variant: Variant, spec: ModelSpec, cheap: frozenset[str]) -> ModelSpec:
     """The family's spec as the variant has it; without the part `async` only the item and user features in `cheap` are left."""
     schema = spec.schema if variant.has("async") else keep_features(spec.schema, cheap)
-    return dataclasses.replace(spec, schema=schema, bridges=variant.bridges or spec.bridges, hash_bits=variant.hash_bits or spec.hash_bits)
+    return dataclasses.replace(spec, schema=schema, **dict(variant.sizes))
 
 
 def keep_features(schema: FeatureSchema, names: frozenset[str]) -> FeatureSchema:

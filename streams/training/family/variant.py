@@ -1,6 +1,7 @@
 """The models of the paper's Tables 2 and 3 and of its figure on bridges: each a configuration of one family, none a copy.
 
 Here: `Variant` (what is switched) and the named lists. Not here: the network that reads it (network.py), training, files.
+A variant that is measured is its fields: whatever else changes what a name means must change a field, or old cells would stand for new models.
 
     parts      async      Eq. 1-4: attention over behaviours, and the rich features that only asynchronous inference can afford
                bea        Algorithm 1
@@ -12,12 +13,14 @@ Here: `Variant` (what is switched) and the named lists. Not here: the network th
                full       Full-Cross: the candidates are the bridges
     din        lsh | mm | id      similarity of Eq. 8: of signatures, of multimodal embeddings (factored too), or attention of learnt vectors
     tiers      lsh | mm | moments   Eq. 9 over signatures, over embeddings, or mean and second moment instead of the histogram
+    sizes      fields of the ModelSpec in which the variant differs from its family
 
 Source: AIF, sections 5.1-5.2, Tables 2 and 3, Figure 6; COLD (arXiv 2007.16122).
 """
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.errors import Misconfigured
 
@@ -32,8 +35,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One model of the family. `hidden_scale` widens the trunk's layers; `more_candidates` is the share of candidates added to what it ranks;
-    `bridges` and `hash_bits` None: as the family's spec says."""
+    """One model of the family. `hidden_scale` widens the trunk's layers; `more_candidates` is the share of candidates added to what it ranks."""
 
     name: str
     title: str
@@ -42,8 +44,7 @@ class Variant:
     cross: str = "bridges"
     din: str = "lsh"
     tiers: str = "lsh"
-    bridges: int | None = None
-    hash_bits: int | None = None
+    sizes: tuple[tuple[str, Any], ...] = ()
     hidden_scale: float = 1.0
     more_candidates: float = 0.0
 
@@ -58,6 +59,10 @@ class Variant:
     def has(self, part: str) -> bool:
         """Whether a part is switched on."""
         return part in self.parts
+
+    def size(self, name: str) -> Any:
+        """A field of the ModelSpec as this variant has it; None where it is the family's."""
+        return dict(self.sizes).get(name)
 
     @property
     def is_served(self) -> bool:
@@ -85,6 +90,18 @@ ABLATIONS = (
     _without("bea", "BEA"),
     _without("long_term", "Long-term User Behavior"),
 )
+# The ranking stage behind pre-ranking: nothing is left out to save time. Every candidate attends to every feature of the user, every behaviour
+# is attended to, exact similarity in both modules, and vectors twice as wide as the family's.
+TEACHER = Variant(
+    "teacher",
+    "Ranking teacher",
+    trunk="cold",
+    cross="full",
+    din="id",
+    tiers="mm",
+    sizes=(("width", 32), ("bridge_width", 32), ("attended_behaviours", 1_000), ("sim_behaviours", 1_000)),
+    hidden_scale=1.5,
+)
 MORE_CANDIDATES = dataclasses.replace(BASE, name="base_15_candidates", title="Base with +15% candidates", more_candidates=0.15)
 MORE_PARAMETERS = dataclasses.replace(BASE, name="base_15_parameters", title="Base with +15% parameters", hidden_scale=1.09)
 TABLE_2 = (BASE, FULL, AIF, *ABLATIONS, MORE_CANDIDATES, MORE_PARAMETERS)
@@ -92,18 +109,19 @@ TABLE_2 = (BASE, FULL, AIF, *ABLATIONS, MORE_CANDIDATES, MORE_PARAMETERS)
 # Table 3 compares similarities, so all of it is without bridges: the step at which their gate opens differs from model to model by more
 # (1.2 points of GAUC between two models of this family at 2,400 steps) than similarities do.
 _LONG_TERM = ("async", "long_term", "sim")
+BITS = (32, 64, 128, 256)
 EXACT = Variant("din_simtier", "DIN + SimTier", _LONG_TERM, din="id", tiers="mm")
 TABLE_3 = (
     EXACT,
     Variant("lsh_din_simtier", "LSH-DIN + SimTier", _LONG_TERM, din="lsh", tiers="mm"),
     Variant("din_lsh_simtier", "DIN + LSH-SimTier", _LONG_TERM, din="id", tiers="lsh"),
     Variant("mm_din_simtier", "MM-DIN + SimTier (exact factored cosine)", _LONG_TERM, din="mm", tiers="mm"),
-    *(Variant(f"lsh_{bits}", f"LSH-DIN + LSH-SimTier, {bits} bits", _LONG_TERM, hash_bits=bits) for bits in (64, 128, 256)),
+    *(Variant(f"lsh_{bits}", f"LSH-DIN + LSH-SimTier, {bits} bits", _LONG_TERM, sizes=(("hash_bits", bits),)) for bits in BITS),
     Variant("mm_din_moments", "MM-DIN + moments", _LONG_TERM, din="mm", tiers="moments"),
 )
 
 BRIDGE_COUNTS = (1, 2, 4, 8, 16, 32)
 BRIDGES = (
-    *(Variant(f"bridges_{n}", f"BEA, n = {n}", bridges=n) for n in BRIDGE_COUNTS),
+    *(Variant(f"bridges_{n}", f"BEA, n = {n}", sizes=(("bridges", n),)) for n in BRIDGE_COUNTS),
     Variant("full_cross", "Full-Cross", cross="full"),
 )

@@ -9,8 +9,9 @@ import pytest
 from infra.data.world_catalogue import NOW_MS
 from streams.training.evaluation.cells import Cell, CellPlan, read_cell, run_cell, write_cell
 from streams.training.evaluation.runner import run_cells
-from streams.training.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
-from streams.training.family.variant import AIF, BASE, FULL
+from streams.training.evaluation.world_truth import TUNING, measure_any, measure_near, open_truth, run_cascade
+from streams.training.family.variant import AIF, BASE, FULL, TEACHER
+from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues
 from tests.streams.training.evaluation.tiny import SIZE, tiny_plan
 
@@ -45,6 +46,19 @@ def test_whatever_decides_the_numbers_changes_the_files_name(change: dict[str, o
     assert dataclasses.replace(plan, **change).file_name != plan.file_name  # type: ignore[arg-type]
 
 
+def test_the_tuning_fold_is_measured_by_gauc_alone_and_its_users_are_no_reported_ones() -> None:
+    cell = run_cell(dataclasses.replace(tiny_plan(), fold=TUNING))
+    assert set(cell.users) == {"gauc", "gauc_new"} and len(cell.users["gauc"].value_U) == len(open_truth(0, SIZE, fold=TUNING).held_out)
+    assert not set(open_truth(0, SIZE, fold=TUNING).held_out) & set(open_truth(0, SIZE).held_out)
+
+
+def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> None:
+    plan = dataclasses.replace(tiny_plan(), loss=LossWeights(copr=1.0, click=0.0), taught_by=TEACHER)
+    assert plan.teachers.loss == LossWeights(copr=0.0, click=1.0) and plan.teachers.variant == TEACHER
+    by_truth = dataclasses.replace(plan, taught_by=None)
+    assert not same(run_cell(plan), run_cell(by_truth))
+
+
 def test_a_title_decides_nothing() -> None:
     plan = tiny_plan()
     assert dataclasses.replace(plan, variant=dataclasses.replace(AIF, title="other")).file_name == plan.file_name
@@ -58,7 +72,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch:
         ran.append(plan.seed)
         if len(ran) == 2:
             raise KeyboardInterrupt
-        return Cell("aif", plan.seed, {"ctr": UserValues(np.ones(2), np.ones(2))}, {})
+        return Cell("aif", plan.seed, {"ctr": UserValues(np.ones(2), np.ones(2))}, {"wall_s": 1.0, "cpu_s": 1.0})
 
     monkeypatch.setattr("streams.training.evaluation.runner.run_cell", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -75,7 +89,7 @@ def test_histories_end_before_the_questions_time_and_shown_candidates_are_those_
     spec = default_spec(truth.schema)
     data = join_events(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width), truth.events, every_item=True)
     questions = truth.questions(data, truth.near)
-    assert len(questions) == SIZE.held_out and questions.row_QC.shape == truth.near.shape and (questions.row_QC >= 0).all()
+    assert len(questions) == len(truth.held_out) and questions.row_QC.shape == truth.near.shape and (questions.row_QC >= 0).all()
     last = questions.history_end_Q - 1
     assert (data.histories.time_H[last] < NOW_MS).all() and (questions.history_end_Q > data.histories.begin_U[questions.user_Q]).all()
     bids = truth.bids(truth.near)

@@ -7,6 +7,7 @@ import torch
 from schemas.model.din import din_reference
 from schemas.model.lsh import lsh_similarity
 from schemas.model.simtier import simtier_reference
+from streams.training.evaluation.bridge_cost import bridges_ms, counted_bridges, counted_full_cross, full_cross_ms
 from streams.training.evaluation.grouped import grouped_speedup, ungroup
 from streams.training.evaluation.hash_law import sigma_ratio
 from streams.training.evaluation.similarity_cost import (
@@ -21,6 +22,7 @@ from streams.training.evaluation.similarity_cost import (
     measure_costs,
 )
 from streams.training.impressions import TrainingSet
+from tests.streams.training.shop import shop
 from tests.streams.training.test_trainer import network_of, taste_world
 
 
@@ -53,6 +55,12 @@ def test_the_timed_forms_compute_what_they_stand_for() -> None:
     weights = torch.softmax(torch.from_numpy(case.query_CD @ case.key_LD.T) / 8, dim=1).numpy()
     np.testing.assert_allclose(attention_din(case), weights @ case.value_LD, atol=1e-4)
     assert measure_costs(case).keys() == counted_costs(64, 64).keys()
+
+
+def test_bridges_cost_a_candidate_little_and_full_cross_a_pass_through_the_layers() -> None:
+    spec, _ = shop()
+    assert counted_bridges(spec, 8) == 8 * spec.bridge_width < counted_full_cross(spec)
+    assert bridges_ms(spec, 2, candidates=20) > 0 and full_cross_ms(spec, candidates=20) > 0
 
 
 def shown_pairs(data: TrainingSet) -> set[tuple[int, int, float]]:

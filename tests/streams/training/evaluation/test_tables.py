@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from infra.bench.report import Figures
+from schemas.errors import Misconfigured
 from streams.training.evaluation.cells import Cell
 from streams.training.evaluation.plan import OTHER_LOSSES, plan_tables
 from streams.training.evaluation.program import TablesOptions, run_tables
-from streams.training.evaluation.report import RESULTS, write_report
+from streams.training.evaluation.report import REPORT, RESULTS, write_report
 from streams.training.evaluation.similarity_cost import make_case
 from streams.training.evaluation.tables import add_world_figures, average_seeds
-from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3
+from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER
 from streams.training.metrics import UserValues
 
 USERS = 200
@@ -25,7 +26,7 @@ def cell(model: str, seed: int, gauc: float) -> Cell:
     shared, own = (np.random.default_rng(s).standard_normal(USERS) for s in (0, 1 + seed))
     level = UserValues(gauc + 0.05 * shared + 0.001 * own, np.ones(USERS))
     names = ("gauc", "gauc_new", "hr_at_100", "recall_at_100", "ctr", "rpm", "ctr_more", "rpm_more")
-    return Cell(model, seed, dict.fromkeys(names, level), {"fit_s": 1.0, "parameters": 10, "calibration": 1.0})
+    return Cell(model, seed, dict.fromkeys(names, level), dict.fromkeys(("fit_s", "cpu_s", "wall_s", "parameters", "calibration"), 1.0))
 
 
 def cells() -> list[Cell]:
@@ -80,10 +81,38 @@ def test_an_ab_test_sees_the_lift_with_a_wider_interval_than_the_same_users_unde
 
 def test_the_plans_hold_every_model_of_the_tables() -> None:
     quick, full = plan_tables(quick=True), plan_tables(quick=False)
-    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES)} - {MORE_CANDIDATES.name} | set(OTHER_LOSSES)
+    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES, TEACHER)} - {MORE_CANDIDATES.name} | set(OTHER_LOSSES)
     assert {c.variant.name for c in full.cells} == expected and {c.seed for c in full.cells} == {0, 1, 2}
     assert {v.name for v in TABLE_2} - {MORE_CANDIDATES.name} <= {c.variant.name for c in quick.cells}
     assert len({c.file_name for c in full.cells}) == len(full.cells)
+
+
+def test_what_is_chosen_by_is_another_fold_than_what_is_reported() -> None:
+    plan = plan_tables(quick=True)
+    assert {c.fold for c in plan.cells} == {"reported"} and {c.fold for c in plan.tuning_cells} == {"tuning"}
+    assert not {c.file_name for c in plan.cells} & {c.file_name for c in plan.tuning_cells}
+    tuned, reported = (set(of[0].truth.held_out.tolist()) for of in (plan.tuning_cells, plan.cells))
+    size = plan.size
+    assert not tuned & reported and tuned | reported == set(range(size.users, size.users + size.held_out))
+
+
+def test_the_spread_over_seeds_is_told_where_there_are_several() -> None:
+    figures = figures_of([cell("aif", seed, gauc) for seed, gauc in enumerate((0.78, 0.80))])
+    assert figures.value("world.aif.gauc_seed_sd") == pytest.approx(0.02 / 2**0.5, abs=1e-3) and figures.value("world.aif.seeds") == 2
+    assert "world.aif.gauc_seed_sd" not in figures_of([cell("aif", 0, 0.78)]).as_dict()["figures"]
+
+
+def test_bits_are_told_by_measured_losses_and_by_their_law() -> None:
+    gaucs = {"mm_din_simtier": 0.8} | {f"lsh_{bits}": 0.8 - 0.62 / bits for bits in (64, 128, 256)}
+    figures = figures_of([cell(name, 0, gauc) for name, gauc in gaucs.items()])
+    assert figures.value("hash_loss_pt_64") == pytest.approx(0.62 / 0.64) and figures.value("hash_law_pt") == pytest.approx(62)
+    assert figures.value("hash_bits_for_0.5") == figures.value("hash_bits_for_0.5_by_law") == 128
+    assert figures.value("hash_bits_for_0.1") is None and figures.value("hash_bits_for_0.1_by_law") == 624
+
+
+def test_the_teachers_margin_is_with_the_same_labels() -> None:
+    figures = figures_of([cell("aif", 0, 0.79), cell("teacher", 0, 0.80), cell("aif_click", 0, 0.77), cell("teacher_click", 0, 0.79)])
+    assert figures.value("teacher_margin_pt") == pytest.approx(1.0) and figures.value("teacher_click_margin_pt") == pytest.approx(2.0)
 
 
 def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -> None:
@@ -92,6 +121,8 @@ def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -
     text = write_report(tmp_path, figures, plan_tables(quick=True)).read_text()
     row = next(line for line in text.splitlines() if line.startswith("| AIF |"))
     assert "+7.29" in row and f"{figures.value('world.aif.gauc'):.4f}" in row
+    page = (tmp_path / REPORT).read_text()
+    assert "data:image/png;base64," in page and not re.search(r"(src|href)=\"(?!data:)", page) and "3.5 times" in page
     assert "3.5 times" in text and (tmp_path / "table2.png").stat().st_size > 1_000
     assert not re.search(r"None|nan", text)
 
@@ -109,7 +140,7 @@ def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure
     from streams.training.evaluation import plan, program
     from tests.streams.training.evaluation.tiny import SIZE, SPEC
 
-    monkeypatch.setattr(plan, "WorldSize", lambda: SIZE)
+    monkeypatch.setattr(plan, "SIZE", SIZE)
     monkeypatch.setattr(plan, "SPEC", SPEC)
     monkeypatch.setattr(program, "SPEC", SPEC)
     monkeypatch.setattr(program, "make_case", lambda: make_case(20, 30, 64, 64))
@@ -117,3 +148,7 @@ def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure
     for name in ("aif_share_of_gap", "lsh_gauc_loss_pt", "lsh_time_saved_pct", "moments_gauc_loss_pt", "grouped_speedup"):
         assert figures.value(name) is not None
     assert (tmp_path / RESULTS).exists()
+    again = run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=2, finished=True))
+    assert again.value("world.aif.gauc") == figures.value("world.aif.gauc") and again.value("cells") == again.value("cells_planned")
+    with pytest.raises(Misconfigured, match="no_cells"):
+        run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=3, finished=True))

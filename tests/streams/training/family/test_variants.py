@@ -15,13 +15,13 @@ from schemas.model.simtier import simtier_reference
 from streams.training.family.codes import factored_din, moment_features, similarity_edges, tier_features, with_codes
 from streams.training.family.cold import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
-from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, Variant
+from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.trainer import TrainOptions, fit, request_logits
 from tests.streams.training.shop import shop
 
 CHEAP = frozenset({"category", "price"})
-EVERY = [*dict.fromkeys((*TABLE_2, *TABLE_3, *BRIDGES))]
+EVERY = [*dict.fromkeys((*TABLE_2, *TABLE_3, *BRIDGES, TEACHER))]
 
 
 def shop_data(variant: Variant) -> TrainingSet:

@@ -1,6 +1,7 @@
-"""What is known of each item as of any time: its columns, its history table's latest rows, and counts of behaviours before then.
+"""What is known of each item as of any time: its columns, its history table's latest rows, and statistics of behaviours before then.
 
-Here: `ItemRows` (one file's rows by item) and `ItemStates` (features as of t). Not here: events, which times are told (mapped_catalogue.py).
+Here: `ItemRows` (one file's rows by item) and `ItemStates` (features as of t). Not here: the statistics themselves (item_statistics.py),
+events, which times are told (mapped_catalogue.py).
 Invariant: a state as of t holds nothing from t or later; that is what keeps an impression from seeing its own answer.
 
 Arrays: I items, R rows of a file, X interactions. Time is in milliseconds.
@@ -15,13 +16,12 @@ import numpy as np
 
 from infra.data.columns import decode_numbers
 from infra.data.feature_values import decode_feature, decode_features
-from infra.data.interactions import Interactions, encode_ids, read_times
-from infra.data.mapping import FeatureSource
+from infra.data.interactions import encode_ids, read_times
+from infra.data.item_statistics import DAY_MS, ItemStatistic
 from infra.data.tables import LoadedTable
 from schemas.features import Feature
 from schemas.ids import Id, IdKind
 
-DAY_MS = 86_400_000
 ALWAYS = -1  # created before all time
 
 
@@ -86,25 +86,23 @@ class _History:
 
 
 class ItemStates:
-    """Item features as of a time. `static` come from the items' file, `counted` from behaviours, the rest from the history table."""
+    """Item features as of a time. They come from the items' file, from behaviours (`statistics`), and from the history table."""
 
     def __init__(self, items: ItemRows, features: Sequence[Feature], now_ms: int) -> None:
         self.items, self.features = items, {f.name: f for f in features}
         self._latest = items.table.take(np.maximum(items.latest_rows(now_ms), 0))
         self._histories: dict[str, _History] = {}
-        self._counted: dict[str, float] = {}
+        self._statistics: dict[str, ItemStatistic] = {}
         self._clusters: dict[str, np.ndarray] = {}
-        self._positives: Interactions | None = None
 
     @property
     def changes_with_time(self) -> bool:
         """Whether any feature depends on the time."""
-        return bool(self._histories or self._counted)
+        return bool(self._histories or self._statistics)
 
-    def add_counts(self, sources: Sequence[FeatureSource], positives: Interactions) -> None:
-        """Features that count an item's positives in a number of days."""
-        self._positives = positives
-        self._counted = {s.name: s.count_days for s in sources if s.count_days is not None}
+    def add_statistic(self, name: str, statistic: ItemStatistic) -> None:
+        """A feature that is made from behaviours."""
+        self._statistics[name] = statistic
 
     def add_clusters(self, name: str, clusters_I: np.ndarray) -> None:
         """A feature that names the group of an item."""
@@ -125,10 +123,10 @@ class ItemStates:
             self._histories[name] = _History(known_from[told], item_R[rows][told], codes[told], values)
 
     def state_at(self, time_ms: int) -> dict[str, np.ndarray]:
-        """What changes with time: codes of history features and counts, each [I] int64."""
+        """What changes with time: codes of history features and statistics, each [I] or, of a vector, [I, E]."""
         items = len(self.items.ids)
         found = {name: history.codes_at(time_ms, items) for name, history in self._histories.items()}
-        return found | {name: count_positives(self._positives, items, time_ms, days) for name, days in self._counted.items()}
+        return found | {name: statistic.at(time_ms) for name, statistic in self._statistics.items()}
 
     def features_of(self, places: np.ndarray, state: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """The features of some items; what the history does not tell comes from the items' file."""
@@ -137,13 +135,13 @@ class ItemStates:
         for name, groups_I in self._clusters.items():
             for features, group in zip(found, groups_I[places].tolist(), strict=True):
                 features[name] = f"c{group}"
-        for name, codes_I in state.items():
+        for name, state_I in state.items():
             values = self._histories[name].values if name in self._histories else None
-            for features, code in zip(found, codes_I[places].tolist(), strict=True):
-                if values is None:
-                    features[name] = float(code)
+            for features, code in zip(found, state_I[places].tolist(), strict=True):
+                if isinstance(code, list):
+                    features |= {name: code} if any(code) else {}
                 elif code >= 0:
-                    features[name] = values[code]
+                    features[name] = float(code) if values is None else values[code]
         return found
 
     def features_of_rows(self, rows: np.ndarray) -> list[dict[str, Any]]:
@@ -166,18 +164,10 @@ class ItemStates:
             history = self._histories[name]
             codes = history.codes_at(time_ms, len(numbers))
             numbers[codes >= 0] = np.array(history.values, np.float64)[codes[codes >= 0]]
-        if name in self._counted:
-            numbers = count_positives(self._positives, len(numbers), time_ms, self._counted[name]).astype(np.float64)
+        if name in self._statistics:
+            numbers = self._statistics[name].at(time_ms).astype(np.float64)
+            numbers[numbers < 0] = np.nan
         return numbers
-
-
-def count_positives(positives: Interactions | None, items: int, time_ms: int, days: float) -> np.ndarray:
-    """Interactions of each item in the days before a time, [I] int64."""
-    if positives is None:
-        return np.zeros(items, np.int64)
-    first, last = positives.before(time_ms - round(days * DAY_MS)), positives.before(time_ms)
-    item_X = positives.item_X[first:last]
-    return np.bincount(item_X[item_X < items], minlength=items)
 
 
 def _encode_values(values: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:

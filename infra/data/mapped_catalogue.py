@@ -18,7 +18,7 @@ from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions, encode_ids
 from infra.data.item_changes import copy_items, drift_items
-from infra.data.item_states import DAY_MS, count_positives
+from infra.data.item_statistics import DAY_MS, count_positives
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
 from infra.data.sampled_impressions import SampledRequest, draw_candidates, plan_cuts, recent_items, sample_requests, taken_items
@@ -96,8 +96,8 @@ class MappedCatalogue:
         for time_ms in self.sample_times():
             state = states.state_at(time_ms)
             changed_I = ~told_I
-            for name, codes_I in state.items():
-                changed_I |= (codes_I != before[name]) if before is not None else True
+            for name, state_I in state.items():
+                changed_I |= (state_I != before[name]).reshape(len(told_I), -1).any(axis=1) if before is not None else True
             changed_I &= created_I <= time_ms
             for places in _chunks(np.flatnonzero(changed_I)):
                 yield from self._updates(places, [time_ms] * len(places), states.features_of(places, state))
@@ -105,11 +105,8 @@ class MappedCatalogue:
             before = state
 
     def sample_times(self) -> list[int]:
-        """The times at which item features are told, oldest first: every `every_days` back from the evaluation time."""
-        now_ms, positives = self.sources.now_ms, self.sources.positives
-        first = int(positives.time_X[0]) if len(positives) else now_ms
-        every = max(round(self.mapping.every_days * DAY_MS), (now_ms - first) // 400 + 1)
-        return list(range(now_ms, first - 1, -every))[::-1] or [now_ms]
+        """The times at which item features are told, oldest first."""
+        return self.sources.sample_times
 
     def _items_of_rows(self) -> Iterator[ItemFeaturesUpdate]:
         """A file with several versions of an item: each row up to the evaluation time is one."""

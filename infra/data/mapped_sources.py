@@ -14,7 +14,8 @@ from infra.data.columns import decode_flags, decode_numbers, fits_int64
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
 from infra.data.interactions import DEFAULT_KIND, Interactions, clicked_only, kind_name, read_interactions, read_times, times_of_constant
 from infra.data.item_embeddings import ItemEmbeddings
-from infra.data.item_states import DAY_MS, ItemRows, ItemStates, count_positives, read_item_rows
+from infra.data.item_states import ItemRows, ItemStates, read_item_rows
+from infra.data.item_statistics import DAY_MS, ItemStatistic
 from infra.data.mapping import DataMapping, FeatureSource, Source
 from infra.data.mapping_section import reject, suggest
 from infra.data.tables import LoadedTable, Rejections, load_table
@@ -151,9 +152,12 @@ class MappedSources:
         return [(FeatureSource(f.name, f.column, details={**details.get(f.name, {}), **f.details}), history) for f in history.features]
 
     def _item_feature(self, source: FeatureSource, table_source: Source, role: Kind | None) -> Feature:
-        if source.count_days is not None:
-            counts = count_positives(self.positives, len(self.item_rows.ids), self.now_ms, source.count_days)
-            details = {**infer_numbers(counts.astype(np.float64), {"transform": Transform.LOG1P}), "default": 0.0}
+        if source.taken_together is not None:
+            return make_feature(source.name, Scope.ITEM, Kind.EMBEDDING, {"width": source.taken_together, **source.details})
+        if source.from_behaviours:
+            numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
+            details = infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
+            details |= {"default": 0.0} if source.count_days is not None else {}
             return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, {**details, **source.details})
         if source.clusters is not None:
             return make_feature(source.name, Scope.ITEM, Kind.CATEGORICAL, {"buckets": buckets_for(source.clusters), **source.details})
@@ -218,7 +222,9 @@ class MappedSources:
         """Item features as of any time."""
         mapping, rows = self.mapping, self.item_rows
         states = ItemStates(rows, [f for f in self.features if f.scope is Scope.ITEM], self.now_ms)
-        states.add_counts(mapping.items.features, self.positives)
+        for source in mapping.items.features:
+            if source.from_behaviours:
+                states.add_statistic(source.name, self._statistic(source))
         if mapping.item_history is not None:
             states.add_history(self.table(mapping.item_history), self.id_kind, mapping.known_after_days)
         for source in mapping.items.features:
@@ -226,9 +232,20 @@ class MappedSources:
                 states.add_clusters(source.name, self._clusters(source))
         if states.changes_with_time and rows.table.has("time"):
             raise self.reject(
-                "[items] time", "is for a file with several versions of an item; it does not go with [item_history] or count_days"
+                "[items] time",
+                "is for a file with several versions of an item; it does not go with [item_history] or features made from behaviours",
             )
         return states
+
+    def _statistic(self, source: FeatureSource) -> ItemStatistic:
+        return ItemStatistic(source, self.positives, len(self.item_rows.ids), self.sample_times)
+
+    @cached_property
+    def sample_times(self) -> list[int]:
+        """The times at which item features are told, oldest first: every `every_days` back from the evaluation time."""
+        first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
+        every = max(round(self.mapping.every_days * DAY_MS), (self.now_ms - first) // 400 + 1)
+        return list(range(self.now_ms, first - 1, -every))[::-1] or [self.now_ms]
 
     def _clusters(self, source: FeatureSource) -> np.ndarray:
         if self.embeddings is None or source.clusters is None:

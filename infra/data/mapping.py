@@ -43,7 +43,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSource:
-    """One feature: from `column`, or derived: `count_days` = behaviours of the item in that many days, `clusters` = group of its embedding.
+    """One feature: from `column`, or derived.
+
+    clusters         group of the item's embedding
+    count_days       behaviours of the item in that many days, or with `of = "users"` the users who had any
+    days_since       days since the item's "first" or "last" behaviour
+    taken_together   a vector of that many numbers; items that the same users took are near (taken_together.py)
 
     `details` are fields of schemas.features.Feature that the mapping fixes; what it leaves open is taken from the data.
     """
@@ -51,8 +56,21 @@ class FeatureSource:
     name: str
     column: Column = Column()
     count_days: float | None = None
+    of: str = "behaviours"
+    days_since: str | None = None
+    taken_together: int | None = None
     clusters: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def from_behaviours(self) -> bool:
+        """Whether it is derived from behaviours before a time, and so changes with time."""
+        return (self.count_days, self.days_since, self.taken_together) != (None, None, None)
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether no column holds it."""
+        return self.from_behaviours or self.clusters is not None
 
 
 @dataclass(frozen=True)
@@ -69,7 +87,7 @@ class Source:
 
     def feature_columns(self) -> Mapping[str, Column]:
         """The columns of the features that are read from this file, by feature name."""
-        return {f.name: f.column for f in self.features if f.count_days is None and f.clusters is None}
+        return {f.name: f.column for f in self.features if not f.is_derived}
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +348,20 @@ def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
     rest = {k: v for k, v in value.items() if k not in FEATURE_DETAILS}
     if "kind" in details and details["kind"] not in tuple(Kind):
         raise section.reject(key, f"kind = {details['kind']!r}, expected one of {', '.join(Kind)}")
-    derived = {k: rest.pop(k) for k in ("count_days", "clusters") if k in rest}
-    if not derived:
+    ways = ("count_days", "days_since", "taken_together", "clusters")
+    if not set(ways) & set(rest):
         return FeatureSource(name, read_column(section, key, rest), details=details)
-    part = Section(section.path, f"{section.name}.{key}", {**rest, **derived})
-    count_days, clusters = part.optional_number("count_days"), part.optional_count("clusters", least=2)
+    part = Section(section.path, f"{section.name}.{key}", rest)
+    source = FeatureSource(
+        name,
+        count_days=part.optional_number("count_days"),
+        of=part.choice("of", ("behaviours", "users"), "behaviours"),
+        days_since=part.choice("days_since", ("first", "last"), None),
+        taken_together=part.optional_count("taken_together", least=2),
+        clusters=part.optional_count("clusters", least=2),
+        details=details,
+    )
     part.end()
-    if section.name != "items" or len(derived) != 1:
-        raise section.reject(key, "count_days and clusters derive features of [items], one of them a feature")
-    return FeatureSource(name, count_days=count_days, clusters=clusters, details=details)
+    if section.name != "items" or len(set(ways) & set(rest)) != 1:
+        raise section.reject(key, f"{', '.join(ways)} derive features of [items], one of them a feature")
+    return source

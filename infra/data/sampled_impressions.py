@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.data.interactions import Interactions
-from infra.data.item_states import DAY_MS
+from infra.data.item_statistics import DAY_MS
 from infra.data.mapping import Sampling
 
 REQUESTS_MAX = 20_000

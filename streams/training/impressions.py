@@ -1,7 +1,8 @@
 """Impressions joined with histories and items as of their time, as request-grouped batches: the user half runs once per request.
 
 Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
-No leak: a history ends strictly before the impression, an item's row is the latest version not after it.
+No leak: a history ends strictly before the impression, an item's row is the latest version not after it. That holds for the items of
+the history, too: serving joins them with the rows of now, so training with the rows of then would learn from what serving never sees.
 
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table.
 """
@@ -44,6 +45,7 @@ class TrainingSet:
     spec: ModelSpec
     items: ItemTable
     histories: Histories
+    time_Q: np.ndarray
     user_Q: np.ndarray
     history_end_Q: np.ndarray
     row_QC: np.ndarray
@@ -78,8 +80,8 @@ class TrainingSet:
         place_BL = end_B[:, None] - length + np.arange(length)
         mask_BL = torch.from_numpy(place_BL >= begin_B[:, None])
         history = torch.from_numpy(np.maximum(place_BL, 0))
-        # A behaviour's row is the one of its own time: what its item was when the user met it.
-        item_BL, time_BL = self.histories.item_H[history.numpy()], self.histories.time_H[history.numpy()]
+        item_BL = self.histories.item_H[history.numpy()]
+        time_BL = np.broadcast_to(self.time_Q[requests][:, None], item_BL.shape)
         rows_BL = torch.from_numpy(self.items.rows_as_of(item_BL, time_BL)).where(mask_BL, NOT_AN_ITEM)
         known_BL, safe_BL = rows_BL != NOT_AN_ITEM, rows_BL.clamp(min=0)
         behaviours = Behaviours(
@@ -103,7 +105,7 @@ class TrainingSet:
         histories = self.histories
         for part in (*tables, histories.profiles, histories.bucket_H, histories.kind_H, histories.features, self.context):
             map_tensors(part, lambda t: (found.update(np.ascontiguousarray(t.numpy()).tobytes()), t)[1])
-        columns = (self.items.version_R, histories.time_H, histories.item_H, self.user_Q, self.history_end_Q)
+        columns = (self.items.version_R, histories.time_H, histories.item_H, self.time_Q, self.user_Q, self.history_end_Q)
         for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC):
             found.update(np.ascontiguousarray(column).tobytes())
         return found.hexdigest()[:16]
@@ -156,6 +158,7 @@ def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events, e
         spec=spec,
         items=items,
         histories=histories,
+        time_Q=time_Q,
         user_Q=user_Q,
         history_end_Q=histories.ends_as_of(user_Q, time_Q),
         row_QC=row_QC,

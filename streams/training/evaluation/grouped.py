@@ -32,6 +32,7 @@ def ungroup(data: TrainingSet) -> TrainingSet:
 
     return dataclasses.replace(
         data,
+        time_Q=data.time_Q[request_X],
         user_Q=data.user_Q[request_X],
         history_end_Q=data.history_end_Q[request_X],
         row_QC=picked(data.row_QC),

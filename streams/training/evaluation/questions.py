@@ -34,6 +34,7 @@ def ask(
     encoded = encode_features(data.spec.schema.of(Scope.CONTEXT), [context or {}] * len(user_Q))
     return dataclasses.replace(
         data,
+        time_Q=np.full(len(user_Q), time_ms),
         user_Q=user_Q,
         history_end_Q=data.histories.ends_as_of(user_Q, np.full(len(user_Q), time_ms)),
         row_QC=row_QC,

@@ -34,6 +34,9 @@ price = { column = "price", realtime = true }
 tags = { column = "tags", kind = "bag" }
 on_sale = "on_sale"
 sold_7 = { count_days = 7 }
+buyers = { count_days = 30, of = "users", realtime = true }
+last_sold = { days_since = "last" }
+together = { taken_together = 4 }
 origin = { value = "here" }
 
 [embeddings]

@@ -80,7 +80,7 @@ def test_every_event_reads_back_from_its_own_json(shop: Path) -> None:
 def test_every_feature_of_an_event_is_declared_with_its_kind(shop: Path) -> None:
     catalogue = _open(shop)
     declared = {f.name: f for f in catalogue.schema.of(Scope.ITEM)}
-    shapes = {Kind.NUMERIC: float, Kind.BAG: list, Kind.CATEGORICAL: (int, str)}
+    shapes = {Kind.NUMERIC: float, Kind.BAG: list, Kind.EMBEDDING: list, Kind.CATEGORICAL: (int, str)}
     for update in catalogue.items():
         for name, value in update.features.items():
             assert isinstance(value, shapes[declared[name].kind]), (name, value)

@@ -43,6 +43,10 @@ def _write(tmp_path: Path, text: str) -> Path:
         (ITEMS + 'where = [["a", "~", 1]]\n', "with an op of =="),
         (ITEMS + 'where = "a in 3"\n', "need a list"),
         (ITEMS + "[users.features]\ncount = { count_days = 3 }\n", r"\[users\] file is missing"),
+        (ITEMS + "[items.features]\na = { count_days = 3, clusters = 4 }\n", "derive features of .items., one of them a feature"),
+        (ITEMS + '[items.features]\na = { days_since = "ever" }\n', "days_since is 'ever', expected one of first, last"),
+        (ITEMS + '[items.features]\na = { count_days = 3, of = "buyers" }\n', "of is 'buyers', expected one of behaviours, users"),
+        (ITEMS + "[items.features]\na = { taken_together = 1 }\n", "expected a whole number from 2"),
     ],
 )
 def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text: str, message: str) -> None:

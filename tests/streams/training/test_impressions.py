@@ -68,7 +68,7 @@ def test_no_future_in_any_join(seed: int) -> None:
     batch = data.batch(np.arange(len(requests)), behaviours_max=100)
     for q, (user, number, time_ms) in enumerate(requests):
         assert bid_column(data, data.row_QC[q]) == [price_at(number, time_ms)]
-        expected = [price_at(n, at) for u, n, at in actions if u == user and at < time_ms]
+        expected = [price_at(n, time_ms) for u, n, at in actions if u == user and at < time_ms]  # as serving joins them: of now
         mask = batch.users.behaviours.mask_BL[q]
         assert data.items.bid_R[batch.rows_BL[q][mask]].tolist() == expected
 

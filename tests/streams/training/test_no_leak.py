@@ -48,7 +48,7 @@ def planted(behaviours_ms: int | None, stock_ms: int | None) -> TrainingSet:
 
 def part(data: TrainingSet, requests: slice) -> TrainingSet:
     """Some of the requests; the tables stay whole. (The shop's schema has no context features to cut.)"""
-    names = ("user_Q", "history_end_Q", "row_QC", "bid_QC", "teacher_QC", "clicked_QC")
+    names = ("time_Q", "user_Q", "history_end_Q", "row_QC", "bid_QC", "teacher_QC", "clicked_QC")
     context = dataclasses.replace(
         data.context, **{f.name: getattr(data.context, f.name)[requests] for f in dataclasses.fields(data.context)}
     )

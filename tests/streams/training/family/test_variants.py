@@ -91,7 +91,9 @@ def test_logits_do_not_depend_on_other_requests_or_candidates(variant: Variant) 
     data = shop_data(variant)
     network = network_of(variant, data)
     together = logits_of(network, data)
-    one = dataclasses.replace(data, row_QC=data.row_QC[:1, ::-1].copy(), user_Q=data.user_Q[:1], history_end_Q=data.history_end_Q[:1])
+    one = dataclasses.replace(
+        data, row_QC=data.row_QC[:1, ::-1].copy(), time_Q=data.time_Q[:1], user_Q=data.user_Q[:1], history_end_Q=data.history_end_Q[:1]
+    )
     flipped = logits_of(network, one)[0].flip(0)
     known = torch.from_numpy(data.row_QC[0] >= 0)
     torch.testing.assert_close(flipped[known], together[0][known], rtol=1e-4, atol=1e-5)

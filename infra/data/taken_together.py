@@ -1,0 +1,67 @@
+"""Vectors in which items that the same users took are near: what `taken_together` in a mapping derives from behaviours before a time.
+
+Here: the vectors as of each time of a grid. Not here: which grid (mapped_catalogue.py), who else reads behaviours (item_states.py).
+Users x items, log1p(how often), each row over the root of its length and each column over the root of its length, by truncated SVD; items
+times the root of the singular values, then length 1. An item that nobody took has zeros.
+Invariants: a vector as of t is the same whatever comes at t or later; the axes of one time are turned onto those of the time before
+(orthogonal Procrustes), so that a model trained on one time reads the next.  Source: scikit-learn, scipy.
+
+Arrays: I items, U users, E width.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import orthogonal_procrustes
+from scipy.sparse import csr_array, diags_array
+from sklearn.utils.extmath import randomized_svd
+
+from infra.data.interactions import Interactions
+
+_ITERATIONS = 4
+_DECIMALS = 4
+
+
+class TogetherVectors:
+    """Vectors [I, E] as of any time: those of the latest time of the grid `times_ms` (ascending) that is not after it; zeros before the first."""
+
+    def __init__(self, positives: Interactions, items: int, width: int, times_ms: Sequence[int]) -> None:
+        self._positives, self._items, self._width, self._times = positives, items, width, np.asarray(times_ms, np.int64)
+        self._turned: list[np.ndarray] = []
+
+    def at(self, time_ms: int) -> np.ndarray:
+        """[I, E] float64, rounded. The times before it are made first: each is turned onto the one before."""
+        place = int(np.searchsorted(self._times, time_ms, "right"))
+        while len(self._turned) < place:
+            made = together_vectors(self._positives, self._items, self._width, int(self._times[len(self._turned)]))
+            self._turned.append(np.round(_turn(made, self._turned[-1]) if self._turned else made, _DECIMALS) + 0.0)
+        return self._turned[place - 1] if place else np.zeros((self._items, self._width))
+
+
+def together_vectors(positives: Interactions, items: int, width: int, time_ms: int) -> np.ndarray:
+    """The vectors as of one time, on axes of their own: [I, E] float64."""
+    before = positives.before(time_ms)
+    known = positives.item_X[:before] < items
+    pairs, times = np.unique(np.stack([positives.user_X[:before][known], positives.item_X[:before][known]]), axis=1, return_counts=True)
+    users, user_P = np.unique(pairs[0], return_inverse=True)
+    taken_UI = csr_array((np.log1p(times), (user_P, pairs[1])), shape=(len(users), items))
+    vectors_IE = np.zeros((items, width))
+    rank = min(width, len(users), items)
+    if not rank:
+        return vectors_IE
+    scaled_UI = diags_array(_inverse_root(user_P, len(users))) @ taken_UI
+    scaled_UI = scaled_UI @ diags_array(_inverse_root(pairs[1], items))
+    _, size_E, axes_EI = randomized_svd(scaled_UI, rank, n_iter=_ITERATIONS, random_state=0)
+    vectors_IE[:, :rank] = axes_EI.T * np.sqrt(size_E)
+    return vectors_IE / np.maximum(np.linalg.norm(vectors_IE, axis=1, keepdims=True), 1e-9)
+
+
+def _inverse_root(place_P: np.ndarray, length: int) -> np.ndarray:
+    """1 / sqrt(pairs) of each row or column, 1 where there are none."""
+    return np.asarray(1 / np.sqrt(np.maximum(np.bincount(place_P, minlength=length), 1)))
+
+
+def _turn(vectors_IE: np.ndarray, onto_IE: np.ndarray) -> np.ndarray:
+    """The same vectors, turned as near as can be to those of the time before."""
+    rotation_EE, _ = orthogonal_procrustes(vectors_IE, onto_IE)
+    return np.asarray(vectors_IE @ rotation_EE)

@@ -1,0 +1,82 @@
+"""Statistics of behaviours: plain loops as the specification, and nothing of what comes later shows in them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.data.interactions import Interactions
+from infra.data.item_statistics import DAY_MS, ItemStatistic, count_positives, count_takers, days_since
+from infra.data.mapping import FeatureSource
+from infra.data.taken_together import TogetherVectors, together_vectors
+
+USERS, ITEMS = 12, 8
+
+
+def drawn(seed: int, rows: int = 60) -> Interactions:
+    """Random interactions in order of time; place ITEMS is no item of the catalogue."""
+    chance = np.random.default_rng(seed)
+    user_X, item_X = chance.integers(0, USERS, rows), chance.integers(0, ITEMS + 1, rows)
+    time_X = np.sort(chance.integers(0, 40 * DAY_MS, rows))
+    return Interactions(range(USERS), range(ITEMS + 1), ("click",), user_X, item_X, np.zeros(rows, np.int64), time_X, np.arange(rows))
+
+
+def halves(seed: int) -> Interactions:
+    """Users of two tastes: one takes items 0..3, the other 4..7, each two or three of them."""
+    chance = np.random.default_rng(seed)
+    pairs = [(u, i) for u in range(USERS) for i in chance.permutation(4)[:3] + 4 * (u % 2)]
+    user_X, item_X = np.array(pairs).T
+    return Interactions(
+        range(USERS), range(ITEMS), ("click",), user_X, item_X, np.zeros(len(pairs), np.int64), np.arange(len(pairs)), np.arange(len(pairs))
+    )
+
+
+@given(st.integers(0, 1_000), st.integers(0, 41), st.integers(1, 50))
+@settings(max_examples=50)
+def test_counts_and_days_are_those_of_a_plain_loop(seed: int, at_day: int, days: int) -> None:
+    positives, time_ms = drawn(seed), at_day * DAY_MS
+    rows = list(zip(positives.user_X.tolist(), positives.item_X.tolist(), positives.time_X.tolist(), strict=True))
+    for item in range(ITEMS):
+        inside = [u for u, i, t in rows if i == item and time_ms - days * DAY_MS <= t < time_ms]
+        times = [t for _, i, t in rows if i == item and t < time_ms]
+        assert count_positives(positives, ITEMS, time_ms, days)[item] == len(inside)
+        assert count_takers(positives, ITEMS, time_ms, days)[item] == len(set(inside))
+        assert days_since(positives, ITEMS, time_ms, True)[item] == ((time_ms - times[0]) // DAY_MS if times else -1)
+        assert days_since(positives, ITEMS, time_ms, False)[item] == ((time_ms - times[-1]) // DAY_MS if times else -1)
+
+
+@pytest.mark.parametrize(
+    "source", [FeatureSource("a", count_days=9), FeatureSource("a", days_since="last"), FeatureSource("a", taken_together=3)]
+)
+def test_what_comes_later_does_not_show(source: FeatureSource) -> None:
+    whole, at_ms = drawn(0), 20 * DAY_MS
+    cut = whole.take(np.arange(whole.before(at_ms)))
+    grid = [5 * DAY_MS, 10 * DAY_MS, at_ms, 30 * DAY_MS]
+    statistic, alone = ItemStatistic(source, whole, ITEMS, grid), ItemStatistic(source, cut, ITEMS, grid)
+    statistic.at(40 * DAY_MS)  # asked for later times first
+    assert (statistic.at(at_ms) == alone.at(at_ms)).all() and np.any(statistic.at(at_ms))
+
+
+def test_items_that_the_same_users_took_are_near_and_an_item_that_nobody_took_is_nowhere() -> None:
+    positives = halves(0)
+    vectors_IE = together_vectors(positives, ITEMS + 1, 2, len(positives))
+    near_II = vectors_IE @ vectors_IE.T
+    same_II = np.equal.outer(np.arange(ITEMS) // 4, np.arange(ITEMS) // 4)
+    assert near_II[:ITEMS, :ITEMS][same_II].min() > 0.9 > 0.1 > near_II[:ITEMS, :ITEMS][~same_II].max()
+    assert not vectors_IE[ITEMS].any()
+
+
+def test_the_axes_of_one_time_are_those_of_the_time_before() -> None:
+    """Fewer axes than users and items, so that they turn; what is compared is where each item lies on them."""
+    positives = drawn(3, 400)
+    grid = [30 * DAY_MS, 31 * DAY_MS]
+    vectors = TogetherVectors(positives, ITEMS, 3, grid)
+    moved = np.abs(vectors.at(grid[1]) - vectors.at(grid[0])).max()
+    alone = together_vectors(positives, ITEMS, 3, grid[1])
+    assert moved < 0.5 and np.allclose(vectors.at(grid[1]) @ vectors.at(grid[1]).T, alone @ alone.T, atol=1e-3)
+
+
+def test_more_numbers_than_users_or_items_are_zeros_and_before_the_first_time_there_is_nothing() -> None:
+    vectors = TogetherVectors(drawn(0), ITEMS, 40, [20 * DAY_MS])
+    assert vectors.at(20 * DAY_MS).shape == (ITEMS, 40) and not vectors.at(20 * DAY_MS)[:, ITEMS:].any()
+    assert not vectors.at(0).any()

@@ -80,14 +80,16 @@ def commands(app: typer.Typer) -> None:
 
 @config_app.command("show")
 def show_config(as_json: AsJson = False) -> None:
-    """Every setting of every process: its value and its origin (default, file, environment)."""
-    from infra.settings import explain_settings
+    """Every setting of every process: its value and its origin (default, file, environment). With an index store in S3 also its AWS_... variables."""
+    from infra.settings import explain_object_store, explain_settings
 
     rows: dict[str, dict[str, object]] = {}
     for path in settings_classes():
         module, _, name = path.partition(":")
         for setting in explain_settings(getattr(importlib.import_module(module), name)):
             rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
+    for setting in explain_object_store(str(rows["index.store"]["value"])):
+        rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
     print_table("settings", [rows[name] for name in sorted(rows)], as_json)
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from infra.failpoints import failpoint
-from infra.index_store import IndexStore
+from infra.index_store import IndexStore, check_exclusive_create
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
 from schemas.index.lifecycle import EntryKind
@@ -89,7 +89,10 @@ class ControlLog:
 
 
 def ensure_init(log: ControlLog, init: Init, at_ms: int, by: str) -> ControlState:
-    """Give an empty index its identity, or check that it has this one (A1). Raises Incompatible (`other_index`) with what differs."""
+    """Give an empty index its identity, or check that it has this one (A1). Raises Incompatible: `other_index` with what differs, or
+    `no_exclusive_create` where the store cannot hold a control log."""
+    if log.refresh().init is None:
+        check_exclusive_create(log.store)
     state = log.append(lambda s: Entry(EntryKind.INIT, at_ms, by, init=init) if s.init is None else None)
     check_identity(state, init)
     return state

@@ -16,11 +16,11 @@ In a Part, `rows` counts rows and `tombstones` counts tombstones: an incremental
 import contextlib
 import itertools
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from infra.files import link_or_copy, sha256_of_file
+from infra.file_cache import bad_part_file
+from infra.files import sha256_of_file
 from infra.index_store import IndexStore
 from infra.rocks import DEFAULT_FAMILY, open_read_only
 from infra.sst_directory import assemble_sst_directory, write_sst_directory, write_sst_file
@@ -174,31 +174,26 @@ def read_incremental_part(store: IndexStore, part: Part, verify: bool = True) ->
 
 
 def verify_part(store: IndexStore, part: Part) -> None:
-    """Check presence, size and sha256 of every file of a part. Raises the first problem: Corrupted (`bad_part_file`), Unavailable
-    (`missing_file`)."""
-    for file in part.files:
-        _verify_file(store, part, file)
+    """Check presence, size and sha256 of every file of a part; where the store is no folder, this machine has them afterwards. Raises the first
+    problem: Corrupted (`bad_part_file`), Unavailable (`missing_file`)."""
+    with store.scratch("verify") as folder:
+        for file in part.files:
+            store.fetch(part.directory, file, folder / file.name)
 
 
 def find_part_faults(store: IndexStore, part: Part) -> list[str]:
-    """What `verify_part` would say of every file, one line each; empty when all are as the part says."""
+    """What is wrong with the files of a part as the store has them now, one line each; empty when all are as the part says."""
     faults: list[str] = []
     for file in part.files:
+        path = f"{part.directory}/{file.name}"
         try:
-            _verify_file(store, part, file)
+            size = store.size_bytes(path)
+            sha256 = store.sha256(path) if size == file.size_bytes else ""
+            if sha256 != file.sha256:
+                raise bad_part_file(path, file, size, sha256)
         except AifError as error:
             faults.append(str(error))
     return faults
-
-
-def _verify_file(store: IndexStore, part: Part, file: PartFile) -> None:
-    path = f"{part.directory}/{file.name}"
-    size = store.size_bytes(path)
-    if size != file.size_bytes:
-        raise Corrupted("bad_part_file", f"{path} has {size} bytes, its manifest says {file.size_bytes}; drop the revision and rebuild it")
-    found = sha256_of_file(store.local_path(path))
-    if found != file.sha256:
-        raise Corrupted("bad_part_file", f"{path} has sha256 {found}, its manifest says {file.sha256}; drop the revision and rebuild it")
 
 
 def _check_count(part: Part, what: str, expected: int, found: int) -> None:
@@ -209,22 +204,14 @@ def _check_count(part: Part, what: str, expected: int, found: int) -> None:
 def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple[bytes, bytes]]:
     if not part.files:
         return
-    if verify:
-        verify_part(store, part)
-    with _private_directory(store, part) as directory, contextlib.closing(open_read_only(directory)) as database:
+    with _private_directory(store, part, verify) as directory, contextlib.closing(open_read_only(directory)) as database:
         yield from database.scan(DEFAULT_FAMILY)
 
 
 @contextlib.contextmanager
-def _private_directory(store: IndexStore, part: Part) -> Iterator[Path]:
+def _private_directory(store: IndexStore, part: Part, verify: bool) -> Iterator[Path]:
     """A folder of ours with the part's files: SST files as links, the rest as copies."""
     with store.scratch("read") as folder:
         for file in part.files:
-            place: Callable[[Path, Path], object] = link_or_copy if file.name.endswith(".sst") else shutil.copyfile
-            try:
-                place(store.local_path(f"{part.directory}/{file.name}"), folder / file.name)
-            except FileNotFoundError as error:
-                raise Unavailable(
-                    "missing_file", f"{part.directory}/{file.name} is not in {store.url}; read the control log again"
-                ) from error
+            store.fetch(part.directory, file, folder / file.name, verify=verify, link=file.name.endswith(".sst"))
         yield folder

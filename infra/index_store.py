@@ -1,36 +1,43 @@
-"""The index store: immutable files under one URL, today a folder (FORMAT.md section 1).
+"""The index store: immutable files under one URL, a folder or a bucket of an object store (FORMAT.md section 1).
 
-Here: the interface and the folder. Not here: what the files mean (schemas/index), parts (infra/index_parts.py), the log (infra/control_log.py).
-Invariants: a visible file is complete, on disk, and never changes (I5). A path never leaves the root and never goes through a symbolic
+Here: the interface and the folder. Not here: S3 (infra/s3_store.py), what the files mean (schemas/index), parts (infra/index_parts.py), the log
+(infra/control_log.py).
+Invariants: a visible file is complete, durable, and never changes (I5). A path never leaves the root and never goes through a symbolic
 link (I10): paths come from manifests, and a manifest is a file that somebody wrote. Names that begin with `.tmp-` are unfinished work.
 """
 
 import contextlib
-import fcntl
 import os
 import re
+import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, put_exclusive
-from schemas.errors import Corrupted, Misconfigured, Unavailable
+from infra.file_cache import bad_part_file
+from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, put_exclusive, sha256_of_file
+from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
+from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
+from schemas.index.manifest import PartFile
+from schemas.index.retention import StoreFile
 from schemas.limits import MANIFEST_BYTES_MAX
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _DEPTH_MAX = 8
-_SCRATCH_PREFIX = f"{TEMPORARY_PREFIX}scratch-"
-SCRATCH_AGE_S_MIN = 3_600.0
 
 
 class IndexStore(Protocol):
-    """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not a plain path inside."""
+    """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not a plain path inside, and
+    Unavailable where the store or the disk does not answer: with the next step, and fine to call again.
+
+    `url` opens the same store in another process. `local_root` is the folder of this machine in which its files or copies of them are.
+    """
 
     url: str
+    local_root: Path
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """Create a file. False: it exists already and is unchanged; of several writers exactly one gets True."""
@@ -56,6 +63,10 @@ class IndexStore(Protocol):
         """Paths of all files that begin with `prefix`, sorted."""
         ...
 
+    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+        """The same with their sizes and the times at which they were put."""
+        ...
+
     def size_bytes(self, path: str) -> int:
         """Size of a file. Raises Unavailable (`missing_file`)."""
         ...
@@ -64,8 +75,20 @@ class IndexStore(Protocol):
         """When the file was put, by the store's own clock (B10, B12). Raises Unavailable (`missing_file`)."""
         ...
 
-    def local_path(self, path: str) -> Path:
-        """A local file with the file's bytes, to be read only."""
+    def sha256(self, path: str) -> str:
+        """sha256 of the bytes that the store has now. Raises Unavailable (`missing_file`)."""
+        ...
+
+    def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
+        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`: to be read only, a link where possible;
+        with `link=False` a copy that may be written. `verify=False`: for a caller that has just checked them.
+
+        Raises Corrupted (`bad_part_file`) when size or sha256 are not those of `file`, Unavailable (`missing_file`, `disk_full`).
+        """
+        ...
+
+    def uri(self, path: str) -> str:
+        """The address of a file, as messages name it."""
         ...
 
     def remove(self, path: str) -> None:
@@ -73,7 +96,7 @@ class IndexStore(Protocol):
         ...
 
     def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A private, empty folder near the store (so that `put_file` and readers can link), removed afterwards."""
+        """A private, empty folder in `local_root` (so that `put_file` and `fetch` can link), removed afterwards."""
         ...
 
     def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
@@ -82,10 +105,19 @@ class IndexStore(Protocol):
 
 
 def open_index_store(url: str) -> IndexStore:
-    """The store at `url`: a folder, as a path or `file:///path`; made if missing. Misconfigured for anything else."""
+    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (infra/s3_store.py).
+
+    Misconfigured (`index_store_url`) for anything else; Unavailable where an object store does not answer.
+    """
     parts = urlsplit(url)
+    if parts.scheme == "s3":
+        from infra.s3_store import open_s3_store  # its client is an extra
+
+        return open_s3_store(url)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
-        raise Misconfigured("index_store_url", f"index store {url!r} is not a folder; give a path or file:///path")
+        raise Misconfigured(
+            "index_store_url", f"index store {url!r} is neither a folder nor a bucket; give a path, file:///path, or s3://bucket/prefix"
+        )
     folder = Path(unquote(parts.path) if parts.scheme else url).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,26 +126,41 @@ def open_index_store(url: str) -> IndexStore:
         raise Misconfigured("index_store_url", f"index store {url!r} cannot be used: {error}") from error
 
 
+def check_exclusive_create(store: IndexStore) -> None:
+    """Of two creates of one file the second is refused: the control log rests on it, and some S3-compatible stores ignore the condition.
+
+    Raises Incompatible (`no_exclusive_create`). The file it makes is removed again.
+    """
+    path = f"probes/{secrets.token_hex(8)}"
+    try:
+        if not store.put_exclusive(path, b"1") or store.put_exclusive(path, b"2"):
+            message = "accepts two creates of one file (If-None-Match is ignored): two writers would overwrite each other's decisions"
+            raise Incompatible("no_exclusive_create", f"the index store {store.url} {message}; use a store that honours it")
+    finally:
+        store.remove(path)
+
+
 class FolderStore:
     """An index store in a local or shared folder. `root` is absolute and without links."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = self.local_root = root
         self.url = str(root)
+        self._scratch = ScratchFolders(root)
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """See IndexStore."""
         target = self._place(path)
-        with _disk_errors(path):
+        with disk_errors(path):
             return put_exclusive(target, data)
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """See IndexStore. The same bytes again count as put now: whoever put them relies on the file for the grace period of removal."""
         if self.put_exclusive(path, data):
             return
-        if self.get(path, max(len(data), 1)) != data:
+        if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
             raise Corrupted("file_exists", f"{path} exists in {self.root} with other bytes; a visible file never changes")
-        with _disk_errors(path):
+        with disk_errors(path):
             os.utime(self.local_path(path))
 
     def put_file(self, path: str, local_path: Path) -> None:
@@ -122,7 +169,7 @@ class FolderStore:
         A link has the time of its source, which may be days old: it is set to now, because the store says when a file was *put*.
         """
         target = self._place(path)
-        with _disk_errors(path):
+        with disk_errors(path):
             descriptor = os.open(local_path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -160,6 +207,15 @@ class FolderStore:
             found += [(inside / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]
         return sorted(path for path in found if path.startswith(prefix))
 
+    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+        """See IndexStore. Files that somebody removes at the same moment are left out."""
+        found = []
+        for path in self.list(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                status = (self.root / path).stat()
+                found.append(StoreFile(path, status.st_mtime_ns // 1_000_000, status.st_size))
+        return found
+
     def size_bytes(self, path: str) -> int:
         """See IndexStore."""
         with self._missing(path):
@@ -170,9 +226,28 @@ class FolderStore:
         with self._missing(path):
             return self.local_path(path).stat().st_mtime_ns // 1_000_000
 
+    def sha256(self, path: str) -> str:
+        """See IndexStore."""
+        with self._missing(path):
+            return sha256_of_file(self.local_path(path))
+
+    def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
+        """See IndexStore."""
+        path = f"{directory}/{file.name}"
+        size = self.size_bytes(path)
+        sha256 = self.sha256(path) if verify and size == file.size_bytes else ""
+        if size != file.size_bytes or (verify and sha256 != file.sha256):
+            raise bad_part_file(path, file, size, sha256)
+        with self._missing(path):
+            (link_or_copy if link else shutil.copyfile)(self.local_path(path), into)
+
+    def uri(self, path: str) -> str:
+        """See IndexStore."""
+        return self.local_path(path).as_uri()
+
     def local_path(self, path: str) -> Path:
-        """See IndexStore: the file itself."""
-        _check_path(path)
+        """Where a file is. Raises Corrupted (`bad_store_path`)."""
+        check_store_path(path)
         at = self.root
         for segment in path.split("/"):
             at = at / segment
@@ -192,38 +267,18 @@ class FolderStore:
             except OSError:  # not empty, or somebody was faster
                 return
 
-    @contextlib.contextmanager
-    def scratch(self, name: str) -> Iterator[Path]:
+    def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """See IndexStore."""
-        with _disk_errors(name):
-            folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{name}-", dir=self.root))
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX)  # the kernel frees it with the process, so it tells the living from the dead
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(held)
+        return self._scratch.open(name)
 
     def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
-        """See IndexStore. The age keeps apart from a folder that another machine's process holds where locks are not shared."""
-        removed = 0
-        for folder in self.root.glob(f"{_SCRATCH_PREFIX}*"):
-            with contextlib.suppress(OSError):  # it ended by itself in the meantime, or it is held
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if time.time() - os.fstat(descriptor).st_mtime >= age_s_min:
-                        shutil.rmtree(folder)
-                        removed += 1
-                finally:
-                    os.close(descriptor)
-        return removed
+        """See IndexStore."""
+        return self._scratch.remove_dead(age_s_min)
 
     def _place(self, path: str) -> Path:
         """Where to put a file; its folder exists afterwards."""
         target = self.local_path(path)
-        with _disk_errors(path):
+        with disk_errors(path):
             _make_folder(target.parent)
         return target
 
@@ -234,10 +289,12 @@ class FolderStore:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise Unavailable("missing_file", f"{path} is not in the index store {self.root}; read the control log again") from error
         except OSError as error:
+            if error.errno in (28, 122):
+                raise Unavailable("disk_full", f"{path} of {self.root} cannot be copied: {error}", 5.0) from error
             raise Unavailable("store_unreadable", f"{path} in {self.root} cannot be read: {error}") from error
 
 
-def _check_path(path: str) -> None:
+def check_store_path(path: str) -> None:
     """A plain relative path: no empty, hidden or dotted segment, nothing that a file system reads in another way."""
     segments = path.split("/")
     if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(s) for s in segments):
@@ -251,12 +308,3 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
-
-
-@contextlib.contextmanager
-def _disk_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        code = "disk_full" if error.errno in (28, 122) else "store_unwritable"
-        raise Unavailable(code, f"{path} cannot be put into the index store: {error}", 5.0) from error

@@ -6,7 +6,6 @@ Here: what `aif index verify` does. Not here: the cheaper checks of a loader (se
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.files import sha256_of_file
 from infra.index_parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
 from infra.index_store import IndexStore
 from schemas.errors import AifError
@@ -49,7 +48,7 @@ def _verify_checkpoint(store: IndexStore, manifest: Manifest) -> list[str]:
     path = checkpoint_path(manifest.checkpoint_sha256)
     if not store.exists(path):
         return [f"checkpoint: {path} is missing"]
-    found = sha256_of_file(store.local_path(path))
+    found = store.sha256(path)
     return [] if found == manifest.checkpoint_sha256 else [f"checkpoint: {path} has sha256 {found}"]
 
 

@@ -29,6 +29,8 @@ FILE_VARIABLE = "AIF_CONFIG"
 # Every section of every process: one environment serves them all, and a misspelt section must not pass for another process's.
 SECTIONS = frozenset({"kafka", "index", "broker", "log", "worker", "build", "train", "serve", "engine", "users", "demo", "bench"})
 
+_SHOWN_AWS = frozenset({"AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"})
+
 Tree = dict[str, Any]
 SettingsType = TypeVar("SettingsType", bound="ProcessSettings")
 
@@ -56,6 +58,7 @@ class BrokerSettings(Section):
 class IndexSettings(Section):
     """Where the versions are, how long they stay, and the identity of the index (written once into its control log; protocol A1)."""
 
+    # A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER with credentials as AWS_ACCESS_KEY_ID ... (infra/s3_store.py)
     store: str = Field(default_factory=lambda: str(user_data_dir() / "index"))
     shards: int = Field(default=4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
     user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
@@ -117,6 +120,18 @@ def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str]
         SettingValue(f"{section}.{name}", value, origins.get((section, name), "default"))
         for section in sorted(values)
         for name, value in values[section].items()
+    ]
+
+
+def explain_object_store(store_url: str, environment: Mapping[str, str] | None = None) -> list[SettingValue]:
+    """What the client of an object store takes from the environment, without its secrets; nothing where the index store is a folder."""
+    if not store_url.startswith("s3://"):
+        return []
+    environment = os.environ if environment is None else environment
+    return [
+        SettingValue(name, value if name in _SHOWN_AWS else "(set)", f"environment {name}")
+        for name, value in sorted(environment.items())
+        if name.startswith("AWS_")
     ]
 
 

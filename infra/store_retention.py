@@ -21,9 +21,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
 
     Files that somebody removes at the same moment are left out.
     """
-    files = [
-        file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for path in store.list(top) if (file := _look(store, path))
-    ]
+    files = [file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for file in store.list_files(top)]
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
     for path in [f.path for f in files if f.path.endswith(".json")]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from schemas.requests import RankAnswer
 
 Url = Annotated[str | None, typer.Option("--url", help="The server (default: the one of AIF_SERVE__HOST and _PORT).")]
-Store = Annotated[str | None, typer.Option("--store", help="The index store (default: AIF_INDEX__STORE).")]
+Store = Annotated[str | None, typer.Option("--store", help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")]
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="The Kafka broker (default: AIF_KAFKA__BOOTSTRAP_SERVERS).")]
 
 

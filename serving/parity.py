@@ -30,6 +30,7 @@ from schemas.errors import Corrupted, RejectedInput
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path, token_of
+from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs, encode_context
 from schemas.model.network import AifNetwork
@@ -122,7 +123,7 @@ def _audit_version(
     positions = [positions_of(one.answer.freshness.watermark) for one in group]
     ends = {shard: max(p[shard] for p in positions) for shard in positions[0]}
     rows.read_deltas(bootstrap, prefix, token.version, ends)
-    checkpoint = read_checkpoint(store.local_path(checkpoint_path(manifest.checkpoint_sha256)), manifest.checkpoint_sha256)
+    checkpoint = read_checkpoint(store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX), manifest.checkpoint_sha256)
     auditor = _Auditor(checkpoint.network, ids, rows)
     for place, one in sorted(zip(positions, group, strict=True), key=lambda pair: sum(pair[0].values())):
         rows.at(place)

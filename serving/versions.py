@@ -31,6 +31,7 @@ from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import row_layout
 from schemas.index.lifecycle import SERVABLE
 from schemas.index.manifest import Manifest, checkpoint_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
@@ -240,11 +241,8 @@ class VersionFollower:
 
     def _checkpoint(self, manifest: Manifest) -> Checkpoint:
         """The version's model from the index store, checked against the manifest."""
-        path = self._store.local_path(checkpoint_path(manifest.checkpoint_sha256))
-        try:
-            checkpoint = read_checkpoint(path, manifest.checkpoint_sha256)
-        except FileNotFoundError as error:
-            raise Unavailable("missing_file", f"{path} is not in the index store; read the control log again") from error
+        data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+        checkpoint = read_checkpoint(data, manifest.checkpoint_sha256)
         wanted = row_layout(checkpoint.spec)
         missing = [c.name for c in wanted.columns if c not in manifest.layout.columns]
         if missing or wanted.id_kind is not manifest.layout.id_kind:

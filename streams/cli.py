@@ -36,7 +36,7 @@ def bench_nearline(
 
 def worker(
     data_dir: Annotated[Path | None, typer.Option(help="Where the shards are.")] = None,
-    store: Annotated[str | None, typer.Option(help="The index store, a folder.")] = None,
+    store: Annotated[str | None, typer.Option(help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus page on loopback; 0: none.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -159,7 +159,7 @@ def _announce(store: Any, status: Any) -> "CheckpointRecord":
 
     path = checkpoint_path(status.checkpoint_sha256)
     return CheckpointRecord(
-        uri=store.local_path(path).as_uri(),
+        uri=store.uri(path),
         size_bytes=store.size_bytes(path),
         sha256=status.checkpoint_sha256,
         model_id=status.model_id,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import failpoint
-from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, link_or_copy, sha256_of_file
+from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, sha256_of_file
 from infra.index_parts import new_unique
 from infra.index_store import IndexStore
 from schemas.errors import AifError, Corrupted, Unavailable
@@ -78,7 +78,7 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
     try:
         staged.mkdir(parents=True)
         for file in snapshot.files:
-            _fetch_file(store, snapshot_file_path(snapshot, file.name), file, staged)
+            _fetch_file(store, snapshot, file, staged)
         fsync_tree(staged)
         staged.rename(directory)
         fsync_folder(directory.parent)
@@ -89,20 +89,12 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _fetch_file(store: IndexStore, path: str, file: PartFile, into: Path) -> None:
+def _fetch_file(store: IndexStore, snapshot: ShardSnapshot, file: PartFile, into: Path) -> None:
     """Tables are linked where possible, because nobody writes them again; RocksDB writes the others in place, so they are copied."""
-    size, source = store.size_bytes(path), store.local_path(path)
-    target = into / Path(file.name).name
     try:
-        (link_or_copy if file.name.endswith(".sst") else shutil.copyfile)(source, target)
-        found = sha256_of_file(target)
-    except FileNotFoundError as error:
-        raise Unavailable("missing_file", f"{path} is not in {store.url} any more") from error
-    if (size, found) != (file.size_bytes, file.sha256):
-        raise Corrupted(
-            "bad_snapshot_file",
-            f"{path} has {size} bytes and sha256 {found}, its manifest says {file.size_bytes} and {file.sha256}; the next source is tried",
-        )
+        store.fetch(f"{snapshot.directory}/files", file, into / Path(file.name).name, link=file.name.endswith(".sst"))
+    except Corrupted as error:
+        raise Corrupted("bad_snapshot_file", f"{error.message}; the next source is tried") from error
 
 
 def describe_checkpoint_job(checkpoint: Path, shard: int, init: Init) -> SnapshotJob:

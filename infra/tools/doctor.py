@@ -1,25 +1,26 @@
 """`aif doctor`: what a process of ours will need, looked at before it is started: broker, topics, store, disk, device, clock, limits.
 
-Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but one small file in the index store that is removed again.
+Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
 """
 
 import importlib.metadata
 import os
 import resource
+import secrets
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.index_store import open_index_store
+from infra.index_store import check_exclusive_create, open_index_store
 from infra.kafka.admin import fetch_topics, plan_topics
 from infra.settings import InfraSettings
 from schemas.errors import AifError
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
-_CLOCK_S_WARN, _CLOCK_S_FAIL = 1.0, 30.0
+_CLOCK_S_WARN, _CLOCK_S_FAIL = 2.0, 30.0  # an object store tells whole seconds
 _FILES_MIN = 4_096
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 _SHARED_BYTES_WARN = 1 << 30
@@ -79,28 +80,28 @@ def check_topics(settings: InfraSettings) -> Finding:
 
 
 def check_store(settings: InfraSettings) -> Finding:
-    """Whether the index store can be listed."""
+    """Whether the index store can be listed, and refuses the second of two creates: the control log rests on it."""
     store = open_index_store(settings.index.store)
     entries = len(store.list("control/"))
+    check_exclusive_create(store)
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")
 
 
 def check_clock(settings: InfraSettings) -> Finding:
     """Our clock against the store's, whose file times decide about retention and revisions; freshness needs the publishers' too."""
-    store = open_index_store(settings.index.store)
-    with store.scratch("doctor") as folder:
-        probe = Path(folder, "clock")
-        probe.touch()
-        ahead_s = time.time() - probe.stat().st_mtime
+    store, path = open_index_store(settings.index.store), f"probes/{secrets.token_hex(8)}"
+    store.put_exclusive(path, b"")
+    try:
+        ahead_s = time.time() - store.modified_ms(path) / 1e3
+    finally:
+        store.remove(path)
     state = OK if abs(ahead_s) < _CLOCK_S_WARN else WARN if abs(ahead_s) < _CLOCK_S_FAIL else FAIL
     return Finding("clock", state, f"{ahead_s:+.3f} s against the index store", "" if state == OK else "synchronise the clocks (NTP)")
 
 
 def check_disk(settings: InfraSettings) -> Finding:
-    """Room where the index store is; a worker's data directory usually lies beside it."""
-    path = Path(settings.index.store.removeprefix("file://"))
-    while not path.exists():
-        path = path.parent
+    """Room where the index store or the copies of its files are; a worker's data directory usually lies beside it."""
+    path = open_index_store(settings.index.store).local_root
     usage = shutil.disk_usage(path)
     state = OK if usage.free > _FREE_BYTES_WARN else WARN if usage.free > _FREE_BYTES_FAIL else FAIL
     found = f"{usage.free / (1 << 30):.1f} GiB of {usage.total / (1 << 30):.1f} GiB are free at {path}"

@@ -125,7 +125,7 @@ def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
     A record may name the index store's own copy (so an adopted replay does); that one lies in no allowed folder.
     """
     own = checkpoint_path(announced.sha256)
-    if announced.uri == desk.store.local_path(own).as_uri() and desk.store.exists(own):
+    if announced.uri == desk.store.uri(own) and desk.store.exists(own):
         return desk.store.get(own, CHECKPOINT_BYTES_MAX)
     began = desk.clock.monotonic()
     while True:

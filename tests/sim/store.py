@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schemas.errors import Corrupted, Unavailable
+from schemas.index.retention import StoreFile
 
 PART_FILE = "000001.sst"
 Point = Callable[[str], None]
@@ -59,6 +60,9 @@ class MemoryStore:
 
     def list(self, prefix: str = "") -> list[str]:
         return sorted(path for path in self.files if path.startswith(prefix))
+
+    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+        return [StoreFile(path, self.modified[path], len(self.files[path])) for path in self.list(prefix)]
 
     def size_bytes(self, path: str) -> int:
         return len(self.get(path))

@@ -1,0 +1,124 @@
+"""Local copies of files of an index store that is not a folder: RocksDB reads parts from paths (protocol B14).
+
+Here: `FileCache`, a folder of files named by the sha256 of their bytes. Not here: where the bytes come from (infra/s3_store.py), which files a part
+has (infra/index_parts.py).
+Invariants:
+- A file in it has the bytes that its name says: they are hashed while they come in, synced, and put in place by rename. One whose bytes do not match
+  later is dropped and fetched again.
+- Any number of processes may use one folder: a file is fetched once, those who want it too wait. What was given out is a link or copy of the taker's
+  own, so removing a file here takes nothing away from anybody.
+- It holds at most `bytes_max`; the files that were not taken for longest go first. A file larger than that is passed through.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, sha256_of_file
+from schemas.errors import Corrupted
+from schemas.index.manifest import PartFile
+
+Fetch = Callable[[Path], str]  # makes a file and says the sha256 of what it wrote, synced
+
+_LOCKS = "locks"
+_TRIES = 3
+_DEAD_AGE_S_MIN = 3_600.0  # a temporary file that nobody has written to for so long
+
+
+class FileCache:
+    """See the module. `root` is made if it is missing."""
+
+    def __init__(self, root: Path, bytes_max: int) -> None:
+        self.root, self.bytes_max = root, bytes_max
+        (root / _LOCKS).mkdir(parents=True, exist_ok=True)
+
+    def take(self, file: PartFile, into: Path, fetch: Fetch, *, verify: bool, link: bool) -> None:
+        """Make `into` a file with these bytes: a link to the one here, or (`link` false) a copy that the taker may write.
+
+        `verify`: the bytes here are hashed once more. Raises what `fetch` raises, Corrupted (`bad_part_file`) when it brings other bytes.
+        """
+        if file.size_bytes > self.bytes_max:
+            _check_fetched(file, into, fetch(into))
+            return
+        held, place = self._place(file), link_or_copy if link else shutil.copyfile
+        with self._lock(file.sha256[:2]):  # of 256: two files seldom wait for each other
+            for _ in range(_TRIES):
+                if not _is_whole(held, file, verify):
+                    self._bring(file, held, fetch)
+                with contextlib.suppress(FileNotFoundError):  # somebody made room at this moment
+                    os.utime(held)
+                    place(held, into)
+                    return
+        _check_fetched(file, into, fetch(into))
+
+    def _place(self, file: PartFile) -> Path:
+        return self.root / file.sha256[:2] / file.sha256
+
+    def _bring(self, file: PartFile, held: Path, fetch: Fetch) -> None:
+        """The file, in place. Under its lock nobody else writes the temporary one: what is there was left by a killed process."""
+        held.unlink(missing_ok=True)
+        self.make_room(file.size_bytes)
+        held.parent.mkdir(exist_ok=True)
+        temporary = held.with_name(f"{TEMPORARY_PREFIX}{held.name}")
+        try:
+            _check_fetched(file, temporary, fetch(temporary))
+            temporary.rename(held)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(held.parent)
+
+    def make_room(self, size_bytes: int) -> int:
+        """Remove the files that were not taken for longest until so much more fits, and what killed processes left; how many."""
+        removed = 0
+        with self._lock("room"):
+            files = sorted(self._files(), key=lambda found: found[1])
+            total = sum(size for _, _, size in files)
+            for path, used_s, size in files:
+                is_dead = path.name.startswith(TEMPORARY_PREFIX) and used_s < time.time() - _DEAD_AGE_S_MIN
+                if is_dead or (total + size_bytes > self.bytes_max and not path.name.startswith(TEMPORARY_PREFIX)):
+                    path.unlink(missing_ok=True)
+                    total, removed = total - size, removed + 1
+        return removed
+
+    def _files(self) -> Iterator[tuple[Path, float, int]]:
+        """(path, last use, size) of every file, unfinished ones too."""
+        for path in self.root.glob("[0-9a-f][0-9a-f]/*"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                yield path, status.st_mtime, status.st_size
+
+    @contextlib.contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Waits for other processes and threads. The kernel frees it with the process; lock files stay, so that all lock the same one."""
+        descriptor = os.open(self.root / _LOCKS / name, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _is_whole(held: Path, file: PartFile, verify: bool) -> bool:
+    try:
+        return held.stat().st_size == file.size_bytes and (not verify or sha256_of_file(held) == file.sha256)
+    except FileNotFoundError:
+        return False
+
+
+def _check_fetched(file: PartFile, path: Path, sha256: str) -> None:
+    size = path.stat().st_size
+    if (size, sha256) != (file.size_bytes, file.sha256):
+        path.unlink()
+        raise bad_part_file(file.name, file, size, sha256)
+
+
+def bad_part_file(path: str, file: PartFile, size_bytes: int, sha256: str) -> Corrupted:
+    """What is said of a file of the store whose bytes are not those that its manifest names."""
+    found = f"{size_bytes} bytes" if size_bytes != file.size_bytes else f"sha256 {sha256}"
+    wanted = file.size_bytes if size_bytes != file.size_bytes else file.sha256
+    return Corrupted("bad_part_file", f"{path} has {found}, its manifest says {wanted}; drop the revision and rebuild it")

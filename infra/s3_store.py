@@ -1,0 +1,336 @@
+"""An index store in an S3-compatible object store: `s3://bucket/prefix`, with the client obstore (the extra `s3`).
+
+Here: `S3Store`, and what its URL may say. Not here: the interface (infra/index_store.py), local copies (infra/file_cache.py).
+
+    s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER
+
+Everything behind the question mark may be left out. Credentials, and endpoint and region where the URL does not name them, come from the usual
+environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, or the machine's role.
+
+Invariants, beyond those of an index store:
+- An exclusive create is a PUT with If-None-Match. Whose it was is asked of the store when an answer was lost: each one carries a number of its own.
+- An object is visible when its upload is complete, never before; one above `PUT_BYTES_MAX` goes up in parts. What a killed upload leaves is invisible
+  and costs storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
+- A request is tried again for some seconds, then it is Unavailable: nobody hangs on a store that is away.
+Source: S3 API, conditional writes and multipart upload.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+from infra.file_cache import FileCache
+from infra.folders import user_cache_dir
+from infra.index_store import check_store_path
+from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
+from schemas.errors import Corrupted, Misconfigured, Unavailable
+from schemas.index.manifest import PartFile
+from schemas.index.retention import StoreFile
+from schemas.limits import MANIFEST_BYTES_MAX, MIB
+
+try:
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
+except ImportError as error:
+    raise Misconfigured("s3_not_installed", "an index store s3://... needs the client obstore; install the extra: aif[s3]") from error
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store as Objects
+
+PUT_BYTES_MAX = 64 * MIB  # held in memory during one PUT; the largest SST file that parts are made of
+_UPLOAD_PART_BYTES = 16 * MIB  # S3 takes 10,000 parts: files up to 160 GB
+_UPLOADS_AT_ONCE = 4
+_STREAM_BYTES = 4 * MIB
+_CACHE_GIB = 20.0
+_WRITER = "aif-writer"  # metadata of an object: whose exclusive create it was
+_RETRIES, _RETRY_S_MAX, _REQUEST_S_MAX = 4, 10, 300
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_HOW_TO = "s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Address:
+    """What a URL says. Empty: the environment decides."""
+
+    bucket: str
+    prefix: str
+    cache_dir: Path
+    cache_bytes: int
+    endpoint: str = ""
+    region: str = ""
+
+
+def decode_s3_url(url: str) -> S3Address:
+    """Raises Misconfigured (`index_store_url`)."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    prefix = parts.path.strip("/")
+    unknown = options.keys() - {"endpoint", "region", "cache_dir", "cache_gib"}
+    if not _BUCKET.fullmatch(parts.netloc) or parts.fragment or unknown:
+        raise _bad_url(url, f"unknown options {sorted(unknown)}" if unknown else "no bucket, or not a bucket's name")
+    try:
+        if prefix:
+            check_store_path(prefix)
+        cache_gib = float(options.get("cache_gib", _CACHE_GIB))
+    except (Corrupted, ValueError) as error:
+        raise _bad_url(url, str(error)) from error
+    if not 0 <= cache_gib < 1e6:
+        raise _bad_url(url, f"cache_gib is {cache_gib}")
+    cache_dir = Path(options["cache_dir"]).expanduser() if options.get("cache_dir") else user_cache_dir() / "index-store"
+    return S3Address(parts.netloc, prefix, cache_dir, int(cache_gib * 1024 * MIB), options.get("endpoint", ""), options.get("region", ""))
+
+
+def _bad_url(url: str, why: str) -> Misconfigured:
+    return Misconfigured("index_store_url", f"index store {url!r}: {why}; give {_HOW_TO}")
+
+
+def open_s3_store(url: str) -> "S3Store":
+    """The store at `url`, whose bucket exists. Raises Misconfigured (`index_store_url`), Unavailable (`store_unreachable`, `store_refused`)."""
+    address = decode_s3_url(url)
+    try:
+        address.cache_dir.mkdir(parents=True, exist_ok=True)
+        cache = FileCache(address.cache_dir.resolve(strict=True), address.cache_bytes)
+    except OSError as error:
+        raise _bad_url(url, f"its cache folder cannot be used: {error}") from error
+    store = S3Store(url, _open_objects(address), cache, endpoint_of(address))
+    try:
+        store.look()
+    except Unavailable as error:
+        if error.code == "bucket_missing":
+            raise _bad_url(url, f"the bucket {address.bucket} does not exist there; create it, or") from error
+        raise
+    return store
+
+
+def endpoint_of(address: S3Address) -> str:
+    """Where requests go; empty: Amazon's own."""
+    named = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
+    return address.endpoint or next(filter(None, named), "")
+
+
+def _open_objects(address: S3Address) -> "Objects":
+    from obstore.store import S3Store as Objects
+
+    given: dict[str, Any] = {"endpoint": endpoint_of(address), "region": address.region}
+    backoff = {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2}
+    return Objects(
+        address.bucket,
+        prefix=address.prefix or None,
+        client_options={"allow_http": endpoint_of(address).startswith("http://"), "timeout": timedelta(seconds=_REQUEST_S_MAX)},
+        retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S_MAX), "backoff": backoff},  # type: ignore[typeddict-item]
+        **{name: value for name, value in given.items() if value},
+    )
+
+
+class S3Store:
+    """See the module, and IndexStore. Thread-safe."""
+
+    def __init__(self, url: str, objects: "Objects", cache: FileCache, endpoint: str = "") -> None:
+        self.url, self.local_root = url, cache.root
+        self._objects, self._cache, self._endpoint = objects, cache, endpoint or "Amazon S3"
+        self._scratch = ScratchFolders(cache.root)
+
+    # --- writing -------------------------------------------------------------------------------------------------------------
+
+    def put_exclusive(self, path: str, data: bytes) -> bool:
+        """See IndexStore."""
+        return self._create(path, data)
+
+    def put_bytes(self, path: str, data: bytes) -> None:
+        """See IndexStore. The same bytes again are put once more: they count as put now."""
+        if self._create(path, data):
+            return
+        if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
+            raise self._exists(path)
+        with self._errors(path):
+            obstore.put(self._objects, path, data)
+
+    def put_file(self, path: str, local_path: Path) -> None:
+        """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload, not with it: only names that nobody else writes are put so."""
+        with disk_errors(path):
+            size = local_path.stat().st_size
+        if size > PUT_BYTES_MAX:
+            if self.exists(path):
+                raise self._exists(path)
+            with self._errors(path):
+                obstore.put(
+                    self._objects,
+                    path,
+                    local_path,
+                    use_multipart=True,
+                    chunk_size=_UPLOAD_PART_BYTES,
+                    max_concurrency=_UPLOADS_AT_ONCE,
+                )
+        elif not self._create(path, local_path):
+            raise self._exists(path)
+
+    def _create(self, path: str, data: bytes | Path) -> bool:
+        """A PUT that only one writer can win. When it fails in any other way it may have happened all the same, so the store is asked."""
+        check_store_path(path)
+        writer = secrets.token_hex(8)
+        try:
+            with self._errors(path):
+                obstore.put(self._objects, path, data, mode="create", attributes={_WRITER: writer})
+        except Unavailable as error:
+            found = self._writer_of(path) if error.code in ("file_exists", "store_unreachable") else None
+            if found is None:
+                raise
+            return found == writer
+        return True
+
+    def _writer_of(self, path: str) -> str | None:
+        """Who created a file; None: it is not there."""
+        try:
+            with self._errors(path):
+                return str(obstore.get(self._objects, path, options={"head": True}).attributes.get(_WRITER, ""))
+        except Unavailable as error:
+            if error.code == "missing_file":
+                return None
+            raise
+
+    def _exists(self, path: str) -> Corrupted:
+        return Corrupted("file_exists", f"{path} exists in {self.url} with other bytes; a visible file never changes")
+
+    def remove(self, path: str) -> None:
+        """See IndexStore."""
+        check_store_path(path)
+        with self._errors(path), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._objects, path)
+
+    # --- reading -------------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
+        """See IndexStore."""
+        check_store_path(path)
+        with self._errors(path):
+            found = obstore.get(self._objects, path)
+            if found.meta["size"] > bytes_max:
+                raise Corrupted("file_too_large", f"{path} in {self.url} has more than {bytes_max} bytes")
+            return bytes(found.bytes())
+
+    def exists(self, path: str) -> bool:
+        """See IndexStore."""
+        try:
+            self._head(path)
+        except Unavailable as error:
+            if error.code == "missing_file":
+                return False
+            raise
+        return True
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See IndexStore."""
+        return [file.path for file in self.list_files(prefix)]
+
+    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+        """See IndexStore. One request for 1,000 files."""
+        folder = prefix.rpartition("/")[0]
+        if "/" in prefix:
+            check_store_path(folder)
+        with self._errors(prefix):
+            found = [meta for page in obstore.list(self._objects, f"{folder}/" if folder else None) for meta in page]
+        return [
+            StoreFile(meta["path"], _put_ms(meta), meta["size"])
+            for meta in sorted(found, key=lambda meta: meta["path"])
+            if meta["path"].startswith(prefix)
+        ]
+
+    def look(self) -> None:
+        """Asks for the first page of the control log. Raises Unavailable (`bucket_missing`, `store_unreachable`, `store_refused`)."""
+        with self._errors("control"):
+            next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None)
+
+    def size_bytes(self, path: str) -> int:
+        """See IndexStore."""
+        return int(self._head(path)["size"])
+
+    def modified_ms(self, path: str) -> int:
+        """See IndexStore. The store tells whole seconds."""
+        return _put_ms(self._head(path))
+
+    def _head(self, path: str) -> Any:
+        check_store_path(path)
+        with self._errors(path):
+            return obstore.head(self._objects, path)
+
+    def sha256(self, path: str) -> str:
+        """See IndexStore: the object is read, not the copy in the cache."""
+        digest = hashlib.sha256()
+        for piece in self._stream(path):
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
+        """See IndexStore. Through the cache: a file is fetched once by all processes of a machine."""
+        path = f"{directory}/{file.name}"
+        check_store_path(path)
+        with disk_errors(path):
+            self._cache.take(file, into, lambda target: self._download(path, target), verify=verify, link=link)
+
+    def _download(self, path: str, target: Path) -> str:
+        digest = hashlib.sha256()
+        with target.open("wb") as file:
+            for piece in self._stream(path):
+                digest.update(piece)
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        return digest.hexdigest()
+
+    def _stream(self, path: str) -> Iterator[bytes]:
+        check_store_path(path)
+        with self._errors(path):
+            for piece in obstore.get(self._objects, path).stream(_STREAM_BYTES):
+                yield bytes(piece)
+
+    def uri(self, path: str) -> str:
+        """See IndexStore."""
+        check_store_path(path)
+        return f"{self.url.partition('?')[0].rstrip('/')}/{path}"
+
+    # --- this machine -----------------------------------------------------------------------------------------------------------
+
+    def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """See IndexStore."""
+        return self._scratch.open(name)
+
+    def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
+        """See IndexStore."""
+        return self._scratch.remove_dead(age_s_min)
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """The one place where obstore's errors become ours."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it") from error
+            raise Unavailable("missing_file", f"{path} is not in the index store {self.url}; read the control log again") from error
+        except AlreadyExistsError as error:
+            raise Unavailable("file_exists", f"{path} exists in {self.url}") from error
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            hint = "look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do in the bucket"
+            raise Unavailable("store_refused", f"{self._endpoint} refuses {path} of {self.url}: {_first_line(error)}; {hint}") from error
+        except BaseError as error:
+            if "NoSuchBucket" in str(error):
+                raise Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it") from error
+            hint = "look whether it runs and whether AWS_ENDPOINT_URL and AWS_REGION are right; it is tried again"
+            raise Unavailable("store_unreachable", f"{path} of {self.url}, at {self._endpoint}: {_first_line(error)}; {hint}") from error
+
+
+def _put_ms(meta: Any) -> int:
+    return int(meta["last_modified"].timestamp() * 1000)
+
+
+def _first_line(error: Exception) -> str:
+    """What obstore says without its long form."""
+    return str(error).partition("\n")[0][:400]

@@ -1,0 +1,66 @@
+"""Private folders of a process, removed when it is done with them, or by somebody else when it died.
+
+Here: `ScratchFolders`. Not here: what is made in them (infra/index_parts.py).
+Invariant: a folder that a living process holds is never removed: the kernel frees its lock with the process, so the lock tells the living from the dead.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.files import TEMPORARY_PREFIX
+from schemas.errors import Unavailable
+
+_PREFIX = f"{TEMPORARY_PREFIX}scratch-"
+SCRATCH_AGE_S_MIN = 3_600.0
+
+
+class ScratchFolders:
+    """Scratch folders below `root`, which exists."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Path]:
+        """A private, empty folder. Raises Unavailable (`disk_full`, `store_unwritable`)."""
+        with disk_errors(f"the scratch folder {name}"):
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-", dir=self.root))
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+    def remove_dead(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
+        """Remove what killed processes left; how many. The age keeps apart from a folder that another machine's process holds where locks are
+        not shared."""
+        removed = 0
+        for folder in self.root.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):  # it ended by itself in the meantime, or it is held
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - os.fstat(descriptor).st_mtime >= age_s_min:
+                        shutil.rmtree(folder)
+                        removed += 1
+                finally:
+                    os.close(descriptor)
+        return removed
+
+
+@contextlib.contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """A block that writes files of the index store on this machine. Raises Unavailable (`disk_full`, `store_unwritable`) for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        code = "disk_full" if error.errno in (28, 122) else "store_unwritable"
+        raise Unavailable(code, f"{what} cannot be written for the index store: {error}", 5.0) from error

@@ -29,10 +29,11 @@ def commands(app: typer.Typer) -> None:
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (default: loopback).")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 = any free one.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 = any free one (default: the next one).")] = None,
     store: Store = None,
     bootstrap: Bootstrap = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
-    address_file: Annotated[Path | None, typer.Option(help="Write {url, pid} here once the port is open.")] = None,
+    address_file: Annotated[Path | None, typer.Option(help="Write {url, grpc, pid} here once the ports are open.")] = None,
 ) -> None:
     """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C."""
     import asyncio
@@ -43,7 +44,7 @@ def serve(
     from serving.settings import ServerSettings
 
     flags: dict[str, dict[str, object]] = {
-        "serve": {"host": host, "port": port, "address_file": address_file},
+        "serve": {"host": host, "port": port, "grpc_port": grpc_port, "address_file": address_file},
         "index": {"store": store},
         "kafka": {"bootstrap_servers": bootstrap},
         "engine": {"device": device},

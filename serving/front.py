@@ -5,6 +5,8 @@ Here: the parts, made once per process. Not here: either port (http_api.py, grpc
 
 from collections.abc import Callable
 
+from prometheus_client import Counter, Histogram
+
 from infra.metrics import Metrics
 from schemas.ids import IdKind
 from serving.access import Access
@@ -23,6 +25,8 @@ class Front:
         self.inference = OpenInference(ready, settings.deadline_ms)
         self.access = Access(settings.token)
         self.intake = Intake(settings.requests_max)
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
 
     def open_calls(self, engine: Engine, rank_call: RankCall, id_kind: IdKind) -> None:
         """From now on inferences are answered; until then they are Unavailable (`no_index`), and the process is alive (protocol C4)."""
@@ -30,6 +34,11 @@ class Front:
 
     def record(self, route: str, status: str, seconds: float, ranked: bool) -> None:
         """Counts one answer. `ranked`: a call whose time is worth a histogram, not a look."""
-        self.metrics.counter("requests").labels(route, status).inc()
-        if ranked:
-            self.metrics.histogram("request_seconds").labels(route).observe(seconds)
+        if (route, status) not in self._counters:
+            self._counters[route, status] = self.metrics.counter("requests").labels(route, status)
+        self._counters[route, status].inc()
+        if not ranked:
+            return
+        if route not in self._histograms:
+            self._histograms[route] = self.metrics.histogram("request_seconds").labels(route)
+        self._histograms[route].observe(seconds)

@@ -103,4 +103,4 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int
         credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.cert.read_bytes())])
         return server.add_secure_port(f"{bracketed(host)}:{chosen}", credentials)
     except RuntimeError as error:
-        raise Misconfigured("port_taken", f"gRPC cannot listen on {host} port {chosen}: {error}; set AIF_SERVE__GRPC_PORT") from error
+        raise Misconfigured("port_taken", f"gRPC cannot listen on {host} port {chosen}: {error}; give another with --grpc-port") from error

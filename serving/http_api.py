@@ -8,9 +8,11 @@
 
 Here: which route, who may ask, deadlines, one log line per request, and that no exception gets past this file. Not here: what the routes compute
 (user_call.py, rank_call.py), reading a body (http_body.py), what the bodies must be (bodies.py), what an error is (http_errors.py).
-Invariant: the order of the checks is the order of their cost: number of headers, token, route, number of requests in work, body.
+Invariant: the order of the checks is the order of their cost: number of headers, token, route, number of requests in work, body. A request that is one
+too many is answered when its head is there; its body is thrown away after the answer.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -28,12 +30,14 @@ from serving.bodies import decode_body
 from serving.deadline import Deadline
 from serving.front import Front
 from serving.http_body import read_body, throw_away_body
+from serving.http_errors import TOO_MANY
 from serving.http_reply import Reply, error_reply, json_reply
 from serving.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.openapi import openapi_json
 from serving.rank_call import RankCall
 from serving.user_call import UserCall
 
+_LOG = logging.getLogger("serving.http")
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.http")
 
 
@@ -70,6 +74,8 @@ class HttpApi:
             reply = await self._reply(scope, protocol, received_s)
         protocol.response_bytes(reply.status, [("content-type", reply.content_type), *reply.headers], reply.body)
         self._record(scope, reply, time.monotonic() - received_s)
+        if reply.status == TOO_MANY:
+            await throw_away_body(scope, protocol)
 
     async def _reply(self, scope: Any, protocol: Any, received_s: float) -> Reply:
         try:
@@ -99,11 +105,7 @@ class HttpApi:
         raise RejectedInput("no_such_route", f"{method} {path[:80]}: there is no such route; there are {known}")
 
     async def _take_body(self, scope: Any, protocol: Any) -> bytes:
-        try:
-            self._front.intake.check()
-        except Unavailable:
-            await throw_away_body(protocol)
-            raise
+        self._front.intake.check()
         return await read_body(scope, protocol, self._front.intake)
 
     async def _call(self, path: str, raw: bytes, scope: Any, received_s: float) -> Reply:
@@ -125,8 +127,11 @@ class HttpApi:
         known = scope.path in self._calls or scope.path in self._looks
         route = scope.path if known else self._inference.label(scope.path)
         self._front.record(route, str(reply.status), seconds, ranked=scope.path in self._calls or self._inference.is_infer(scope.path))
-        write = logger.info if self._front.settings.access_log else logger.debug
-        write(
+        level = logging.INFO if self._front.settings.access_log else logging.DEBUG
+        if not _LOG.isEnabledFor(level):  # structlog would first make the line
+            return
+        logger.log(
+            level,
             "request",
             method=scope.method,
             path=scope.path[:80],

@@ -2,6 +2,7 @@
 
 Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked; what is beyond is thrown away, so that the client gets its 413. A body
 that does not end in time, or ends too early, is an answer too.
+A small body of a known length is awaited once, whole; any other comes in pieces, each of which costs a turn of the event loop (10^4 ids: four).
 """
 
 import asyncio
@@ -10,12 +11,15 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from granian.rsgi import ProtocolError
+from granian.rsgi import ProtocolClosed, ProtocolError
 
 from schemas.errors import RejectedInput
-from schemas.limits import BODY_BYTES_MAX
+from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, CONNECTIONS_MAX
 from serving.intake import Intake
 
+# Taken whole, and its length counted before it is there; so small that all connections together stay within BODIES_BYTES_MAX, or clients that announce
+# bodies and send none would shut out the others.
+_WHOLE_BYTES_MAX = BODIES_BYTES_MAX // CONNECTIONS_MAX
 _THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
 _BODY_S_MAX = 10.0
 _WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # of zlib; "deflate" in HTTP is the zlib form
@@ -27,7 +31,7 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
         with intake.reading() as take:
             async with asyncio.timeout(_BODY_S_MAX):
                 raw = await _collect_body(scope, protocol, take)
-    except ProtocolError as error:
+    except (ProtocolError, ProtocolClosed) as error:
         raise RejectedInput("body_cut", "the connection ended before the body was complete; send it again", "malformed") from error
     except TimeoutError as error:
         raise RejectedInput("body_too_slow", f"the body was not complete after {_BODY_S_MAX:g} s; send it at once") from error
@@ -35,10 +39,13 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
     return raw if encoding is None else await asyncio.to_thread(unpack, raw, encoding)
 
 
-async def throw_away_body(protocol: Any) -> None:
-    """Reads a body that nobody wants: a connection with an unread body would never carry another request. Raises nothing."""
-    with contextlib.suppress(ProtocolError, TimeoutError):
+async def throw_away_body(scope: Any, protocol: Any) -> None:
+    """Reads a body that nobody wants, after the answer: a connection with an unread body would never carry another request. Raises nothing."""
+    with contextlib.suppress(ProtocolError, ProtocolClosed, TimeoutError):
         async with asyncio.timeout(_BODY_S_MAX):
+            if (_declared_bytes(scope) or _WHOLE_BYTES_MAX) < _WHOLE_BYTES_MAX:
+                await protocol()
+                return
             size = 0
             async for chunk in protocol:
                 size += len(chunk)
@@ -62,11 +69,23 @@ def unpack(raw: bytes, encoding: str) -> bytes:
     return unpacked
 
 
-async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None]) -> bytes:
+def _declared_bytes(scope: Any) -> int | None:
+    """What the request's head says; None where it says nothing that can be read."""
     declared = scope.headers.get("content-length") or ""
-    declared_bytes = int(declared[:19]) if declared.isascii() and declared.isdigit() else 0
-    kept_max = 0 if declared_bytes > BODY_BYTES_MAX else BODY_BYTES_MAX
-    if declared_bytes > _THROWN_AWAY_BYTES_MAX:
+    return int(declared[:19]) if declared.isascii() and declared.isdigit() else None
+
+
+async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None]) -> bytes:
+    declared = _declared_bytes(scope)
+    if declared is not None and declared <= _WHOLE_BYTES_MAX:
+        take(declared)
+        return bytes(await protocol())
+    return await _collect_pieces(declared or 0, protocol, take)
+
+
+async def _collect_pieces(declared: int, protocol: Any, take: Callable[[int], None]) -> bytes:
+    kept_max = 0 if declared > BODY_BYTES_MAX else BODY_BYTES_MAX
+    if declared > _THROWN_AWAY_BYTES_MAX:
         raise _too_large(f"{declared} bytes")
     chunks: list[bytes] = []
     size = 0

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.requests import ErrorAnswer
 
+TOO_MANY = 429  # the one status that is given at a request's head
 _STATUS: Mapping[str, int] = {
     "not_json": 400,
     "json_too_deep": 400,
@@ -28,7 +29,7 @@ _STATUS: Mapping[str, int] = {
     "body_too_large": 413,
     "bad_encoding": 415,
     "too_many_headers": 431,
-    "overloaded": 429,
+    "overloaded": TOO_MANY,
     "deadline_passed": 504,
     "watermark_not_reached": 504,
 }
@@ -50,7 +51,7 @@ def status_of(error: Exception) -> int:
 def encode_error(error: Exception) -> tuple[ErrorAnswer, str]:
     """The body, and the id under which an unknown error has to be logged (empty for an error of ours)."""
     if isinstance(error, Unavailable):
-        return ErrorAnswer(code=error.code, message=error.message, retry_after_s=error.retry_after_s), ""
+        return ErrorAnswer.model_construct(code=error.code, message=error.message, retry_after_s=error.retry_after_s), ""
     if isinstance(error, AifError):
         return ErrorAnswer(code=error.code, message=error.message), ""
     error_id = uuid.uuid4().hex[:12]

@@ -36,9 +36,11 @@ def error_reply(error: Exception, path: str) -> Reply:
     answer, error_id = encode_error(error)
     if not isinstance(error, AifError):
         logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
-    values = answer.model_dump(exclude_none=path.startswith(_OPEN_INFERENCE))
+    values: dict[str, Any] = {"code": answer.code, "message": answer.message, "retry_after_s": answer.retry_after_s}
     if path.startswith(_OPEN_INFERENCE):
         values = {"error": f"{answer.code}: {answer.message}", **values}  # what a client of that protocol reads
+        if answer.retry_after_s is None:
+            del values["retry_after_s"]
     headers = [("retry-after", str(max(1, round(answer.retry_after_s))))] if answer.retry_after_s else []
     if answer.code == "unauthorized":
         headers.append(("www-authenticate", "Bearer"))

@@ -8,6 +8,7 @@
 Here: what is HTTP in it. Not here: what the operations do (open_inference.py), the form of the bodies (core/infer_body.py), errors (http_reply.py).
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,11 @@ _HEADER_LENGTH = "inference-header-content-length"
 _BINARY_TYPE = "application/octet-stream"
 
 
+@functools.lru_cache(maxsize=64)  # asked three times a request, and nearly always for the same path
+def _match(path: str) -> re.Match[str] | None:
+    return _MODEL_PATH.fullmatch(path)
+
+
 class OpenInferenceHttp:
     """The routes below /v2."""
 
@@ -32,12 +38,12 @@ class OpenInferenceHttp:
 
     def is_infer(self, path: str) -> bool:
         """Whether the path is an inference, which has a body."""
-        match = _MODEL_PATH.fullmatch(path)
+        match = _match(path)
         return match is not None and match[3] == "infer"
 
     def label(self, path: str) -> str:
         """The path as the metrics name it: without model and version, of which a client may send any."""
-        match = _MODEL_PATH.fullmatch(path)
+        match = _match(path)
         if match is not None:
             return f"/v2/models/.../{match[3] or ''}".rstrip("/")
         return path if path in (PREFIX, *PROBES) else "other"
@@ -52,7 +58,7 @@ class OpenInferenceHttp:
             return _show_ready({}, *self._operations.server_ready())
         if path == "/v2/models/stats":
             return json_reply(200, {"model_stats": self._operations.model_statistics("", "")})
-        match = _MODEL_PATH.fullmatch(path)
+        match = _match(path)
         if match is None:
             raise RejectedInput(
                 "no_such_route", f"{path[:80]}: there is no such route; below {PREFIX} there are health, models/{MODEL_NAME}"
@@ -61,7 +67,7 @@ class OpenInferenceHttp:
 
     async def infer(self, path: str, raw: bytes, headers: Any, received_s: float, budget_ms: int | None) -> Reply:
         """One inference. Raises as OpenInference.infer does."""
-        match = _MODEL_PATH.fullmatch(path)
+        match = _match(path)
         assert match is not None, f"{path} is not of an inference"
         call = decode_infer_body(raw, headers.get(_HEADER_LENGTH))
         everything = call.parameters.get("binary_data_output") is True

@@ -13,7 +13,19 @@ from typing import Any
 
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
-from serving.core.admission import QUEUED_WORK_MAX, Costs, Job, Refusal, decide_deadline, decide_queue, fold_cost, fold_doubt, predict_ms
+from serving.core.admission import (
+    QUEUED_WORK_MAX,
+    Costs,
+    Job,
+    Offered,
+    Refusal,
+    decide_deadline,
+    decide_queue,
+    fold_cost,
+    fold_doubt,
+    fold_offered,
+    predict_ms,
+)
 from serving.engine.loop import Engine
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
 
@@ -29,7 +41,7 @@ class PacedEngine:
         self._waiting: dict[Future[Any], tuple[Sequence[Job], float]] = {}
         self._waiting_ms = 0.0
         self._began_s = self._clock()  # when the piece that is being computed began, if there is one
-        self.costs = Costs()
+        self.costs, self.offered = Costs(), Offered()
 
     def status(self) -> EngineStatus:
         """The engine's."""
@@ -51,6 +63,10 @@ class PacedEngine:
                 return 0.0
             return max(0.0, self._waiting_ms - (self._clock() - self._began_s) * 1000)
 
+    def load(self) -> float:
+        """The load that is offered now, what is refused included: 1 = as much as the engine can do."""
+        return self.offered.now(self._clock() * 1000, self.costs.mean_ms)
+
     def predict_ms(self, kind: str, size: int) -> float:
         """What such a piece would take."""
         return predict_ms(self.costs, Job(kind, size))
@@ -62,7 +78,7 @@ class PacedEngine:
 
     def check_queue(self) -> None:
         """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks."""
-        self._refuse(decide_queue(self.costs, self.queue_ms(), self._work_max), "queue")
+        self._refuse(decide_queue(self.costs, self.queue_ms(), self._work_max, self.load()), "queue")
 
     def check_work(self, work_ms: float, left_s: float) -> None:
         """The same for a request that is known now, and where its deadline would pass before an answer of `work_ms`.
@@ -74,6 +90,8 @@ class PacedEngine:
 
     def _refuse(self, refusal: Refusal | None, reason: str) -> None:
         if refusal is not None:
+            with self._lock:
+                self._offer(self.costs.mean_ms)
             self._metrics.counter("requests_refused").labels(reason).inc()
             message = f"{refusal.reason}; send it again after retry_after_s, or to another server"
             raise Unavailable("overloaded", message, retry_after_s=refusal.retry_after_ms / 1000)
@@ -86,8 +104,12 @@ class PacedEngine:
                 self._began_s = self._clock()
             self._waiting[future] = (jobs, predicted)
             self._waiting_ms += predicted
+            self._offer(predicted)
         future.add_done_callback(self._done)
         return future
+
+    def _offer(self, work_ms: float) -> None:
+        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self.costs.mean_ms)
 
     def _done(self, future: "Future[Any]") -> None:
         now_s = self._clock()

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -25,9 +25,14 @@ OK, REFUSED, FAILED = "ok", "refused", "failed"  # 200; 429 and 503; anything el
 
 @dataclass
 class Latencies:
-    """Milliseconds by outcome; `seconds` = from the first intended send to the last answer."""
+    """Milliseconds by outcome; `seconds` = from the first intended send to the last answer.
+
+    `late` = ms from the moment at which a request was meant to leave until it left: the sender's own lag, which is in every latency too. Where it is
+    not small against them, the sender is what was measured.
+    """
 
     sketches: dict[str, DDSketch] = field(default_factory=lambda: {name: DDSketch(0.01) for name in (OK, REFUSED, FAILED)})
+    late: DDSketch = field(default_factory=lambda: DDSketch(0.01))
     seconds: float = 0.0
 
     def add(self, outcome: str, ms: float) -> None:
@@ -67,11 +72,12 @@ class _Connections:
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._room = asyncio.Semaphore(count_max)
 
-    async def exchange(self, request: bytes) -> int:
-        """The status of the answer. Raises OSError or asyncio.IncompleteReadError where the connection is lost."""
+    async def exchange(self, request: bytes, left: Callable[[], None]) -> int:
+        """The status of the answer; `left` is called when the request leaves. Raises OSError or asyncio.IncompleteReadError where the connection is lost."""
         async with self._room:
             reader, writer = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
             try:
+                left()
                 writer.write(request)
                 status, stays = await asyncio.wait_for(_read_answer(reader), _ANSWER_S_MAX)
             except BaseException:
@@ -104,7 +110,7 @@ def _outcome(status: int) -> str:
 
 async def _send(connections: _Connections, request: bytes, intended_s: float, latencies: Latencies) -> None:
     try:
-        outcome = _outcome(await connections.exchange(request))
+        outcome = _outcome(await connections.exchange(request, lambda: latencies.late.add((time.perf_counter() - intended_s) * 1000)))
     except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
         outcome = FAILED
     latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)

@@ -13,7 +13,7 @@ import pytest
 
 from infra.control_log import ControlLog
 from infra.index_store import open_index_store
-from infra.processes import start_child, wait_ready, wait_until
+from infra.processes import free_ports, start_child, wait_ready, wait_until
 from infra.settings import load_settings
 from schemas.errors import Misconfigured
 from serving.client import AifClient
@@ -48,16 +48,17 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
     publish_version(store, log, version, 5)
     DeltaWriter(bootstrap_servers, topic_prefix)
     variables = environment(tmp_path, bootstrap_servers, topic_prefix)
-    address = tmp_path / "address.json"
+    address, [grpc_port] = tmp_path / "address.json", free_ports(1)
     child = start_child(
         "server",
-        [*AIF, "serve", "--port", "0", "--device", "cpu", "--address-file", str(address)],
+        [*AIF, "serve", "--port", "0", "--grpc-port", str(grpc_port), "--device", "cpu", "--address-file", str(address)],
         tmp_path / "server.log",
         environment=variables,
     )
     try:
         wait_ready(child, address.exists, WAIT_S)
         url = json.loads(address.read_text())["url"]
+        assert json.loads(address.read_text())["grpc"] == f"127.0.0.1:{grpc_port}"
         with AifClient(url) as client:
             wait_ready(child, client.ready, WAIT_S)
         answer = json.loads(run(["query", "1", "--random", "20", "--top-k", "3", "--url", url, "--json"], variables).stdout)

@@ -1,6 +1,7 @@
 """The open loop against a small server of the test: latencies from the intended send, answers by kind, connections within their bound."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate, send_in_turns
@@ -76,3 +77,13 @@ def test_connections_are_used_again_and_never_more_than_allowed() -> None:
 def test_without_such_an_answer_there_is_no_quantile() -> None:
     latencies, _ = serve_and(ok, lambda target: send_in_turns(target, [b"a"], 1, 0.0))
     assert latencies.count(OK) == 1 and latencies.quantile(REFUSED, 0.99) is None
+
+
+def test_a_sender_that_is_late_says_by_how_much() -> None:
+    async def load(target: Target) -> Latencies:
+        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.2)  # the sender's own process stands still
+        return await send_at_rate(target, [b"a"], 200, 0.4)
+
+    late, _ = serve_and(ok, load)
+    worst = late.late.get_quantile_value(1.0)
+    assert late.late.count == 80 and worst is not None and worst > 150

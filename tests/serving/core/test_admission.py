@@ -12,10 +12,12 @@ from serving.core.admission import (
     QUEUE_MS_MIN,
     Costs,
     Job,
+    Offered,
     decide_deadline,
     decide_queue,
     fold_cost,
     fold_doubt,
+    fold_offered,
     predict_ms,
     queue_ms_max,
 )
@@ -35,20 +37,25 @@ class Outcome:
         return sorted(self.admitted_ms)[int(share * len(self.admitted_ms))]
 
 
-def simulate(load: float, spread: float, seed: int = 1) -> Outcome:
-    """`load` times what the server carries; a piece takes 10 ms, more or less by `spread`, its size tells nothing of it."""
+def simulate(load: float, spread: float, seed: int = 1, even: bool = False) -> Outcome:
+    """`load` times what the server carries; a piece takes 10 ms, more or less by `spread`, its size tells nothing of it.
+
+    Requests come at random, or at even distances."""
     rng = random.Random(seed)
+    offered = Offered()
     costs, now, free_at, queued = Costs(), 0.0, 0.0, list[tuple[float, float]]()
     admitted, refused, queue_max = list[float](), 0, 0.0
     for _ in range(REQUESTS):
-        now += rng.expovariate(load / 10)
+        now += 10 / load if even else rng.expovariate(load / 10)
         while queued and queued[0][0] <= now:
             _, took = queued.pop(0)
             costs = fold_cost(costs, [Job("rank", 1000)], took)
         waiting = len(queued) * predict_ms(costs, Job("rank", 1000))
         if queued:
             waiting = max(0.0, waiting - (now - (queued[0][0] - queued[0][1])))
-        if decide_queue(costs, waiting) is not None:
+        is_in = decide_queue(costs, waiting, load=offered.now(now, costs.mean_ms)) is None
+        offered = fold_offered(offered, predict_ms(costs, Job("rank", 1000)) if is_in else costs.mean_ms, now, costs.mean_ms)
+        if not is_in:
             refused += 1
             continue
         took = 10 * (1 + spread * (2 * rng.random() - 1))
@@ -67,7 +74,22 @@ def test_beyond_what_can_be_carried_admitted_requests_keep_their_latency_and_the
     assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
     carried = 1 - flood.refused / REQUESTS
     assert carried == pytest.approx(1 / load, rel=0.15), "what is let in is what can be carried: nothing stands idle"
-    assert flood.queue_max_ms <= 9 * 10 * (1 + spread)
+    assert flood.queue_max_ms <= 13 * 10 * (1 + spread)
+
+
+def test_at_ten_times_the_load_nobody_who_is_let_in_waits_long_also_where_nobody_waited_before() -> None:
+    calm, flood = simulate(0.8, 0.3, even=True), simulate(10.0, 0.3, even=True)
+    assert calm.quantile(0.99) < 14, "at even distances nobody waits at 80%"
+    assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
+    assert 1 - flood.refused / REQUESTS == pytest.approx(0.1, rel=0.05), "and the engine is busy all the time"
+
+
+def test_the_offered_load_counts_what_is_refused_and_fades() -> None:
+    offered = Offered()
+    for now in range(0, 10_000, 5):
+        offered = fold_offered(offered, 10.0, now, 10.0)
+    assert offered.now(10_000, 10.0) == pytest.approx(2.0, rel=0.05)
+    assert offered.now(20_000, 10.0) < 0.001
 
 
 def test_at_eighty_percent_hardly_anybody_is_refused() -> None:
@@ -102,7 +124,8 @@ def test_a_change_of_speed_is_believed_after_some_work() -> None:
 
 def test_the_bound_on_the_queue_follows_the_work_and_bursts_of_tiny_requests_are_no_overload() -> None:
     assert queue_ms_max(Costs(mean_ms=0.1)) == QUEUE_MS_MIN
-    assert queue_ms_max(Costs(mean_ms=20.0), 8) == 160
+    assert queue_ms_max(Costs(mean_ms=20.0), 8) == queue_ms_max(Costs(mean_ms=20.0), 8, load=1.0) == 160
+    assert queue_ms_max(Costs(mean_ms=20.0), 8, load=10.0) == pytest.approx(1.6)
     refusal = decide_queue(Costs(mean_ms=20.0), 200, 8)
     assert refusal is not None and refusal.retry_after_ms == 60 and "200 ms" in refusal.reason
 

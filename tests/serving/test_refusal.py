@@ -1,0 +1,80 @@
+"""A request that is one too many is answered when its head is there, and its connection carries the next one all the same."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from infra.metrics import Metrics
+from schemas.errors import Unavailable
+from serving.core.admission import Costs
+from serving.engine.work import RankWork
+from serving.paced_engine import PacedEngine
+from tests.serving.fake_engine import FakeEngine, FakeState
+from tests.serving.front import Front, open_front
+
+INFER = b"/v2/models/prerank/infer"
+
+
+@contextmanager
+def open_overloaded() -> Iterator[Front]:
+    """A front whose engine never answers and has learnt that it is slow: one request waits, all others are too many."""
+    with open_front(FakeEngine(stuck=True)) as front:
+        front.paced.costs = Costs({("user", 0): 1e5, ("rank", 1): 1e5, ("rank", 2): 1e5}, 1.0)
+        with connect(front) as first:
+            first.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
+            while front.paced.queue_ms() == 0:
+                pass
+            yield front
+
+
+BODY = b'{"user_id": 1, "item_ids": [1, 2], "deadline_ms": 60000}'
+
+
+def connect(front: Front) -> socket.socket:
+    parts = urlsplit(front.url)
+    opened = socket.create_connection((parts.hostname, parts.port), timeout=20)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
+
+def head(path: bytes, length: int) -> bytes:
+    return b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (path, length)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """One whole answer."""
+    raw = b""
+    while b"\r\n\r\n" not in raw:
+        raw += connection.recv(65_536)
+    start, _, rest = raw.partition(b"\r\n\r\n")
+    length = int(start.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    while len(rest) < length:
+        rest += connection.recv(65_536)
+    return start + b"\r\n\r\n" + rest
+
+
+@pytest.mark.parametrize("length", [40, 80_000, 3_000_000])
+@pytest.mark.parametrize("path", [b"/v1/rank", INFER])
+def test_the_refusal_comes_before_the_body_and_the_connection_lives_on(path: bytes, length: int) -> None:
+    with open_overloaded() as front, connect(front) as connection:
+        for _ in range(3):
+            connection.sendall(head(path, length))
+            answer = receive(connection)
+            assert answer.startswith(b"HTTP/1.1 429") and b'"overloaded"' in answer and b"retry_after_s" in answer
+            connection.sendall(b"x" * length)
+        connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert receive(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_refused_is_part_of_the_load_that_is_offered() -> None:
+    paced = PacedEngine(FakeEngine(stuck=True), Metrics(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    paced.costs = Costs({("rank", 1): 1_000.0}, 10.0)
+    paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)))
+    assert paced.load() == 1, "one request alone is never more than the engine can do"
+    for _ in range(30):
+        with pytest.raises(Unavailable, match="overloaded"):
+            paced.check_queue()
+    assert paced.load() == pytest.approx(2)

@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     group.command("rank")(bench_rank)
     group.command("overload")(bench_overload)
     group.command("table4")(bench_table4)
+    group.command("switch")(bench_switch)
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")]
@@ -66,3 +67,19 @@ def bench_table4(
         print_figures(figures.as_dict(), True)
     else:
         print_table("table4", table_rows(figures), False)
+
+
+def bench_switch(
+    items: Annotated[int, typer.Option(min=1_000, help="Items of every version.")] = 200_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 1_000,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 100.0,
+    answers: Annotated[int, typer.Option(min=10, help="Of each side: at rest, and while versions switch.")] = 6_000,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two versions.")] = 3.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency while versions load and flip every few seconds, against the same server at rest: flips, answers, mixed_versions, p99_ratio."""
+    from serving.bench_switch import SwitchPlan, measure_switch
+
+    plan = SwitchPlan(items, min(candidates, items), rate_per_s=rate, answers=answers, every_s=every)
+    print_figures(measure_switch(plan.quick() if quick else plan).as_dict(), as_json)

@@ -12,7 +12,7 @@ Source: AIF, Table 4.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Table4Plan:
 
     def quick(self) -> "Table4Plan":
         """A look, not a measurement."""
-        return Table4Plan(self.items, self.candidates, self.behaviours, self.users, 30, 1, 3, 1.0, self.p99_ms)
+        return replace(self, calls=30, rounds=1, steps=3, seconds=1.0)
 
 
 @dataclass

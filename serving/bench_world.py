@@ -113,12 +113,13 @@ def _fill_slot(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tu
     for at in range(0, len(ids), _APPLY_ROWS):
         chunk = ids[at : at + _APPLY_ROWS]
         tables.apply(
-            Changes(chunk, pack_orders(np.ones(len(chunk), ORDER)), np.zeros(len(chunk), np.uint8), _draw_rows(spec, len(chunk), rng))
+            Changes(chunk, pack_orders(np.ones(len(chunk), ORDER)), np.zeros(len(chunk), np.uint8), draw_rows(spec, len(chunk), rng))
         )
     return tables, memory
 
 
-def _draw_rows(spec: ModelSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw_rows(spec: ModelSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Random rows of the layout."""
     rows = np.zeros(count, row_layout(spec).dtype)
     weights = rng.random((count, spec.bridges))
     rows["vector"] = rng.standard_normal((count, spec.width), np.float32)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -72,14 +72,14 @@ class _Connections:
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._room = asyncio.Semaphore(count_max)
 
-    async def exchange(self, request: bytes, left: Callable[[], None]) -> int:
-        """The status of the answer; `left` is called when the request leaves. Raises OSError or asyncio.IncompleteReadError where the connection is lost."""
+    async def exchange(self, request: bytes, left: Callable[[], None]) -> tuple[int, bytes]:
+        """(status, body) of the answer; `left` is called when it leaves. Raises OSError or asyncio.IncompleteReadError: connection lost."""
         async with self._room:
             reader, writer = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
             try:
                 left()
                 writer.write(request)
-                status, stays = await asyncio.wait_for(_read_answer(reader), _ANSWER_S_MAX)
+                status, body, stays = await asyncio.wait_for(_read_answer(reader), _ANSWER_S_MAX)
             except BaseException:
                 writer.close()
                 raise
@@ -87,7 +87,7 @@ class _Connections:
                 self._free.append((reader, writer))
             else:
                 writer.close()
-            return status
+            return status, body
 
     async def close(self) -> None:
         for _, writer in self._free:
@@ -96,44 +96,66 @@ class _Connections:
                 await writer.wait_closed()
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """(status, whether the connection stays open)."""
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+    """(status, body, whether the connection stays open)."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0] or b"0")
-    await reader.readexactly(length)
-    return int(head.split(b" ", 2)[1]), b"connection: close" not in head
+    body = await reader.readexactly(length)
+    return int(head.split(b" ", 2)[1]), body, b"connection: close" not in head
 
 
 def _outcome(status: int) -> str:
     return OK if status == 200 else REFUSED if status in (429, 503) else FAILED
 
 
-async def _send(connections: _Connections, request: bytes, intended_s: float, latencies: Latencies) -> None:
+OnAnswer = Callable[[bytes], None]  # gets the body of every answer with status 200
+
+
+async def _send(
+    connections: _Connections, request: bytes, intended_s: float, latencies: Latencies, on_answer: OnAnswer | None = None
+) -> None:
     try:
-        outcome = _outcome(await connections.exchange(request, lambda: latencies.late.add((time.perf_counter() - intended_s) * 1000)))
+        status, body = await connections.exchange(request, lambda: latencies.late.add((time.perf_counter() - intended_s) * 1000))
+        outcome = _outcome(status)
+        if outcome == OK and on_answer is not None:
+            on_answer(body)
     except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
         outcome = FAILED
     latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)
 
 
-async def send_at_rate(
-    target: Target, bodies: Sequence[bytes], rate_per_s: float, seconds: float, connections_max: int = _CONNECTIONS_MAX
-) -> Latencies:
-    """Bodies in turn at a constant rate for so long; returns when the last one is answered."""
-    requests, latencies = [target.encode(body) for body in bodies], Latencies()
-    connections, tasks = _Connections(target.url, connections_max), set[asyncio.Task[None]]()
-    start_s = time.perf_counter()
+async def call_at_rate(call: Callable[[int, float], Awaitable[None]], rate_per_s: float, seconds: float) -> float:
+    """`call(number, intended_s)` at a constant rate for so long, whatever became of the earlier ones; returns the seconds until the last is done."""
+    tasks, start_s = set[asyncio.Future[None]](), time.perf_counter()
     for number in range(max(1, round(rate_per_s * seconds))):
         intended_s = start_s + number / rate_per_s
         wait_s = intended_s - time.perf_counter()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        task = asyncio.create_task(_send(connections, requests[number % len(requests)], intended_s, latencies))
+        task = asyncio.ensure_future(call(number, intended_s))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     while tasks:
         await asyncio.wait(set(tasks))
-    latencies.seconds = time.perf_counter() - start_s
+    return time.perf_counter() - start_s
+
+
+async def send_at_rate(
+    target: Target,
+    bodies: Sequence[bytes],
+    rate_per_s: float,
+    seconds: float,
+    connections_max: int = _CONNECTIONS_MAX,
+    on_answer: OnAnswer | None = None,
+) -> Latencies:
+    """Bodies in turn at a constant rate for so long; returns when the last one is answered."""
+    requests, latencies = [target.encode(body) for body in bodies], Latencies()
+    connections = _Connections(target.url, connections_max)
+
+    def send(number: int, intended_s: float) -> Awaitable[None]:
+        return _send(connections, requests[number % len(requests)], intended_s, latencies, on_answer)
+
+    latencies.seconds = await call_at_rate(send, rate_per_s, seconds)
     await connections.close()
     return latencies
 

@@ -53,6 +53,16 @@ METRICS = (
     Metric("build_seconds", "histogram", "Full build of one shard of a version.", (), (1.0, 5.0, 20.0, 60.0, 300.0, 1200.0, 3600.0)),
     Metric("version_wanted", "gauge", "The version that is building, -1 when none."),
     Metric("checkpoints_rejected", "counter", "Checkpoints refused, by reason.", ("reason",)),
+    # training (aif train --follow)
+    Metric("train_impressions", "counter", "Impressions followed: learnt, unreadable.", ("outcome",)),
+    Metric("train_items_unknown", "counter", "Shown items that were not known at the time of their impression."),
+    Metric("train_steps", "counter", "Steps: taken, or refused because the gradient was not finite.", ("outcome",)),
+    Metric("train_progressive", "gauge", "Scored before it is learnt, newest requests: gauc, click, copr, calibration.", ("measure",)),
+    Metric("train_lag_records", "gauge", "Impressions that came and are not learnt."),
+    Metric("train_event_age_seconds", "gauge", "Age of the newest learnt impressions, by their own time."),
+    Metric("train_publishing", "gauge", "1 while checkpoints may be published, 0 while the data is late or broken."),
+    Metric("train_published_version", "gauge", "The version of the newest checkpoint that was published."),
+    Metric("train_publish_to_live_seconds", "gauge", "From its announcement to live."),
     # serving
     Metric("requests", "counter", "Requests answered, by route and status.", ("route", "status")),
     Metric("request_seconds", "histogram", "One request from receipt to answer.", ("route",), _REQUEST_S),

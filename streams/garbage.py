@@ -4,7 +4,9 @@ What is loaded once (torch alone makes hundreds of thousands of objects) is take
 defaults a third of a worker's time went into looking through objects that never die (24k against 36k folded updates a second).
 """
 
+import contextlib
 import gc
+from collections.abc import Iterator
 
 _YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS = 50_000, 20, 100
 
@@ -14,3 +16,14 @@ def settle_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Without the cyclic garbage collector: hundreds of thousands of events are made and kept here, no cycles, and its passes over all of
+    them cost three times what decoding costs (measured: 4.0 s against 1.0 s for 20,000 items and 111,000 behaviours)."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,18 +1,20 @@
-"""`aif train`. Only typer and the standard library at module level."""
+"""`aif train` and `aif export`. Only typer and the standard library at module level."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from infra.command import AsJson
+from infra.command import AsJson, print_data, register_settings, say
 
 _MODEL_HELP = "What to train: a TOML or JSON file with [schema] and, optionally, [model]. Not needed with --warm-start."
 
 
 def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
+    register_settings("streams.training.settings:TrainSettings")
     app.command("train")(train)
+    app.command("export")(export)
 
 
 def train(
@@ -35,18 +37,74 @@ def train(
     ] = 0,
     state: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="Keep the state of the first fit here, and go on from it if it is there. Needs --steps."),
+        typer.Option(
+            dir_okay=False,
+            help="Keep the state of the first fit here, and go on from it if it is there. Needs --steps; with --follow it is always kept.",
+        ),
     ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Read what `aif export` wrote here instead of the topics.")
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish."),
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two published checkpoints.")] = 300.0,
+    late_after: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="With --follow: publish nothing while the newest impressions are older than this, in seconds."),
+    ] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="With --follow: Prometheus page on loopback; 0: none.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the network to the impressions topic (COPR, bridge vectors included) and write checkpoints."""
+    """Fit the network to the impressions topic (COPR, bridge vectors included) and write checkpoints.
+
+    With --follow it runs until SIGTERM or Ctrl-C, prints one JSON line now and then, and goes on exactly where it was killed.
+    """
     from infra.logs import open_logs
-    from infra.settings import InfraSettings, load_settings
+    from infra.settings import load_settings
+    from streams.training.settings import TrainSettings
+
+    settings = load_settings(TrainSettings, {"train": {"metrics_port": metrics_port, "late_s_max": late_after}})
+    open_logs("train", settings.log.level, settings.log.format)
+    if follow:
+        from streams.training.following.learner import OnlineOptions
+        from streams.training.following.program import FollowPlan, run_follower
+
+        learning = OnlineOptions(seed=seed)
+        run_follower(settings, FollowPlan(out, name, every, warm_start, state, threads, learning), lambda line: print(line, flush=True))
+        return
     from streams.training.program import TrainPlan, run_training
 
-    settings = load_settings(InfraSettings)
-    open_logs("train", settings.log.level, settings.log.format)
-    plan = TrainPlan(out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish, wait_impressions, state)
+    plan = TrainPlan(
+        out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish, wait_impressions, state, snapshot
+    )
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    like: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Take the offsets of this snapshot: the same bytes again.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
+    from infra.settings import InfraSettings, load_settings
+    from schemas.ids import IdKind
+    from streams.training.snapshot import LogAddress, SnapshotEvents, write_snapshot
+
+    settings = load_settings(InfraSettings)
+    index, kafka = settings.index, settings.kafka
+    log = LogAddress(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+    wanted = log.range_now() if like is None else SnapshotEvents(like).range
+    counts: dict[str, int] = {}
+
+    def tell(topic: str, records: int) -> None:
+        counts[topic] = records
+        say(f"{topic}: {records} records")
+
+    write_snapshot(directory, log, wanted, tell)
+    print_data({"snapshot": str(directory), "digest": SnapshotEvents(directory).digest, "records": counts}, as_json)

@@ -8,7 +8,7 @@ Arrays: Q requests, B requests of a batch, C shown items (padded to the longest)
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,14 @@ from torch import Tensor
 
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.features import Scope, encode_features
+from schemas.ids import Id
 from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
 from schemas.model.spec import ModelSpec
 from schemas.users import UserHistory
 from streams.training.histories import Histories, build_histories, fold_users
 from streams.training.item_table import NOT_AN_ITEM, ItemTable, build_item_table
+
+_NUMBER_MAX = 1e30  # sums of a request's stay finite in fp32
 
 
 @dataclass(frozen=True)
@@ -141,19 +144,33 @@ def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events, e
 
     `every_item`: the item table holds all items of the log, not only those that are shown or met: to ask about others later.
     """
-    folded = fold_users(events.users, events.behaviours)
-    for impression in events.impressions:
-        folded.setdefault(impression.user_id, UserHistory())
-    wanted = {s.item_id for i in events.impressions for s in i.items} | {b.item_id for b in events.behaviours}
-    items = build_item_table(spec, w_hash_KM, events.items, events.new_items, None if every_item else wanted)
+    return join_folded(
+        spec, w_hash_KM, events.items, events.new_items, fold_users(events.users, events.behaviours), events.impressions, every_item
+    )
+
+
+def join_folded(
+    spec: ModelSpec,
+    w_hash_KM: np.ndarray | None,
+    updates: Iterable[ItemFeaturesUpdate],
+    new_items: Iterable[NewItem],
+    users: Mapping[Id, UserHistory],
+    impressions: Sequence[ImpressionRecord],
+    every_item: bool = False,
+) -> TrainingSet:
+    """The same from histories that are folded already; users of impressions that are not among them are cold."""
+    folded = dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users}
+    met = {b.item_id for history in folded.values() for b in history.behaviours}
+    wanted = {s.item_id for i in impressions for s in i.items} | met
+    items = build_item_table(spec, w_hash_KM, updates, new_items, None if every_item else wanted)
     histories = build_histories(spec, items, folded)
-    shown = [impression for impression in events.impressions if any(s.item_id in items.index for s in impression.items)]
+    shown = [impression for impression in impressions if any(s.item_id in items.index for s in impression.items)]
     time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
     user_Q = np.fromiter((histories.index[i.user_id] for i in shown), np.int64, len(shown))
     columns = _Columns(shown)
     item_QC = columns.padded(items.items_of([s.item_id for s in columns.listed]), NOT_AN_ITEM)
     row_QC = items.rows_as_of(item_QC, np.broadcast_to(time_Q[:, None], item_QC.shape))
-    total = sum(len(i.items) for i in events.impressions)
+    total = sum(len(i.items) for i in impressions)
     return TrainingSet(
         spec=spec,
         items=items,
@@ -185,5 +202,6 @@ class _Columns:
         return out_QC
 
     def numbers(self, value: Callable[[ShownItem], float], fill: float) -> np.ndarray:
-        """The same of one number per shown item, float32."""
-        return self.padded(np.fromiter(map(value, self.listed), np.float32, len(self.listed)), fill)
+        """The same of one number per shown item, float32; a bid of 1e300 is an accepted event, and must not become an infinity in a loss."""
+        values = np.fromiter(map(value, self.listed), np.float64, len(self.listed)).clip(max=_NUMBER_MAX)
+        return self.padded(values.astype(np.float32), fill)

@@ -1,12 +1,10 @@
 """One run of `aif train`, from the topics to checkpoint files: read, join, fit, write, and shorter fits from there."""
 
-import contextlib
-import gc
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # the first optimiser imports it, which takes a second: better here, while the topics still fill
@@ -21,9 +19,12 @@ from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from streams.garbage import collector_paused
+from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file
-from streams.training.topic_events import Offsets, TopicEvents
+from streams.training.snapshot import SnapshotEvents
+from streams.training.topic_events import TopicEvents
 from streams.training.trainer import TrainOptions, TrainReport, fit
 from streams.training.trainer_state import StateFile
 
@@ -47,6 +48,20 @@ class TrainPlan:
     publish: bool
     wait_impressions: int = 0
     state: Path | None = None
+    snapshot: Path | None = None
+
+
+@dataclass(frozen=True)
+class DataRange:
+    """Of what log a training set was made: where it ended, and the times of its first and last impression."""
+
+    offsets: Offsets
+    from_ms: int | None
+    until_ms: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a card: a follower goes on from `offsets`."""
+        return {"offsets": {topic: dict(of) for topic, of in self.offsets.items()}, "from_ms": self.from_ms, "until_ms": self.until_ms}
 
 
 def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
@@ -58,14 +73,14 @@ def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
     with _progress() as progress:
         reading = progress.add_task("read the topics", total=None)
         kept = StateFile(plan.state) if plan.state is not None else None
-        data, offsets = _read(settings, network, plan.wait_impressions, kept)
-        states = _open_states(plan, network, data, offsets) if kept is not None else None
+        data, known = _read(_open_source(settings, plan), network, plan.wait_impressions, kept)
+        states = _open_states(plan, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)
         figures.add("requests", len(data), "count")
         figures.add("skipped_items", data.skipped_items, "count")
         for number in range(1 + plan.more):
             report = _fit(network, data, plan, number, progress, states if number == 0 else None)
-            path = _write(network, plan, number, data, report)
+            path = _write(network, plan, number, _card(data, known, plan, report))
             progress.console.print(
                 f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
             )
@@ -92,37 +107,35 @@ def _open_network(plan: TrainPlan) -> AifNetwork:
     return AifNetwork(spec, make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
 
 
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Without the cyclic garbage collector: hundreds of thousands of events are made and kept here, no cycles, and its passes over all of
-    them cost three times what decoding costs (measured: 4.0 s against 1.0 s for 20,000 items and 111,000 behaviours)."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def _open_source(settings: InfraSettings, plan: TrainPlan) -> TopicEvents | SnapshotEvents:
+    """The topics, or what was exported of them."""
+    if plan.snapshot is not None:
+        return SnapshotEvents(plan.snapshot)
+    index, kafka = settings.index, settings.kafka
+    return TopicEvents(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
 
 
-@_collector_paused()
-def _read(settings: InfraSettings, network: AifNetwork, wait_impressions: int, states: StateFile | None) -> tuple[TrainingSet, Offsets]:
+@collector_paused()
+def _read(
+    source: TopicEvents | SnapshotEvents, network: AifNetwork, wait_impressions: int, states: StateFile | None
+) -> tuple[TrainingSet, DataRange]:
     """The data and the offsets that it ends at: those of the kept state, if there is one, whatever was published since."""
-    index = settings.index
-    topics = TopicEvents(
-        settings.bootstrap_servers(), settings.kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind)
-    )
-    topics.wait_for_impressions(wait_impressions)
+    source.wait_for_impressions(wait_impressions)
     kept = states.read() if states is not None else None
-    offsets: Offsets = topics.ends() if kept is None else kept.about["offsets"]
-    return join_events(network.spec, network.w_hash_KM, topics.read(offsets)), offsets
+    offsets: Offsets = source.ends() if kept is None else kept.about["offsets"]
+    events = source.read(offsets)
+    times = [i.time_ms for i in events.impressions]
+    known = DataRange(offsets, min(times, default=None), max(times, default=None))
+    return join_events(network.spec, network.w_hash_KM, events), known
 
 
-def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, offsets: Offsets) -> StateFile:
+def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, known: DataRange) -> StateFile:
     """Where the first fit keeps its state. Raises Misconfigured (`state_needs_steps`), Incompatible (`other_run`)."""
     assert plan.state is not None
     if not plan.steps:
         raise Misconfigured("state_needs_steps", "--state goes on exactly only where --steps ends the fit: seconds are not the same twice")
     run = {"seed": plan.seed, "steps": plan.steps, "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
-    states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(offsets)})
+    states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(known.offsets)})
     kept = states.read()
     if kept is not None and kept.about != states.about:
         different = sorted(name for name in states.about if kept.about.get(name) != states.about[name])
@@ -149,10 +162,23 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
     return report
 
 
-def _write(network: AifNetwork, plan: TrainPlan, number: int, data: TrainingSet, report: TrainReport) -> Path:
+def _card(data: TrainingSet, known: DataRange, plan: TrainPlan, report: TrainReport) -> dict[str, Any]:
+    """What the checkpoint says of itself: the range of its data, how it was trained, what came of it."""
+    return {
+        "data": known.to_dict() | {"digest": data.digest, "skipped_items": data.skipped_items},
+        "requests": len(data),
+        "steps": report.steps,
+        "seconds": round(report.seconds, 3),
+        "seed": plan.seed,
+        "warm_start": None if plan.warm_start is None else plan.warm_start.name,
+        "copr": report.copr,
+        "click": report.click,
+    }
+
+
+def _write(network: AifNetwork, plan: TrainPlan, number: int, card: dict[str, Any]) -> Path:
     plan.out.mkdir(parents=True, exist_ok=True)
     path = plan.out / f"{plan.name}-{number:04d}.safetensors"
-    card = {"requests": len(data), "steps": report.steps, "seed": plan.seed, "copr": report.copr, "click": report.click}
     write_checkpoint(path, network, f"{plan.name}-{number:04d}", card)
     return path
 

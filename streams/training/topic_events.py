@@ -1,49 +1,37 @@
-"""The log as training reads it: every event of the input topics up to now, decoded and checked like everywhere else.
+"""The log as training reads it: every event of the input topics up to now.
 
-Here: topics to `Events`. Not here: joining (impressions.py). Bad records are skipped and counted: the dead letters are written by those
-who own the topics. Reading stops at the end offsets taken at the start, so a run on a busy log ends.
+Here: topics to `Events`. Not here: decoding (event_decoder.py), joining (impressions.py), reading on for ever (following/). Reading stops at
+the end offsets taken at the start, so a run on a busy log ends.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import wait_until
-from schemas.errors import RejectedInput
-from schemas.events import (
-    Behaviour,
-    BehavioursRecord,
-    ImpressionRecord,
-    ItemFeaturesRecord,
-    ItemFeaturesUpdate,
-    NewItem,
-    NewItemsRecord,
-    UserFeaturesRecord,
-    decode_record,
-    decode_updates,
-)
-from schemas.ids import Id, IdKind, decode_id
-from schemas.topics import IMPRESSIONS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
+from schemas.ids import IdKind
+from schemas.topics import IMPRESSIONS
+from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.impressions import Events
 
 _WAIT_S_MAX = 900.0
 _POLL_S = 0.2
-
-R = TypeVar("R")
-Offsets = Mapping[str, Mapping[str, int]]  # topic -> partition (as text, for JSON) -> offset
 
 
 class TopicEvents:
     """Reads the topics of one index. `skipped` counts records and updates that were refused, by topic."""
 
     def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind) -> None:
-        self._bootstrap, self._prefix, self._kind = bootstrap, prefix, kind
-        self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
-        self._until: Offsets | None = None
-        self.skipped: Counter[str] = Counter()
+        self._bootstrap, self._prefix = bootstrap, prefix
+        self._decoder = EventDecoder(shards, user_partitions, kind)
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """See the class; a topic without any has 0."""
+        return Counter({topic: self._decoder.skipped[topic] for topic in TRAINING_TOPICS})
 
     def wait_for_impressions(self, records: int) -> None:
         """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.
@@ -60,55 +48,36 @@ class TopicEvents:
 
     def ends(self) -> Offsets:
         """Where each topic ends now: what `read` goes up to."""
-        return {
-            topic: {str(p): offset for p, offset in end_offsets(self._bootstrap, self._prefix + topic).items()}
-            for topic in (ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES, IMPRESSIONS)
-        }
+        return fetch_ends(self._bootstrap, self._prefix)
 
     def read(self, until: Offsets | None = None) -> Events:
         """All five topics side by side, up to given ends (None: as they are now). Raises Incompatible (`offset_gone`)."""
-        self._until = until
-        with ThreadPoolExecutor(5) as pool:
-            items = pool.submit(self._updates, ITEM_FEATURES, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id)
-            new_items = pool.submit(self._updates, NEW_ITEMS, NewItemsRecord, NewItem, lambda u: u.item_id)
-            behaviours = pool.submit(self._updates, USER_BEHAVIOURS, BehavioursRecord, Behaviour, lambda u: u.user_id)
-            users = pool.submit(self._records, USER_FEATURES, self._user)
-            impressions = pool.submit(self._records, IMPRESSIONS, self._impression)
-            return Events(items.result(), new_items.result(), users.result(), behaviours.result(), impressions.result())
+        with ThreadPoolExecutor(len(TRAINING_TOPICS)) as pool:
+            found = {topic: pool.submit(self._read, topic, until) for topic in TRAINING_TOPICS}
+            return Events(*(events.result() for events in found.values()))
 
-    def _read(self, topic: str) -> list[SourceRecord]:
+    def _read(self, topic: str, until: Offsets | None) -> list[Any]:
         """In the order of the log, partition by partition: how a broker interleaves them must not show in what is learnt."""
-        end = None if self._until is None else {int(p): offset for p, offset in self._until[topic].items()}
-        return sorted(read_topic(self._bootstrap, topic, end=end, prefix=self._prefix), key=lambda r: (r.partition, r.offset))
+        end = None if until is None else partitions_of(until, topic)
+        records = read_topic(self._bootstrap, topic, end=end, prefix=self._prefix)
+        return self._decoder.decode(topic, in_log_order(records))
 
-    def _updates(self, topic: str, record_type: Any, update_type: Any, owner: Callable[[Any], Id]) -> list[Any]:
-        found = []
-        for record in self._read(topic):
-            decoded = decode_updates(record_type, update_type, record.value, self._kind, record.partition, self._partitions[topic], owner)
-            found += [update for _, update in decoded.accepted]
-            self.skipped[topic] += len(decoded.rejected)
-        return found
 
-    def _records(self, topic: str, decode: Callable[[SourceRecord], R]) -> list[R]:
-        found = []
-        for record in self._read(topic):
-            try:
-                found.append(decode(record))
-            except RejectedInput:
-                self.skipped[topic] += 1
-        return found
+def fetch_ends(bootstrap: str, prefix: str, topics: tuple[str, ...] = TRAINING_TOPICS) -> Offsets:
+    """Where each topic ends now."""
+    return {topic: as_text(end_offsets(bootstrap, prefix + topic)) for topic in topics}
 
-    def _user(self, record: SourceRecord) -> UserFeaturesRecord:
-        """A record without a value forgets the profile, so it is one without features."""
-        if record.value is None:
-            key = (record.key or b"").decode(errors="replace")
-            return UserFeaturesRecord(user_id=decode_id(key, self._kind), features={})
-        user = decode_record(UserFeaturesRecord, record.value)
-        return user.model_copy(update={"user_id": decode_id(user.user_id, self._kind)})
 
-    def _impression(self, record: SourceRecord) -> ImpressionRecord:
-        impression = decode_record(ImpressionRecord, record.value)
-        if self._kind is IdKind.INT64 and not any(isinstance(i, str) for i in (impression.user_id, *(s.item_id for s in impression.items))):
-            return impression
-        items = [s.model_copy(update={"item_id": decode_id(s.item_id, self._kind)}) for s in impression.items]
-        return impression.model_copy(update={"user_id": decode_id(impression.user_id, self._kind), "items": items})
+def in_log_order(records: Any) -> list[SourceRecord]:
+    """Partition by partition, each by offset."""
+    return sorted(records, key=lambda r: (r.partition, r.offset))
+
+
+def partitions_of(offsets: Offsets, topic: str) -> dict[int, int]:
+    """The offsets of one topic by partition number."""
+    return {int(p): offset for p, offset in offsets.get(topic, {}).items()}
+
+
+def as_text(offsets: Mapping[int, int]) -> dict[str, int]:
+    """The inverse for one topic: partitions as text, because JSON has no other keys."""
+    return {str(p): offset for p, offset in sorted(offsets.items())}

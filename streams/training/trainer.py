@@ -74,7 +74,17 @@ def default_spec(schema: FeatureSchema, rank_by: str | None = None) -> ModelSpec
     return ModelSpec(schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by=ranked)
 
 
-class _VectorTable:
+@dataclass(frozen=True)
+class Learnt:
+    """One step: its losses, the click logits that the requests had before it, and whether it was taken: a gradient that is not finite changes
+    nothing."""
+
+    losses: LossValues
+    logits_BC: Tensor
+    applied: bool
+
+
+class VectorTable:
     """Async vectors of every item row, renewed now and then without gradient."""
 
     def __init__(self, network: AifNetwork, data: TrainingSet) -> None:
@@ -97,7 +107,7 @@ class _Run:
         self._network, self._data, self._options = network, data, options
         self._chance = np.random.default_rng(options.seed)
         self._optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
-        self._vectors = _VectorTable(network, data)
+        self._vectors = VectorTable(network, data)
         self.losses: list[tuple[float, float]] = []
 
     @property
@@ -113,7 +123,7 @@ class _Run:
         requests = self._chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
         self._optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
         batch = data.batch(requests, options.behaviours_max)
-        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss)
+        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss).losses
         self.losses.append((float(found.copr.detach()), float(found.click.detach())))
 
     def state(self, about: Mapping[str, Any]) -> TrainerState:
@@ -179,16 +189,18 @@ def train_step(
     vectors_of: Callable[[Tensor], Tensor],
     optimiser: torch.optim.Optimizer,
     weights: LossWeights,
-) -> LossValues:
-    """One step; returns its losses. The user half runs once per request, the item half once per distinct row."""
+) -> Learnt:
+    """One step. The user half runs once per request, the item half once per distinct row."""
     logits_BC = request_logits(network, data, batch, vectors_of)
     labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC)
     losses = batch_losses(weights, logits_BC, labels, network.spec.rank_by)
     optimiser.zero_grad(set_to_none=True)
     losses.total.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
-    optimiser.step()
-    return losses
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
+    applied = bool(norm.isfinite())
+    if applied:
+        optimiser.step()
+    return Learnt(losses, logits_BC.detach(), applied)
 
 
 def request_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:

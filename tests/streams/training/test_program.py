@@ -20,6 +20,7 @@ from schemas.events import CheckpointRecord, decode_record
 from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.program import TrainPlan, run_training
+from streams.training.snapshot import LogAddress, write_snapshot
 from tests.schemas.catalogue import small_schema
 from tests.streams.training.shop import publish_shop
 
@@ -91,6 +92,14 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
         assert figures.value("requests") == 3
         files.append(read_checkpoint(tmp_path / folder / "aif-0000.safetensors").network.state_dict())
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    log = LogAddress(bootstrap_servers, topic_prefix, 2, 2, IdKind.TEXT)
+    write_snapshot(tmp_path / "snapshot", log, log.range_now())
+    run_training(load_settings(InfraSettings), dataclasses.replace(plan, out=tmp_path / "c", snapshot=tmp_path / "snapshot"))
+    of_topics, of_snapshot = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors").info for folder in ("b", "c"))
+    assert of_topics.tensors_sha256 == of_snapshot.tensors_sha256
+    data = of_snapshot.card["data"]
+    assert data == of_topics.card["data"] and (data["from_ms"], data["until_ms"]) == (100, 300)
+    assert sum(data["offsets"]["impressions"].values()) == 4
 
 
 def test_nothing_to_train_and_nothing_to_learn_from_are_said(

@@ -1,0 +1,84 @@
+"""Records of the five topics that training reads, decoded and checked like everywhere else: one decoder for topics, followed or not, and snapshots.
+
+Here: records to events, counts of what was refused. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records
+are skipped and counted: the dead letters are written by those who own the topics.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from infra.kafka.reader import SourceRecord
+from schemas.errors import RejectedInput
+from schemas.events import (
+    Behaviour,
+    BehavioursRecord,
+    ImpressionRecord,
+    ItemFeaturesRecord,
+    ItemFeaturesUpdate,
+    NewItem,
+    NewItemsRecord,
+    UserFeaturesRecord,
+    decode_record,
+    decode_updates,
+)
+from schemas.ids import Id, IdKind, decode_id
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
+from streams.training.impressions import Events
+
+TRAINING_TOPICS = (ITEM_FEATURES, NEW_ITEMS, USER_FEATURES, USER_BEHAVIOURS, IMPRESSIONS)  # in the order of the fields of `Events`
+CONTEXT_TOPICS = TRAINING_TOPICS[:-1]  # what impressions are joined with
+Offsets = Mapping[str, Mapping[str, int]]  # topic -> partition (as text, for JSON) -> offset
+
+
+class EventDecoder:
+    """Decodes for one index. `read` counts records, `skipped` records and updates that were refused, by topic."""
+
+    def __init__(self, shards: int, user_partitions: int, kind: IdKind) -> None:
+        self._kind = kind
+        self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
+        self._of_topic: Mapping[str, Callable[[SourceRecord], list[Any]]] = {
+            ITEM_FEATURES: lambda r: self._updates(r, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id),
+            NEW_ITEMS: lambda r: self._updates(r, NewItemsRecord, NewItem, lambda u: u.item_id),
+            USER_FEATURES: lambda r: [self._user(r)],
+            USER_BEHAVIOURS: lambda r: self._updates(r, BehavioursRecord, Behaviour, lambda u: u.user_id),
+            IMPRESSIONS: lambda r: [self._impression(r)],
+        }
+        self.read: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+
+    def decode(self, topic: str, records: Iterable[SourceRecord]) -> list[Any]:
+        """The good events of some records of a topic, in their order."""
+        decode, found = self._of_topic[topic], []
+        for record in records:
+            self.read[topic] += 1
+            try:
+                found += decode(record)
+            except RejectedInput:
+                self.skipped[topic] += 1
+        return found
+
+    def decode_all(self, records: Mapping[str, Iterable[SourceRecord]]) -> Events:
+        """The events of all five topics, each topic's records in log order."""
+        return Events(*(self.decode(topic, records.get(topic, ())) for topic in TRAINING_TOPICS))
+
+    def _updates(self, record: SourceRecord, record_type: Any, update_type: Any, owner: Callable[[Any], Id]) -> list[Any]:
+        partitions = self._partitions[record.topic]
+        decoded = decode_updates(record_type, update_type, record.value, self._kind, record.partition, partitions, owner)
+        self.skipped[record.topic] += len(decoded.rejected)
+        return [update for _, update in decoded.accepted]
+
+    def _user(self, record: SourceRecord) -> UserFeaturesRecord:
+        """A record without a value forgets the profile, so it is one without features."""
+        if record.value is None:
+            key = (record.key or b"").decode(errors="replace")
+            return UserFeaturesRecord(user_id=decode_id(key, self._kind), features={})
+        user = decode_record(UserFeaturesRecord, record.value)
+        return user.model_copy(update={"user_id": decode_id(user.user_id, self._kind)})
+
+    def _impression(self, record: SourceRecord) -> ImpressionRecord:
+        impression = decode_record(ImpressionRecord, record.value)
+        if self._kind is IdKind.INT64 and not any(isinstance(i, str) for i in (impression.user_id, *(s.item_id for s in impression.items))):
+            return impression
+        items = [s.model_copy(update={"item_id": decode_id(s.item_id, self._kind)}) for s in impression.items]
+        return impression.model_copy(update={"user_id": decode_id(impression.user_id, self._kind), "items": items})

@@ -1,0 +1,102 @@
+"""The five topics of training, followed: planned a round ahead and read exactly up to where it ends.
+
+Here: reading. Not here: how far a round goes (rounds.py), decoding (event_decoder.py). Nothing is committed: positions are ours and are kept
+with the weights. The broker may go away and come back meanwhile.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from infra.kafka.reader import SourceRecord, TopicFollower
+from schemas.errors import Unavailable
+from schemas.topics import IMPRESSIONS
+from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
+from streams.training.following.rounds import REQUESTS_MAX, Round, plan_impressions
+from streams.training.impressions import Events
+from streams.training.topic_events import as_text, fetch_ends, in_log_order, partitions_of
+
+_POLL_S = 0.05
+_LINGER_S = 1.0  # how long a few impressions wait for more to make a batch of
+
+
+class FollowedTopic:
+    """One topic from given positions: what came is held until a round takes it."""
+
+    def __init__(self, bootstrap: str, prefix: str, topic: str, positions: dict[int, int]) -> None:
+        self._follower = TopicFollower(bootstrap, topic, positions, prefix=prefix)
+        self._held: dict[int, deque[SourceRecord]] = {p: deque() for p in positions}
+
+    def poll(self, timeout_s: float) -> None:
+        """Holds what is there now."""
+        for record in self._follower.poll(timeout_s=timeout_s):
+            self._held[record.partition].append(record)
+
+    @property
+    def held(self) -> int:
+        """How many records are held."""
+        return sum(map(len, self._held.values()))
+
+    def take(self, ends: dict[int, int]) -> list[SourceRecord]:
+        """Everything before `ends` in log order; waits until it is there."""
+        while not self._follower.has_reached(ends):
+            self.poll(_POLL_S)
+        taken = []
+        for p, end in ends.items():
+            held = self._held[p]
+            while held and held[0].offset < end:
+                taken.append(held.popleft())
+        return in_log_order(taken)
+
+    def close(self) -> None:
+        """Leave."""
+        self._follower.close()
+
+
+class FollowedLog:
+    """All five topics. `begin` says where; then `plan` and `read` by turns. `lag_records`: impressions behind the round planned last."""
+
+    def __init__(self, bootstrap: str, prefix: str, decoder: EventDecoder, begin: Offsets) -> None:
+        self._bootstrap, self._prefix, self._decoder = bootstrap, prefix, decoder
+        self._ends = begin
+        self.lag_records = 0
+        self._topics = {t: FollowedTopic(bootstrap, prefix, t, partitions_of(begin, t)) for t in TRAINING_TOPICS}
+
+    def plan(self, number: int, enough: int, stopping: Callable[[], bool] = lambda: False) -> Round | None:
+        """The next round; None if no impression came for a second, or the broker cannot say how far the topics are.
+
+        A function of the log's ends, not of what a client has fetched already. The context's ends are asked for after those of the impressions:
+        what was published before an impression is in its round.
+        """
+        until = time.monotonic() + _LINGER_S
+        impressions = self._topics[IMPRESSIONS]
+        while impressions.held < enough and time.monotonic() < until and not stopping():
+            impressions.poll(_POLL_S)
+        if not impressions.held:
+            return None
+        try:
+            ends = fetch_ends(self._bootstrap, self._prefix, (IMPRESSIONS, *CONTEXT_TOPICS))
+        except Unavailable:
+            return None
+        begins, found = partitions_of(self._ends, IMPRESSIONS), partitions_of(ends, IMPRESSIONS)
+        planned = plan_impressions(begins, found, REQUESTS_MAX)
+        self.lag_records = sum(found.values()) - sum(planned.values())
+        return Round(number, {**ends, IMPRESSIONS: as_text(planned)})
+
+    def read(self, ends: Offsets) -> Events:
+        """The events from where the last reading ended to `ends`."""
+        records = {t: self._topics[t].take(partitions_of(ends, t)) for t in TRAINING_TOPICS}
+        self._ends = ends
+        return self._decoder.decode_all(records)
+
+    def close(self) -> None:
+        """Leave; nothing is committed."""
+        for topic in self._topics.values():
+            topic.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,169 @@
+"""The loop of `aif train --follow`: plan a round, keep what it starts from, learn it, publish when it is time, tell.
+
+Here: the order of the work and what is remembered between two rounds. Not here: any part of it (see the table in __init__.py).
+Invariants: before a round is learnt, one file holds the weights, the moments, the generator and the offsets it starts from, *and* the offsets it
+ends at. So a trainer that is killed at any moment learns the same rounds again from the same weights: it ends with the weights of one that
+nobody killed, bit for bit on one machine. (A profile that compaction removed between the two readings is the one exception.)
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infra.clock import Clock
+from schemas.events import ImpressionRecord
+from schemas.topics import IMPRESSIONS
+from streams.training.event_decoder import EventDecoder, Offsets
+from streams.training.following.followed_log import FollowedLog
+from streams.training.following.health import WINDOW_ROUNDS, HealthBounds, RoundCounts, find_faults
+from streams.training.following.learner import OnlineLearner
+from streams.training.following.publications import Publications
+from streams.training.following.rounds import Round, decode_round
+from streams.training.following.status import Status, StatusTeller
+from streams.training.following.validation import ProgressiveValidation
+from streams.training.following.view import View
+from streams.training.trainer_state import StateFile
+
+SETTLED_AFTER_MS = 3_600_000  # how far impressions may lie behind the oldest of the newest rounds and still find their items as they were
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a follower stands: learnt up to `ends`; `next` is planned. `oldest_ms`: the oldest impression of each of the newest rounds."""
+
+    number: int
+    ends: Offsets
+    requests: int = 0
+    oldest_ms: tuple[int, ...] = ()
+    from_ms: int | None = None
+    until_ms: int | None = None
+    next: Round | None = None
+
+    @property
+    def settled_ms(self) -> int:
+        """No impression from before is expected any more: a function of what was learnt, not of the clock."""
+        return max(0, min(self.oldest_ms, default=0) - SETTLED_AFTER_MS)
+
+    def after(self, learnt: Round, impressions: Sequence[ImpressionRecord]) -> "Place":
+        """The place after a round."""
+        times = [i.time_ms for i in impressions]
+        return Place(
+            number=learnt.number,
+            ends=learnt.ends,
+            requests=self.requests + len(times),
+            oldest_ms=(*self.oldest_ms, min(times))[-WINDOW_ROUNDS:] if times else self.oldest_ms,
+            from_ms=min([*times, *([self.from_ms] if self.from_ms is not None else [])], default=None),
+            until_ms=max([*times, *([self.until_ms] if self.until_ms is not None else [])], default=None),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        told = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return told | {"oldest_ms": list(self.oldest_ms), "next": None if self.next is None else self.next.to_dict()}
+
+
+def decode_place(raw: Mapping[str, Any]) -> Place:
+    """The inverse of `to_dict`."""
+    planned = None if raw["next"] is None else decode_round(raw["next"])
+    return Place(**{**raw, "oldest_ms": tuple(raw["oldest_ms"]), "next": planned})
+
+
+class Follower:
+    """The parts and where they stand. `run` returns when it is asked to stop."""
+
+    def __init__(
+        self,
+        log: FollowedLog,
+        decoder: EventDecoder,
+        view: View,
+        learner: OnlineLearner,
+        states: StateFile,
+        place: Place,
+        publications: Publications,
+        bounds: HealthBounds,
+        clock: Clock,
+        tell: StatusTeller,
+    ) -> None:
+        self._log, self._decoder, self._view, self.learner = log, decoder, view, learner
+        self._states, self.place, self._publications = states, place, publications
+        self._bounds, self._clock, self._tell = bounds, clock, tell
+        self._validation = ProgressiveValidation()
+        self._counts: deque[RoundCounts] = deque(maxlen=WINDOW_ROUNDS)
+        self._event_ms: float | None = None
+
+    def run(self, stopping: Callable[[], bool], batch_requests: int) -> None:
+        """Follows until `stopping()`; asked between two rounds, so what is kept at the end is whole."""
+        while not stopping():
+            planned = self.place.next or self._log.plan(self.place.number + 1, batch_requests, stopping)
+            if planned is not None:
+                self._keep(planned)
+                self._learn(planned)
+            faults = self._faults()
+            self._publications.step(self.learner.network, self.learner.steps, faults, self.card)
+            self._tell.tell(self._status(faults))
+        self._keep(self.place.next)
+
+    def _keep(self, planned: Round | None) -> None:
+        """Weights, moments, generator, offsets, and the round that comes next: one file, whole or not at all."""
+        self.place = dataclasses.replace(self.place, next=planned)
+        self._states.write(self.learner.state({**self._states.about, "place": self.place.to_dict()}))
+
+    def _learn(self, planned: Round) -> None:
+        records, unreadable = self._decoder.read[IMPRESSIONS], self._decoder.skipped[IMPRESSIONS]
+        events = self._log.read(planned.ends)
+        self._view.settled_ms = self.place.settled_ms
+        self._view.fold(events)
+        data = self._view.join(events.impressions)
+        applied = 0
+        scored = 0
+        for batch in self.learner.learn(data):
+            self._validation.add(batch)
+            applied, scored = applied + batch.applied, scored + 1
+        self._counts.append(
+            RoundCounts(
+                records=self._decoder.read[IMPRESSIONS] - records,
+                unreadable=self._decoder.skipped[IMPRESSIONS] - unreadable,
+                shown=sum(len(i.items) for i in events.impressions),
+                unknown=data.skipped_items,
+                steps=applied,
+                refused=scored - applied,
+            )
+        )
+        if events.impressions:
+            self._event_ms = float(np.median([i.time_ms for i in events.impressions]))
+        self.place = self.place.after(planned, events.impressions)
+
+    def _event_age_s(self) -> float | None:
+        return None if self._event_ms is None else (self._clock.now_ms() - self._event_ms) / 1_000
+
+    def _faults(self) -> tuple[str, ...]:
+        return find_faults(self._counts, self._event_age_s(), self._bounds)
+
+    def card(self) -> dict[str, Any]:
+        """What a checkpoint of now says of itself."""
+        place = self.place
+        return {
+            **self._states.about,
+            "round": place.number,
+            "requests": place.requests,
+            "steps": self.learner.steps,
+            "data": {"from_ms": place.from_ms, "until_ms": place.until_ms, "offsets": place.ends},
+            "progressive": self._validation.figures().to_dict(),
+        }
+
+    def _status(self, faults: tuple[str, ...]) -> Status:
+        return Status(
+            round=self.place.number,
+            steps=self.learner.steps,
+            requests=self.place.requests,
+            lag_records=self._log.lag_records,
+            event_age_s=self._event_age_s(),
+            faults=faults,
+            published=self._publications.newest,
+            progress=self._validation.figures,
+            newest=self._counts[-1] if self._counts else RoundCounts(),
+        )

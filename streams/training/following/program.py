@@ -1,0 +1,167 @@
+"""`aif train --follow` as a process: where it starts, what it is made of, how it ends. Only wiring.
+
+live version (control log) -> its checkpoint in the index store -> network        or what a killed follower kept
+topics -> view, up to where that model's training ended                            the same offsets as that one
+follower (follower.py) until SIGTERM or Ctrl-C, which are looked at between two rounds
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infra.clock import Clock, SystemClock
+from infra.control_log import ControlLog
+from infra.index_store import IndexStore, open_index_store
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.publisher import Publisher
+from infra.metrics import Metrics, open_metrics_page
+from schemas.ids import IdKind
+from schemas.index.manifest import checkpoint_path
+from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from schemas.topics import IMPRESSIONS
+from streams.garbage import collector_paused, settle_garbage_collection
+from streams.training.event_decoder import CONTEXT_TOPICS, EventDecoder, Offsets
+from streams.training.following.followed_log import FollowedLog
+from streams.training.following.follower import Follower, Place, decode_place
+from streams.training.following.health import HealthBounds
+from streams.training.following.learner import OnlineLearner, OnlineOptions
+from streams.training.following.publications import Publications
+from streams.training.following.status import StatusTeller
+from streams.training.following.view import View
+from streams.training.settings import TrainSettings
+from streams.training.topic_events import as_text, fetch_ends, partitions_of
+from streams.training.trainer_state import StateFile, TrainerState
+
+_POLL_S = 0.5
+_log = logging.getLogger("aif.train.follow")
+
+
+@dataclass(frozen=True)
+class FollowPlan:
+    """The options of `aif train --follow`; see its help. `warm_start` None: the live version's checkpoint, once there is one."""
+
+    out: Path
+    name: str = "online"
+    every_s: float = 300.0
+    warm_start: Path | None = None
+    state: Path | None = None
+    threads: int = 1
+    learning: OnlineOptions = field(default_factory=OnlineOptions)
+
+    @property
+    def state_path(self) -> Path:
+        """Where weights, optimiser, generator and offsets are kept."""
+        return self.state or self.out / f"{self.name}.state"
+
+
+def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str], None]) -> None:
+    """Follows in this process until SIGTERM or SIGINT. Raises Incompatible where the log no longer holds what the kept state needs."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    torch.set_num_threads(plan.threads)
+    metrics = Metrics()
+    with contextlib.ExitStack() as stack:
+        if settings.train.metrics_port:
+            stack.callback(open_metrics_page(metrics, settings.train.metrics_port)[1])
+        follower = stack.enter_context(open_follower(settings, plan, say, stop.is_set, metrics))
+        if follower is not None:
+            follower.run(stop.is_set, plan.learning.batch_requests)
+
+
+@contextlib.contextmanager
+def open_follower(
+    settings: TrainSettings,
+    plan: FollowPlan,
+    say: Callable[[str], None],
+    stopping: Callable[[], bool],
+    metrics: Metrics,
+    clock: Clock | None = None,
+) -> Iterator[Follower | None]:
+    """A follower with its log and its publisher, closed afterwards; None if it was asked to stop before there was anything to start from."""
+    clock = clock or SystemClock()
+    store = open_index_store(settings.index.store)
+    control = ControlLog(store)
+    base = _open_base(plan, control, store, say, stopping)
+    if base is None:
+        yield None
+        return
+    index, bootstrap, prefix = settings.index, settings.bootstrap_servers(), settings.kafka.topic_prefix
+    decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind))
+    plan.state_path.parent.mkdir(parents=True, exist_ok=True)
+    states = StateFile(plan.state_path, about=_about(base))
+    kept = _kept(states, say)
+    place, begins = (decode_place(kept.about["place"]), "kept state") if kept else _first_place(bootstrap, prefix, base)
+    learner = OnlineLearner(base.network, plan.learning)
+    if kept is not None:
+        learner.restore(kept)
+    begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
+    with (
+        Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
+        FollowedLog(bootstrap, prefix, decoder, begin) as log,
+    ):
+        view = View(base.spec, base.w_hash, plan.learning.behaviours_max)
+        view.settled_ms = place.settled_ms
+        with collector_paused():
+            view.fold(log.read(place.ends))
+        settle_garbage_collection()
+        announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(path).offset  # noqa: E731 - a closure over the publisher
+        publications = Publications(plan.out, plan.name, plan.every_s, announce, control.refresh, clock, learner.steps)
+        bounds = HealthBounds(settings.train.late_s_max, settings.train.unreadable_share_max, settings.train.unknown_share_max)
+        teller = StatusTeller(say, metrics, clock, settings.train.status_every_s)
+        say(json.dumps({"ready": True, "pid": os.getpid(), "base": base.info.model_id, "begins": begins, "round": place.number}))
+        yield Follower(log, decoder, view, learner, states, place, publications, bounds, clock, teller)
+
+
+def _open_base(
+    plan: FollowPlan, control: ControlLog, store: IndexStore, say: Callable[[str], None], stopping: Callable[[], bool]
+) -> Checkpoint | None:
+    """The named file, else what is live (or pinned), waited for."""
+    if plan.warm_start is not None:
+        return read_checkpoint(plan.warm_start)
+    told = False
+    while (current := control.refresh().current) is None:
+        if stopping():
+            return None
+        if not told:
+            say(json.dumps({"waiting": "no version is live yet; publish a checkpoint, or name one with --warm-start"}))
+            told = True
+        time.sleep(_POLL_S)
+    return read_checkpoint(store.local_path(checkpoint_path(current.checkpoint_sha256)), current.checkpoint_sha256)
+
+
+def _about(base: Checkpoint) -> dict[str, Any]:
+    """What a kept state must share with the model it goes on from, and in a card the model that it came from."""
+    return {"base": {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}}
+
+
+def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:
+    """The kept state, unless the live version is another kind of model by now: then it is set aside, never overwritten."""
+    kept = states.read()
+    if kept is None or all(kept.about["base"][name] == states.about["base"][name] for name in ("spec", "lsh")):
+        return kept
+    aside = states.path.with_name(f"{states.path.name}.{kept.about['base']['spec']}")
+    states.path.replace(aside)
+    say(json.dumps({"starts_over": f"the kept state is of another model; it is now {aside.name}"}))
+    return None
+
+
+def _first_place(bootstrap: str, prefix: str, base: Checkpoint) -> tuple[Place, str]:
+    """Where the base's training ended, by its card, so that nothing is left out or learnt twice; else the log's end, and it says which."""
+    ends = fetch_ends(bootstrap, prefix)
+    told = base.info.card.get("data")
+    offsets = partitions_of(told["offsets"], IMPRESSIONS) if isinstance(told, Mapping) and "offsets" in told else {}
+    low, high = (ask(bootstrap, prefix + IMPRESSIONS) for ask in (start_offsets, end_offsets))
+    if offsets.keys() == low.keys() and all(low[p] <= offset <= high[p] for p, offset in offsets.items()):
+        return Place(0, {**ends, IMPRESSIONS: as_text(offsets)}), "where the base ended"
+    return Place(0, ends), "end of the log"

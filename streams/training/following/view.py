@@ -1,0 +1,93 @@
+"""What is known of items and users at one place of the log, and the join of impressions with it as of their time.
+
+Here: the fold of the context topics, and what a round needs of it. Not here: columns and batches (impressions.py), reading (followed_log.py).
+The join is that of a batch run over the whole log, with one difference: of an item's versions at or before `settled_ms` only the last is
+there, which bounds what must be remembered. What is joined depends on the events folded and on `settled_ms`, never on when they came, so
+a view that is made again from the log joins alike.
+Held in memory: the features of every item, the embedding, the newest behaviours of every user (schemas/limits.py).
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+import numpy as np
+
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
+from schemas.ids import Id
+from schemas.model.spec import ModelSpec
+from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+from streams.training.impressions import Events, TrainingSet, join_folded
+
+_version, _time_ms = attrgetter("version"), attrgetter("time_ms")
+
+
+class View:
+    """Items and users of one model. `settled_ms`: no impression before it is joined any more."""
+
+    def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None, behaviours_max: int) -> None:
+        self._spec, self._w_hash_KM, self._behaviours_max = spec, w_hash_KM, behaviours_max
+        self._items: dict[Id, list[ItemFeaturesUpdate]] = {}  # ascending versions
+        self._embeddings: dict[Id, NewItem] = {}
+        self._users: dict[Id, UserHistory] = {}
+        self._folded = 0  # stands for an offset: every record comes once, a user's in the order of their log
+        self.settled_ms = 0
+
+    def fold(self, events: Events) -> None:
+        """The context that a round brought; its impressions change nothing."""
+        for update in events.items:
+            if update.op == "upsert":
+                self._fold_item(update)
+        for new in events.new_items:
+            self._embeddings[new.item_id] = NewItem.model_construct(item_id=new.item_id, embedding=np.array(new.embedding))
+        for user in events.users:
+            self._fold_profile(user)
+        for behaviour in events.behaviours:
+            self._fold_behaviour(behaviour)
+
+    def _fold_item(self, update: ItemFeaturesUpdate) -> None:
+        versions = self._items.setdefault(update.item_id, [])
+        at = bisect.bisect_right(versions, update.version, key=_version)
+        same = at > 0 and versions[at - 1].version == update.version
+        versions[at - same : at] = [update]
+        del versions[: self._settled(versions)]
+
+    def _settled(self, versions: Sequence[ItemFeaturesUpdate]) -> int:
+        """How many versions at the front nobody asks for: all but the last that is not after `settled_ms`."""
+        return max(0, bisect.bisect_right(versions, self.settled_ms, key=_version) - 1)
+
+    def _fold_profile(self, user: UserFeaturesRecord) -> None:
+        self._folded += 1
+        fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features)
+
+    def _fold_behaviour(self, b: Behaviour) -> None:
+        """A late event stands where the log has it, with the time of the one before it: times never go back within a user."""
+        self._folded += 1
+        history = self._users.setdefault(b.user_id, UserHistory())
+        time_ms = max(b.time_ms, history.behaviours[-1].time_ms) if history.behaviours else b.time_ms
+        fold_behaviours(history, self._folded, [BehaviourEvent(b.item_id, b.kind, time_ms, b.features)])
+
+    def join(self, impressions: Sequence[ImpressionRecord]) -> TrainingSet:
+        """The training set of a round."""
+        users = self._users_of(impressions)
+        met = {b.item_id for history in users.values() for b in history.behaviours}
+        wanted = met.union(s.item_id for i in impressions for s in i.items)
+        updates = [u for item in sorted(wanted, key=str) for u in self._versions_of(item)]
+        new_items = [self._embeddings[item] for item in wanted if item in self._embeddings]
+        return join_folded(self._spec, self._w_hash_KM, updates, new_items, users, impressions)
+
+    def _versions_of(self, item: Id) -> Sequence[ItemFeaturesUpdate]:
+        versions = self._items.get(item, [])
+        return versions[self._settled(versions) :]
+
+    def _users_of(self, impressions: Iterable[ImpressionRecord]) -> dict[Id, UserHistory]:
+        """Of each user in the round the behaviours that its batches can see."""
+        times: dict[Id, list[int]] = {}
+        for impression in impressions:
+            times.setdefault(impression.user_id, []).append(impression.time_ms)
+        return {user: self._seen_between(self._users[user], min(of), max(of)) for user, of in times.items() if user in self._users}
+
+    def _seen_between(self, history: UserHistory, first_ms: int, last_ms: int) -> UserHistory:
+        begin, end = (bisect.bisect_left(history.behaviours, at, key=_time_ms) for at in (first_ms, last_ms))
+        return dataclasses.replace(history, behaviours=history.behaviours[max(0, begin - self._behaviours_max) : end])

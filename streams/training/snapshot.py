@@ -1,0 +1,166 @@
+"""A snapshot of the topics for training: one Parquet file a topic, a manifest with offsets and digests. The same offsets give the same bytes.
+
+    snapshot.json              format, identity of the index, and of every topic: first and end offsets, records, sha256 of its file
+    <topic>.parquet            partition, offset, timestamp_ms, key, value: the records as they are in the log, by partition and offset
+
+Here: writing it in bounded memory, and reading it as `TopicEvents` reads the topics. Not here: decoding (event_decoder.py): what training refuses
+in the log it refuses in the file, so both give the same batches. Of the compacted topic only the last record of each key is
+taken, so that what the broker has compacted so far does not show; a record that a newer one has replaced since is gone from both.
+Nothing is in the bytes but the log: no time of writing, no name of a machine, row groups cut by records and bytes.
+"""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infra.files import fsync_folder, sha256_of_file
+from infra.kafka.admin import start_offsets
+from infra.kafka.reader import SourceRecord, read_topic
+from schemas.errors import Corrupted, Misconfigured
+from schemas.ids import IdKind
+from schemas.topics import TOPICS
+from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets
+from streams.training.impressions import Events
+from streams.training.topic_events import as_text, fetch_ends, partitions_of
+
+FORMAT = 1
+MANIFEST = "snapshot.json"
+SCHEMA = pa.schema(
+    [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("key", pa.binary()), ("value", pa.binary())]
+)
+_GROUP_RECORDS, _GROUP_BYTES = 8_192, 32 << 20
+_COMPACTED = frozenset(topic.name for topic in TOPICS if topic.compacted)
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Which records of which log. Offsets by topic and partition; `ends` are not in it."""
+
+    begins: Offsets
+    ends: Offsets
+
+
+@dataclass(frozen=True)
+class LogAddress:
+    """Where the log is, and what its bytes mean: the identity of the index."""
+
+    bootstrap: str
+    prefix: str
+    shards: int
+    user_partitions: int
+    kind: IdKind
+
+    def range_now(self) -> LogRange:
+        """Everything that is retained now."""
+        ends = fetch_ends(self.bootstrap, self.prefix)
+        return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
+
+
+def write_snapshot(directory: Path, log: LogAddress, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:
+    """The snapshot, whole or not at all. Raises Misconfigured (`snapshot_exists`), Incompatible (`offset_gone`)."""
+    if directory.exists():
+        raise Misconfigured("snapshot_exists", f"{directory} is there already; a snapshot never changes: name another folder")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staged = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir()
+    topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, lambda n, t=t: progress(t, n)) for t in TRAINING_TOPICS}
+    identity = {"shards": log.shards, "user_partitions": log.user_partitions, "id_kind": str(log.kind)}
+    (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
+    fsync_folder(staged)
+    staged.replace(directory)
+    fsync_folder(directory.parent)
+
+
+def _write_topic(path: Path, log: LogAddress, topic: str, wanted: LogRange, progress: Callable[[int], None]) -> dict[str, Any]:
+    written = 0
+    with pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False) as writer:
+        for group in _groups(_records(log, topic, wanted)):
+            columns = {name: [getattr(record, name) for record in group] for name in SCHEMA.names}
+            writer.write_table(pa.table(columns, SCHEMA), row_group_size=_GROUP_RECORDS)
+            written += len(group)
+            progress(written)
+    told = {"begin": dict(wanted.begins[topic]), "end": dict(wanted.ends[topic]), "records": written}
+    return {**told, "sha256": sha256_of_file(path)}
+
+
+def _records(log: LogAddress, topic: str, wanted: LogRange) -> Iterator[SourceRecord]:
+    """One partition after the other, so that memory does not grow with the log."""
+    begins, ends = partitions_of(wanted.begins, topic), partitions_of(wanted.ends, topic)
+    for p in sorted(ends):
+
+        def read(p: int = p) -> Iterator[SourceRecord]:
+            return read_topic(log.bootstrap, topic, start={p: begins[p]}, end={p: ends[p]}, prefix=log.prefix)
+
+        last = {record.key: record.offset for record in read()} if topic in _COMPACTED else None
+        yield from (record for record in read() if last is None or last[record.key] == record.offset)
+
+
+def _groups(records: Iterator[SourceRecord]) -> Iterator[list[SourceRecord]]:
+    """Row groups: where one ends depends on the records alone."""
+    group: list[SourceRecord] = []
+    size = 0
+    for record in records:
+        group.append(record)
+        size += len(record.value or b"")
+        if len(group) == _GROUP_RECORDS or size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+class SnapshotEvents:
+    """Reads a snapshot as `TopicEvents` reads the topics. Raises Corrupted (`bad_snapshot`) for anything that was not written like this."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        try:
+            self._manifest = json.loads((directory / MANIFEST).read_text())
+            if self._manifest["format"] != FORMAT:
+                raise ValueError(f"format {self._manifest['format']}, expected {FORMAT}")
+            kind = IdKind(self._manifest["id_kind"])
+            self._decoder = EventDecoder(self._manifest["shards"], self._manifest["user_partitions"], kind)
+            self.range = LogRange(*({t: self._manifest["topics"][t][side] for t in TRAINING_TOPICS} for side in ("begin", "end")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Corrupted("bad_snapshot", f"{directory} is not a snapshot: {error!r}; `aif export` writes one") from error
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Records and updates that were refused, by topic; a topic without any has 0."""
+        return Counter({topic: self._decoder.skipped[topic] for topic in TRAINING_TOPICS})
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest, which has those of all files."""
+        return hashlib.sha256((self._directory / MANIFEST).read_bytes()).hexdigest()
+
+    def wait_for_impressions(self, records: int) -> None:
+        """A snapshot does not grow: nothing to wait for."""
+
+    def ends(self) -> Offsets:
+        """Where each topic ends in it."""
+        return self.range.ends
+
+    def read(self, until: Offsets | None = None) -> Events:
+        """All five topics, up to given ends (None: all of it)."""
+        return self._decoder.decode_all({t: self._read(t, partitions_of(until or self.range.ends, t)) for t in TRAINING_TOPICS})
+
+    def _read(self, topic: str, ends: dict[int, int]) -> Iterator[SourceRecord]:
+        path = self._directory / f"{topic}.parquet"
+        if not path.exists() or sha256_of_file(path) != self._manifest["topics"][topic]["sha256"]:
+            raise Corrupted("bad_snapshot", f"{path} is missing or was changed since; write the snapshot again")
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_GROUP_RECORDS):
+                columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "key", "value"))
+                for partition, offset, key, value in zip(*columns, strict=True):
+                    if offset < ends.get(partition, 0):
+                        yield SourceRecord(topic, partition, offset, key, value)

@@ -1,0 +1,232 @@
+"""A follower on a real broker: it learns what comes, goes on exactly where it was killed, publishes through the gate, and stops while data is bad."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from confluent_kafka import Producer
+
+from infra.clock import SystemClock
+from infra.kafka.admin import apply_topics
+from infra.kafka.reader import read_topic
+from infra.metrics import Metrics
+from infra.settings import load_settings
+from schemas.errors import Unavailable
+from schemas.events import CheckpointRecord, decode_record
+from schemas.model.checkpoint import read_checkpoint
+from streams.training.following import followed_log, program
+from streams.training.following.follower import Follower
+from streams.training.following.learner import OnlineOptions
+from streams.training.following.program import FollowPlan, open_follower
+from streams.training.settings import TrainSettings
+from tests.streams.training.following.stream import TasteStream, publish, write_base
+
+IMPRESSIONS_PER_ROUND = 12
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours after it runs."""
+
+
+class FakeClock(SystemClock):
+    """Wall time as told, so that a stream of the past is fresh."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.ms = now_ms
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+@dataclass
+class Stage:
+    """A broker with topics of one stream, and followers on it."""
+
+    bootstrap: str
+    prefix: str
+    folder: Path
+    stream: TasteStream = field(default_factory=TasteStream)
+    said: list[dict[str, Any]] = field(default_factory=list)
+
+    def publish(self, impressions: int) -> None:
+        publish(self.bootstrap, self.prefix, self.stream.events(impressions))
+
+    def produce(self, topic: str, value: bytes) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        producer.produce(self.prefix + topic, value, partition=0)
+        assert producer.flush(30) == 0
+
+    def plan(self, name: str, every_s: float = 1e6) -> FollowPlan:
+        learning = OnlineOptions(batch_requests=4, seed=3, learning_rate=1e-2)
+        return FollowPlan(self.folder / name, every_s=every_s, warm_start=self.folder / "base.safetensors", learning=learning)
+
+    @contextlib.contextmanager
+    def follower(self, plan: FollowPlan, clock: FakeClock | None = None) -> Iterator[Follower]:
+        self.clock = clock or FakeClock(self.stream.now_ms)
+        flags = {
+            "kafka": {"bootstrap_servers": self.bootstrap, "topic_prefix": self.prefix},
+            "index": {"store": str(self.folder / "store"), "shards": 2, "user_partitions": 2},
+            "train": {"status_every_s": 0.1},
+        }
+        settings = load_settings(TrainSettings, flags, {})
+        say = lambda line: self.said.append(json.loads(line))  # noqa: E731
+        with open_follower(settings, plan, say, lambda: False, Metrics(), self.clock) as follower:
+            assert follower is not None
+            yield follower
+
+    def follow(self, plan: FollowPlan, until: Callable[[Follower], bool]) -> dict[str, torch.Tensor]:
+        """The weights of a follower that ran until then."""
+        with self.follower(plan) as follower:
+            follower.run(lambda: until(follower), plan.learning.batch_requests)
+            return {name: t.clone() for name, t in follower.learner.network.state_dict().items()}
+
+
+@pytest.fixture
+def stage(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(followed_log, "REQUESTS_MAX", IMPRESSIONS_PER_ROUND)
+    monkeypatch.setattr(followed_log, "_LINGER_S", 0.2)
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    made = Stage(bootstrap_servers, topic_prefix, tmp_path)
+    write_base(tmp_path / "base.safetensors", made.stream)
+    publish(bootstrap_servers, topic_prefix, made.stream.catalogue())
+    return made
+
+
+def begin_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base knows nothing of the log: what is in it already is new to this follower."""
+    monkeypatch.setattr(program, "_first_place", lambda bootstrap, prefix, base: _oldest(bootstrap, prefix))
+
+
+def _oldest(bootstrap: str, prefix: str) -> Any:
+    ends = program.fetch_ends(bootstrap, prefix)
+    return program.Place(0, {**ends, "impressions": program.as_text(program.start_offsets(bootstrap, prefix + "impressions"))}), "start"
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("kill_at", [1, 4, 9])
+def test_a_follower_that_is_killed_at_any_step_ends_with_the_same_weights_bit_for_bit(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    begin_at_the_start(monkeypatch)
+    stage.publish(40)
+    expected = stage.follow(stage.plan("whole"), lambda f: f.place.requests >= 40)
+    from streams.training.following import learner
+
+    step, done = learner.train_step, 0
+
+    def killed(*arguments: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == kill_at:
+            raise Killed
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "train_step", killed)
+        with pytest.raises(Killed):
+            stage.follow(stage.plan("killed"), lambda f: f.place.requests >= 40)
+    write_base(stage.folder / "base.safetensors", TasteStream(seed=0))
+    found = stage.follow(stage.plan("killed"), lambda f: f.place.requests >= 40)
+    assert equal(expected, found) and not equal(found, stage.stream.network().state_dict())
+    assert [line["begins"] for line in stage.said if "begins" in line] == ["start", "start", "kept state"]
+
+
+def test_what_is_published_between_a_kill_and_the_restart_changes_nothing_of_the_round_that_was_planned(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_at_the_start(monkeypatch)
+    stage.publish(5)
+    expected = stage.follow(stage.plan("whole"), lambda f: f.place.number >= 1)
+    from streams.training.following import learner
+
+    def killed(*arguments: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "train_step", killed)
+        with pytest.raises(Killed):
+            stage.follow(stage.plan("killed"), lambda f: False)
+    stage.publish(20)
+    with stage.follower(stage.plan("killed")) as follower:
+        follower.run(lambda: follower.place.number >= 1, 4)
+        assert follower.place.requests == 5 and equal(expected, follower.learner.network.state_dict())
+
+
+def test_it_publishes_what_it_learnt_stops_while_records_do_not_read_and_starts_again_by_itself(stage: Stage) -> None:
+    plan = stage.plan("out", every_s=0.01)
+    with stage.follower(plan) as follower:
+
+        def learn_until(requests: int, faults: tuple[str, ...]) -> None:
+            stage.clock.ms = stage.stream.now_ms
+            seen = len(stage.said)
+            follower.run(lambda: follower.place.requests >= requests and any(told(line) == faults for line in stage.said[seen:]), 4)
+
+        def told(line: dict[str, Any]) -> tuple[str, ...]:
+            return tuple(fault.partition(":")[0] for fault in line.get("faults", ["none yet"]))
+
+        stage.publish(12)
+        learn_until(12, ())
+        first = published(stage)
+        assert first and first[0].model_id == "online-000000003"
+        for _ in range(4):
+            stage.produce("impressions", b"\xff not json")
+        stage.publish(12)
+        learn_until(24, ("unreadable",))
+        assert published(stage) == first
+        stage.publish(96)
+        learn_until(120, ())
+        follower.run(lambda: len(published(stage)) > len(first), 4)
+    path = Path(published(stage)[-1].uri.removeprefix("file://"))
+    card = read_checkpoint(path).info.card
+    assert card["data"]["until_ms"] == stage.stream.now_ms and card["requests"] == 120 and card["progressive"]["requests"] == 120
+
+
+def published(stage: Stage) -> list[CheckpointRecord]:
+    return [decode_record(CheckpointRecord, r.value) for r in read_topic(stage.bootstrap, "model-checkpoints", prefix=stage.prefix)]
+
+
+def test_late_data_is_learnt_and_not_published(stage: Stage) -> None:
+    with stage.follower(stage.plan("out", every_s=0.01), FakeClock(stage.stream.now_ms + 3_600_000)) as follower:
+        stage.publish(12)
+        follower.run(lambda: follower.place.requests >= 12 and any(line.get("faults") for line in stage.said), 4)
+    assert stage.said[-1]["faults"][0].startswith("late") and not published(stage)
+
+
+def test_a_follower_goes_on_from_where_the_training_of_its_base_ended(stage: Stage) -> None:
+    stage.publish(8)
+    with stage.follower(stage.plan("one", every_s=0.01)) as follower:
+        stage.publish(12)
+        follower.run(lambda: bool(published(stage)), 4)
+        assert follower.place.requests == 12  # what was there before it came is not its business
+    stage.publish(4)
+    file = Path(published(stage)[-1].uri.removeprefix("file://"))
+    next_plan = FollowPlan(stage.folder / "two", warm_start=file, learning=stage.plan("two").learning)
+    with stage.follower(next_plan) as follower:
+        assert stage.said[-1]["begins"] == "where the base ended"
+        follower.run(lambda: follower.place.requests >= 4, 4)
+        assert follower.place.requests == 4
+
+
+def test_a_broker_that_does_not_say_how_far_the_topics_are_is_asked_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, failed = followed_log.fetch_ends, 0
+
+    def unreachable(*arguments: Any) -> Any:
+        nonlocal failed
+        failed += 1
+        if failed < 3:
+            raise Unavailable("kafka_failed", "away")
+        return fetch(*arguments)
+
+    with stage.follower(stage.plan("out")) as follower:
+        stage.publish(4)
+        monkeypatch.setattr(followed_log, "fetch_ends", unreachable)
+        follower.run(lambda: follower.place.requests >= 4, 4)
+    assert failed == 3

@@ -1,0 +1,39 @@
+"""When nothing may be published, and that a reason goes away by itself."""
+
+import math
+
+import pytest
+
+from streams.training.following.health import HealthBounds, RoundCounts, find_faults
+
+GOOD = RoundCounts(records=100, shown=1_000, steps=4)
+
+
+def test_good_data_may_be_published() -> None:
+    assert find_faults([GOOD] * 8, 3.0, HealthBounds()) == ()
+    assert find_faults([], None, HealthBounds()) == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "age_s", "reason"),
+    [
+        (GOOD, 901.0, "late: the newest impression is 901 s old, expected at most 900 s"),
+        (RoundCounts(100, 90, 1_000, 0, 4, 0), 1.0, "unreadable: 90 of the newest 100"),
+        (RoundCounts(100, 0, 1_000, 500, 4, 0), 1.0, "unknown: 500 of the newest 1000"),
+        (RoundCounts(100, 0, 1_000, 0, 3, 1), 1.0, "not finite: 1 of the newest 4"),
+    ],
+    ids=lambda v: v.split(":")[0] if isinstance(v, str) else "",
+)
+def test_each_fault_is_named_with_its_count_and_its_bound(bad: RoundCounts, age_s: float, reason: str) -> None:
+    (found,) = find_faults([bad], age_s, HealthBounds())
+    assert found.startswith(reason)
+
+
+def test_a_little_of_it_is_borne_and_more_is_not() -> None:
+    some = RoundCounts(100, 5, 1_000, 200, 19, 1)
+    assert find_faults([some], 1.0, HealthBounds()) == ()
+    assert len(find_faults([some + RoundCounts(unreadable=1, unknown=1, refused=1)], 1.0, HealthBounds())) == 3
+
+
+def test_lateness_may_be_left_out() -> None:
+    assert find_faults([GOOD], 1e9, HealthBounds(late_s_max=math.inf)) == ()

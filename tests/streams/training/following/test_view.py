@@ -1,0 +1,86 @@
+"""The join of a round is the join of a batch run over the whole log, in whatever pieces the log came."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.events import ItemFeaturesUpdate
+from schemas.model.inputs import map_tensors
+from streams.training.following.view import View
+from streams.training.impressions import Batch, TrainingSet, join_events
+from tests.streams.training.following.stream import TasteStream, joined
+
+BEHAVIOURS = 4
+
+
+def tensors_of(batch: Batch, data: TrainingSet) -> list[torch.Tensor]:
+    """What a step sees of a batch: rows as their content, not as their numbers; masked places as zeros."""
+    found: list[torch.Tensor] = []
+
+    def masked(t: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return t * mask.reshape(*mask.shape, *[1] * (t.ndim - mask.ndim)) if t.numel() else t
+
+    b = batch.users.behaviours
+    users = dataclasses.replace(batch.users, behaviours=map_tensors(b, lambda t: masked(t, b.mask_BL)))
+    users.behaviours.signatures_BLW.mul_(b.has_signature_BL[..., None])
+    rows = (batch.rows_BC, batch.rows_BL)
+    content = [map_tensors(data.items.inputs, lambda t, r=r: masked(t[r.clamp(min=0)], r >= 0)) for r in rows]
+    candidates = data.candidate_rows(batch, torch.zeros(0), torch.zeros(0))
+    for part in (users, *content, candidates, batch.teacher_BC.nan_to_num(-1), batch.clicked_BC, batch.mask_BC):
+        map_tensors(part, lambda t: (found.append(t), t)[1])
+    return found
+
+
+def view_of(stream: TasteStream) -> View:
+    return View(stream.spec, stream.network().w_hash_KM, BEHAVIOURS)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 40])
+def test_rounds_are_joined_as_the_whole_log_is(piece: int) -> None:
+    stream = TasteStream()
+    view, parts = view_of(stream), [stream.catalogue()]
+    view.fold(parts[0])
+    rounds = []
+    for _ in range(0, 40, piece):
+        parts.append(stream.events(piece))
+        view.fold(parts[-1])
+        rounds.append(view.join(parts[-1].impressions))
+    whole = join_events(stream.spec, stream.network().w_hash_KM, joined(parts))
+    at = 0
+    for data in rounds:
+        ours = tensors_of(data.batch(np.arange(len(data)), BEHAVIOURS), data)
+        theirs = tensors_of(whole.batch(np.arange(at, at + len(data)), BEHAVIOURS), whole)
+        assert len(data) == piece and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        at += piece
+
+
+def test_a_backlog_that_is_folded_at_once_leaks_nothing_from_after_an_impression() -> None:
+    stream = TasteStream()
+    first, later = stream.events(10), stream.events(30)
+    at_once, in_time = view_of(stream), view_of(stream)
+    at_once.fold(joined([stream.catalogue(), first, later]))
+    in_time.fold(joined([stream.catalogue(), first]))
+    ours, theirs = at_once.join(first.impressions), in_time.join(first.impressions)
+    batches = [tensors_of(data.batch(np.arange(10), BEHAVIOURS), data) for data in (ours, theirs)]
+    assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
+
+
+def test_what_is_forgotten_is_a_function_of_the_place_and_not_of_when_it_was_folded() -> None:
+    def version(at: int) -> ItemFeaturesUpdate:
+        return ItemFeaturesUpdate(item_id=3, version=at, features={"category": 1, "price": 1.0, "stock": at})
+
+    stream = TasteStream()
+    now = stream.events(1).impressions
+    asked = [dataclasses.replace(stream.catalogue(), items=[version(at)]) for at in (10, 20, 30)]
+    early, late = view_of(stream), view_of(stream)
+    for part in asked:
+        early.fold(part)
+    late.settled_ms = 25
+    for part in asked:
+        late.fold(part)
+    early.settled_ms = 25
+    item = now[0].items[0].model_copy(update={"item_id": 3})
+    joined_of = [view.join([now[0].model_copy(update={"items": [item]})]) for view in (early, late)]
+    assert [data.items.version_R.tolist() for data in joined_of] == [[20, 30], [20, 30]]

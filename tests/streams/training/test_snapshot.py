@@ -1,0 +1,99 @@
+"""A snapshot is the log: the same offsets give the same bytes, and training from it gives the same batches as from the topics."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.kafka.admin import apply_topics
+from infra.kafka.publisher import Publisher
+from schemas.errors import Corrupted, Misconfigured
+from schemas.ids import IdKind
+from schemas.model.inputs import map_tensors
+from schemas.model.lsh import make_w_hash
+from streams.training import snapshot
+from streams.training.impressions import join_events
+from streams.training.snapshot import LogAddress, SnapshotEvents, write_snapshot
+from streams.training.topic_events import TopicEvents
+from tests.streams.training.shop import publish_shop, shop
+from tests.streams.training.test_topic_events import produce
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+@pytest.mark.parametrize("kind", list(IdKind), ids=str)
+def test_the_topics_and_their_snapshot_give_the_same_batches(
+    bootstrap_servers: str, topic_prefix: str, tmp_path: Path, kind: IdKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_GROUP_RECORDS", 2)
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    publish_shop(bootstrap_servers, topic_prefix, kind)
+    for topic in ("item-features", "impressions", "user-features"):
+        produce(bootstrap_servers, topic_prefix + topic, b"\xff not json", key="a compacted topic wants one")
+    log = LogAddress(bootstrap_servers, topic_prefix, 2, 2, kind)
+    write_snapshot(tmp_path / "a", log, log.range_now())
+    spec, _ = shop(kind)
+    w_hash_KM = make_w_hash(1, spec.hash_bits, 16)
+    sources = (TopicEvents(bootstrap_servers, topic_prefix, 2, 2, kind), SnapshotEvents(tmp_path / "a"))
+    ours, theirs = (join_events(spec, w_hash_KM, source.read()) for source in sources)
+    assert sources[0].skipped == sources[1].skipped and len(ours) == 3 and ours.digest == theirs.digest
+    seen: list[list[torch.Tensor]] = [[], []]
+    for data, tensors in zip((ours, theirs), seen, strict=True):
+        map_tensors(data.batch(np.arange(3), 8), lambda t, into=tensors: (into.append(t), t)[1])  # type: ignore[misc]
+    assert all(torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in zip(*seen, strict=True))
+
+
+def test_the_same_offsets_give_the_same_bytes_whatever_was_published_since(
+    bootstrap_servers: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    log = LogAddress(bootstrap_servers, topic_prefix, 2, 2, IdKind.INT64)
+    write_snapshot(tmp_path / "a", log, log.range_now())
+    publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    write_snapshot(tmp_path / "b", log, SnapshotEvents(tmp_path / "a").range)
+    write_snapshot(tmp_path / "c", log, log.range_now())
+    a, b, c = (files_of(tmp_path / name) for name in "abc")
+    assert a == b and a != c
+    assert SnapshotEvents(tmp_path / "a").digest == SnapshotEvents(tmp_path / "b").digest
+    assert (
+        SnapshotEvents(tmp_path / "c").read(SnapshotEvents(tmp_path / "a").range.ends).impressions
+        == SnapshotEvents(tmp_path / "a").read().impressions
+    )
+
+
+def test_of_the_compacted_topic_only_the_last_record_of_each_user_is_taken(
+    bootstrap_servers: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, 1, IdKind.INT64) as publisher:
+        for country in ("UK", "FR", "DE"):
+            publisher.publish_user(1, {"country": country})
+        publisher.publish_user(2, {"country": "IT"})
+    log = LogAddress(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64)
+    write_snapshot(tmp_path / "a", log, log.range_now())
+    users = SnapshotEvents(tmp_path / "a").read().users
+    assert [(u.user_id, u.features["country"]) for u in users] == [(1, "DE"), (2, "IT")]
+
+
+def test_a_changed_file_an_old_form_and_a_folder_that_is_there_are_refused(
+    bootstrap_servers: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    log = LogAddress(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64)
+    now = log.range_now()
+    write_snapshot(tmp_path / "a", log, now)
+    with pytest.raises(Misconfigured, match="snapshot_exists"):
+        write_snapshot(tmp_path / "a", log, now)
+    with (tmp_path / "a" / "impressions.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(Corrupted, match=r"impressions\.parquet"):
+        SnapshotEvents(tmp_path / "a").read()
+    (tmp_path / "a" / "snapshot.json").write_text('{"format": 99}')
+    with pytest.raises(Corrupted, match="format 99"):
+        SnapshotEvents(tmp_path / "a")
+    with pytest.raises(Corrupted, match="aif export"):
+        SnapshotEvents(tmp_path)

@@ -5,7 +5,7 @@ Counted is what the paper counts, b l d with d in bytes of the operand: did = dm
 Measured is time, of the best form we know of each on one core: matrix products for what is exact; the factored sum (schemas/model/din.py)
 and a compiled count of equal bits for what is hashed. All forms end in DIN's vector and the tiers' counts.
 
-Arrays: C candidates, L behaviours, D width of vectors (both kinds), K bits, Q words of 64 bits, N tiers.
+Arrays: C candidates, L behaviours, D width of vectors (both kinds), K bits, Q words of 64 bits, N tiers, P principal directions, A pairs of them.
 """
 
 import math
@@ -17,8 +17,10 @@ import numba
 import numpy as np
 
 from schemas.model.hamming import equal_bits_min
+from streams.training.family.codes import MOMENT_WIDTH
 
 ROUNDS = 15
+BEHAVIOURS = 4_000
 _EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -38,7 +40,7 @@ class CostCase:
     bits: int
 
 
-def make_case(candidates: int = 500, behaviours: int = 4_000, width: int = 256, bits: int = 256, seed: int = 0) -> CostCase:
+def make_case(candidates: int = 500, behaviours: int = BEHAVIOURS, width: int = 256, bits: int = 256, seed: int = 0) -> CostCase:
     """Random operands; time does not depend on their values. S^T V of the factored form is the user half's work, done before."""
     rng = np.random.default_rng(seed)
 
@@ -79,6 +81,28 @@ def factored_cosine_din(case: CostCase, cross_DD: np.ndarray) -> np.ndarray:
     return case.unit_CD @ cross_DD / len(case.unit_LD)
 
 
+def sum_monomials(codes_LP: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the user half makes once for the moments: sums over the behaviours of h [P], of the pairs h_a h_b with a <= b [P (P + 1) / 2], and of
+    those times h [P (P + 1) / 2, P]."""
+    pairs_LA = _pairs(codes_LP)
+    return codes_LP.sum(axis=0), pairs_LA.sum(axis=0), pairs_LA.T @ codes_LP
+
+
+def factored_moments(codes_CP: np.ndarray, sums: tuple[np.ndarray, np.ndarray, np.ndarray], behaviours: int) -> np.ndarray:
+    """First, second and third moment of the similarity to all behaviours, [C, 3], from the sums alone."""
+    first_P, second_A, third_AP = sums
+    width = codes_CP.shape[1]
+    pairs_CA = _pairs(codes_CP) * np.where(np.equal(*np.triu_indices(width)), 1, 2).astype(codes_CP.dtype)  # a < b stands for b < a too
+    third_C = ((pairs_CA @ third_AP) * codes_CP).sum(axis=1)
+    return np.stack([codes_CP @ first_P, pairs_CA @ second_A, third_C], axis=1) / behaviours
+
+
+def _pairs(codes_XP: np.ndarray) -> np.ndarray:
+    """The products of every two numbers of a code, a <= b."""
+    a, b = np.triu_indices(codes_XP.shape[1])
+    return codes_XP[:, a] * codes_XP[:, b]
+
+
 def lsh_tiers(case: CostCase) -> np.ndarray:
     """LSH-SimTier: counts of behaviours with at least each edge's equal bits, [C, N - 1]."""
     return pool_counts(count_equal_bits(case.words_CQ, case.words_LQ), equal_bits_min(_EDGES, case.bits))
@@ -112,12 +136,14 @@ def count_equal_bits(words_CQ: np.ndarray, words_LQ: np.ndarray) -> np.ndarray:
 def measure_costs(case: CostCase) -> dict[str, float]:
     """Seconds of each row of Table 3 for one user, by the variant's name: the sum of its two modules."""
     cross_DD = case.unit_LD.T @ case.value_LD
+    narrow_CP, sums = case.unit_CD[:, :MOMENT_WIDTH], sum_monomials(case.unit_LD[:, :MOMENT_WIDTH])
     seconds = {
         "attention": best_seconds(lambda: attention_din(case)),
         "cosine_tiers": best_seconds(lambda: cosine_tiers(case)),
         "lsh_din": best_seconds(lambda: factored_lsh_din(case)),
         "cosine_din": best_seconds(lambda: factored_cosine_din(case, cross_DD)),
         "lsh_tiers": best_seconds(lambda: lsh_tiers(case)),
+        "moments": best_seconds(lambda: factored_moments(narrow_CP, sums, len(case.unit_LD))),
     }
     return {
         "din_simtier": seconds["attention"] + seconds["cosine_tiers"],
@@ -125,18 +151,21 @@ def measure_costs(case: CostCase) -> dict[str, float]:
         "din_lsh_simtier": seconds["attention"] + seconds["lsh_tiers"],
         "mm_din_simtier": seconds["cosine_din"] + seconds["cosine_tiers"],
         "lsh_256": seconds["lsh_din"] + seconds["lsh_tiers"],
+        "mm_din_moments": seconds["cosine_din"] + seconds["moments"],
     }
 
 
-def counted_costs(width: int, bits: int) -> dict[str, float]:
-    """The paper's count for one pair, in the unit of one number of a vector; 8 bits of a signature are one."""
-    hashed = bits / 8
+def counted_costs(width: int, bits: int, behaviours: int = BEHAVIOURS) -> dict[str, float]:
+    """The paper's count for one pair, in the unit of one number of a vector; 8 bits of a signature are one. What is paid once per candidate
+    (moments; the paper does not count factored sums of DIN) is shared by its pairs."""
+    hashed, pairs = bits / 8, MOMENT_WIDTH * (MOMENT_WIDTH + 1) / 2
     return {
         "din_simtier": 2.0 * width,
         "lsh_din_simtier": hashed + width,
         "din_lsh_simtier": width + hashed,
         "mm_din_simtier": float(width),
         "lsh_256": hashed,
+        "mm_din_moments": (MOMENT_WIDTH + pairs + pairs * MOMENT_WIDTH + MOMENT_WIDTH) / behaviours,
     }
 
 

@@ -7,7 +7,7 @@ A signature of K bits becomes the unit vector s / sqrt(K) with s = 2 bit - 1, so
 vector. So both kinds of similarity are one dot product in -1..1, and both DINs factor. By similar angles: cos(pi (1 - sim)) is the cosine
 that a share `sim` of equal bits stands for, so the tiers of the two kinds have the same meaning.
 
-Arrays: R rows, B users, C candidates, L behaviours, K bits, M multimodal width, X = K or M, D width, N tiers.
+Arrays: R rows, B users, C candidates, L behaviours, K bits, M multimodal width, P principal directions, X = K, M or P, D width, N tiers.
 """
 
 import dataclasses
@@ -22,18 +22,29 @@ from schemas.model.hamming import decode_signs
 from streams.training.impressions import TrainingSet
 
 MOMENTS = 3
-_MOMENT_SCALES = (3.0, 5.0, 5.0)  # brings mean, second moment and variance to the size of the other segments
+MOMENT_WIDTH = 32  # principal directions in which moments are taken: the sums of the third are of as many numbers to the third power / 6
+_MOMENT_SCALES = (4.0, 8.0, 1.5)  # brings mean, deviation and skewness to the size of the other segments
+_DEVIATION_MIN = 1e-3
 _EQUAL = 1e-4  # a unit vector's product with itself misses 1 by rounding
 
 
-def with_codes(data: TrainingSet) -> TrainingSet:
-    """The same set with float codes [R, K + M] in the place of packed signatures."""
+def with_codes(data: TrainingSet, moments: bool = False) -> TrainingSet:
+    """The same set with float codes [R, K + M] in the place of packed signatures; with `moments` also the principal directions' [R, K + M + P]."""
     items = data.items
     signs_RK = decode_signs(items.signatures_RW, items.has_signature_R)
     norm_R1 = np.linalg.norm(items.multimodal_RM, axis=1, keepdims=True)
-    unit_RM = torch.from_numpy((items.multimodal_RM / np.maximum(norm_R1, 1e-12)).astype(np.float32))
-    codes_RX = torch.cat([signs_RK / math.sqrt(max(1, signs_RK.shape[1])), unit_RM], dim=1)
-    return dataclasses.replace(data, items=dataclasses.replace(items, signatures_RW=codes_RX))
+    unit_RM = (items.multimodal_RM / np.maximum(norm_R1, 1e-12)).astype(np.float32)
+    parts = [signs_RK / math.sqrt(max(1, signs_RK.shape[1])), torch.from_numpy(unit_RM)]
+    if moments:
+        parts.append(torch.from_numpy(unit_RM @ principal_directions(unit_RM, MOMENT_WIDTH)))
+    return dataclasses.replace(data, items=dataclasses.replace(items, signatures_RW=torch.cat(parts, dim=1)))
+
+
+def principal_directions(unit_RM: np.ndarray, count: int) -> np.ndarray:
+    """The directions in which the catalogue's embeddings are greatest, float32 [M, min(count, M)]: dot products change least without the others."""
+    unit_RM = unit_RM.astype(np.float64)
+    _, vectors_MM = np.linalg.eigh(unit_RM.T @ unit_RM)
+    return vectors_MM[:, ::-1][:, :count].astype(np.float32)
 
 
 def similarity_edges(tier_edges: Sequence[float], kind: str) -> tuple[float, ...]:
@@ -60,15 +71,17 @@ def tier_features(similarity_BCL: Tensor, has_code_BL: Tensor, edges: Sequence[f
     return torch.cat([counts_BCN.log1p(), counts_BCN / total_B.clamp(min=1)[:, None, None]], dim=2)
 
 
-def moment_features(candidates_BCX: Tensor, history_BLX: Tensor, has_code_BL: Tensor) -> Tensor:
-    """Mean, second moment and variance of the similarity to all behaviours, exact and without a pass over them: [B, C, MOMENTS].
+@torch.no_grad()
+def moment_features(similarity_BCL: Tensor, has_code_BL: Tensor) -> Tensor:
+    """Mean, deviation and skewness of the similarity to all behaviours: [B, C, MOMENTS]. They do not depend on how many there are.
 
-    mean = c . sum(h) / l and second moment = c^T (H^T H) c / l: the user half makes both sums once.
+    Here by a pass over the behaviours. They factor: a power of c . h is the dot product of the monomials of c and of h, so three sums over
+    the behaviours, made once per user, give them for every candidate (evaluation/similarity_cost.py times that form).
     """
-    known_BLX = history_BLX * has_code_BL[..., None]
-    length_B1 = has_code_BL.sum(dim=1).clamp(min=1)[:, None]
-    mean_BC = torch.einsum("bcx,bx->bc", candidates_BCX, known_BLX.sum(dim=1)) / length_B1
-    gram_BXX = known_BLX.transpose(1, 2) @ known_BLX
-    second_BC = ((candidates_BCX @ gram_BXX) * candidates_BCX).sum(dim=2) / length_B1
-    moments = (mean_BC, second_BC, second_BC - mean_BC**2)
+    has_B1L, length_B1 = has_code_BL[:, None, :], has_code_BL.sum(dim=1).clamp(min=1)[:, None]
+    mean_BC = (similarity_BCL * has_B1L).sum(dim=2) / length_B1
+    centred_BCL = (similarity_BCL - mean_BC[..., None]) * has_B1L
+    deviation_BC = ((centred_BCL**2).sum(dim=2) / length_B1).sqrt().clamp(min=_DEVIATION_MIN)
+    skewness_BC = (centred_BCL**3).sum(dim=2) / length_B1 / deviation_BC**3
+    moments = (mean_BC, deviation_BC, skewness_BC.clamp(-5, 5))
     return torch.stack([m * scale for m, scale in zip(moments, _MOMENT_SCALES, strict=True)], dim=2)

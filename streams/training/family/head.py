@@ -77,7 +77,7 @@ class FamilyHead(nn.Module):
             projections["din"] = width
             self.din_gain = nn.Parameter(torch.full((1,), DIN_GAIN))
             self.query = nn.Linear(width, width, bias=False) if variant.din == "id" else None
-            tiers = MOMENTS if variant.tiers == "moments" else 2 * spec.tiers
+            tiers = MOMENTS if variant.tiers == "three_moments" else 2 * spec.tiers
             self.widths |= {"din": width, "din_x": width + 1, "tiers": tiers}
         if variant.has("sim"):
             projections["sim"] = width
@@ -120,9 +120,9 @@ class FamilyHead(nn.Module):
         return cross_fully(bea, rows.bridge_BCN, states.rows_BGD)
 
     def _code(self, kind: str, codes: Tensor) -> Tensor:
-        """The part of the codes [..., K + M] that a kind of similarity is measured on."""
-        bits = self.spec.hash_bits
-        return codes[..., :bits] if kind == "lsh" else codes[..., bits:]
+        """The part of the codes [..., K + M + P] that a kind of similarity is measured on."""
+        bits, both = self.spec.hash_bits, self.spec.hash_bits + self.spec.schema.mm_width
+        return codes[..., {"lsh": slice(bits), "mm": slice(bits, both), "three_moments": slice(both, None)}[kind]]
 
     def _din(self, states: FamilyStates, codes_BCX: Tensor, items_BCD: Tensor) -> Tensor:
         if self.query is not None:
@@ -135,6 +135,6 @@ class FamilyHead(nn.Module):
         kind = self.variant.tiers
         latest = slice(-self.spec.simtier_behaviours, None)
         ours, theirs, has_BS = self._code(kind, codes_BCX), self._code(kind, states.codes_BLX)[:, latest], states.has_code_BL[:, latest]
-        if kind == "moments":
-            return moment_features(ours, theirs, has_BS)
+        if kind == "three_moments":
+            return moment_features(ours @ theirs.transpose(1, 2), has_BS)
         return tier_features(ours @ theirs.transpose(1, 2), has_BS, similarity_edges(self.spec.tier_edges, kind))

@@ -42,7 +42,7 @@ def build_network(variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | Non
 
 
 class FamilyNetwork(AifNetwork):
-    """Reads data `with_codes`. What the variant lacks has no parameters."""
+    """Reads data `with_codes`, with principal directions if its tiers are moments. What the variant lacks has no parameters."""
 
     def __init__(self, variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         super().__init__(spec, w_hash_KM)

@@ -17,9 +17,11 @@ from streams.training.evaluation.similarity_cost import (
     counted_costs,
     factored_cosine_din,
     factored_lsh_din,
+    factored_moments,
     lsh_tiers,
     make_case,
     measure_costs,
+    sum_monomials,
 )
 from streams.training.impressions import TrainingSet
 from tests.streams.training.shop import shop
@@ -55,6 +57,14 @@ def test_the_timed_forms_compute_what_they_stand_for() -> None:
     weights = torch.softmax(torch.from_numpy(case.query_CD @ case.key_LD.T) / 8, dim=1).numpy()
     np.testing.assert_allclose(attention_din(case), weights @ case.value_LD, atol=1e-4)
     assert measure_costs(case).keys() == counted_costs(64, 64).keys()
+
+
+def test_moments_from_sums_are_those_of_a_pass_over_the_behaviours() -> None:
+    rng = np.random.default_rng(0)
+    candidates, behaviours = rng.standard_normal((4, 5)), rng.standard_normal((11, 5))
+    similarity = candidates @ behaviours.T
+    expected = np.stack([(similarity**k).mean(axis=1) for k in (1, 2, 3)], axis=1)
+    np.testing.assert_allclose(factored_moments(candidates, sum_monomials(behaviours), 11), expected)
 
 
 def test_bridges_cost_a_candidate_little_and_full_cross_a_pass_through_the_layers() -> None:

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from schemas.errors import Misconfigured
@@ -12,7 +13,7 @@ from schemas.model.bea import BridgeEmbedding
 from schemas.model.lsh import lsh_similarity, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.simtier import simtier_reference
-from streams.training.family.codes import factored_din, moment_features, similarity_edges, tier_features, with_codes
+from streams.training.family.codes import factored_din, moment_features, principal_directions, similarity_edges, tier_features, with_codes
 from streams.training.family.cold import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
@@ -28,7 +29,7 @@ def shop_data(variant: Variant) -> TrainingSet:
     spec, events = shop()
     spec = variant_spec(variant, spec, CHEAP)
     data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
-    return data if variant.is_served else with_codes(data)
+    return data if variant.is_served else with_codes(data, moments=variant.tiers == "three_moments")
 
 
 def network_of(variant: Variant, data: TrainingSet) -> AifNetwork:
@@ -154,16 +155,33 @@ def test_a_tier_of_cosines_is_the_tier_of_signatures_with_the_same_angle() -> No
     assert similarity_edges(edges, "mm")[2] < 1.0 and similarity_edges(edges, "lsh")[0] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_factored_din_and_moments_equal_their_sums_over_behaviours() -> None:
+def test_factored_din_equals_its_sum_over_behaviours() -> None:
     chance = torch.Generator().manual_seed(0)
     candidates, history, values = (torch.randn(2, n, 5, generator=chance) for n in (3, 7, 7))
     has = torch.rand(2, 7, generator=chance) < 0.7
     similarity = (candidates @ history.transpose(1, 2)) * has[:, None, :]
     length = has.sum(1)[:, None]
     torch.testing.assert_close(factored_din(candidates, history, values, has), similarity @ values / length[..., None])
-    mean, second = similarity.sum(2) / length, (similarity**2).sum(2) / length
-    expected = torch.stack([3 * mean, 5 * second, 5 * (second - mean**2)], dim=2)
-    torch.testing.assert_close(moment_features(candidates, history, has), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_moments_are_those_of_the_known_behaviours_and_nothing_else() -> None:
+    chance = torch.Generator().manual_seed(0)
+    similarity, has = torch.randn(2, 3, 7, generator=chance), torch.rand(2, 7, generator=chance) < 0.7
+    found = moment_features(similarity, has)
+    for b in range(2):
+        known = similarity[b][:, has[b]].double().numpy()
+        expected = np.stack([4 * known.mean(1), 8 * known.std(1), 1.5 * scipy.stats.skew(known, axis=1)], axis=1)
+        np.testing.assert_allclose(found[b], expected, rtol=1e-4)
+    one, none = torch.tensor([[True] + [False] * 6]), torch.zeros(1, 7, dtype=torch.bool)
+    assert moment_features(similarity[:1], one).isfinite().all() and moment_features(similarity[:1], none)[..., [0, 2]].eq(0).all()
+
+
+def test_principal_directions_keep_similarities_of_a_catalogue_that_lies_in_few() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((40, 3)) @ rng.standard_normal((3, 9))
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    narrow = unit @ principal_directions(unit, 3)
+    np.testing.assert_allclose(narrow @ narrow.T, unit @ unit.T, atol=1e-5)
 
 
 def test_cold_has_seven_layers_and_its_gate_passes_fields_unchanged_at_weight_zero() -> None:

@@ -12,6 +12,7 @@ def register(app: typer.Typer) -> None:
     group = command_group(app, "bench", BENCH_HELP)
     group.command("rank")(bench_rank)
     group.command("overload")(bench_overload)
+    group.command("table1")(bench_table1)
     group.command("table4")(bench_table4)
     group.command("switch")(bench_switch)
 
@@ -46,6 +47,28 @@ def bench_overload(
     from serving.bench_overload import OverloadPlan, measure_overload
 
     print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)
+
+
+def bench_table1(
+    items: Annotated[int, typer.Option(min=1, help="Items of the catalogue whose cost is computed.")] = 1_000_000,
+    updates: Annotated[float, typer.Option(min=0.001, help="Item updates a second.")] = 1_000.0,
+    requests: Annotated[float, typer.Option(min=0.001, help="Requests a second.")] = 100.0,
+    candidates: Annotated[int, typer.Option(min=1, max=50_000, help="Of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's Table 1: compute, storage, latency and timeliness of the four ways of computing, measured on the same traffic."""
+    from infra.logs import open_logs
+    from serving.bench_table1 import Traffic, measure_table1, table_rows
+
+    open_logs("bench", "warning")
+    traffic = Traffic(items=items, updates_per_s=updates, requests_per_s=requests, candidates=candidates, behaviours=behaviours)
+    figures = measure_table1(traffic, calls=8 if quick else 40)
+    if as_json:
+        print_figures(figures.as_dict(), True)
+    else:
+        print_table("table1", table_rows(figures), False)
 
 
 def bench_table4(

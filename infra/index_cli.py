@@ -127,8 +127,8 @@ def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlS
 
 @index_app.command()
 def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Make a version live. A frozen one is revived first: its shards catch up, then it is published again."""
-    if not _revive(version, reason, as_json):
+    """Make a version live, whatever its canary said. A frozen one is revived first: its shards catch up, then it goes live by itself."""
+    if not _revive(version, reason, as_json, "promote"):
         _decide("promote", version, reason, as_json)
 
 
@@ -140,7 +140,7 @@ def rollback(version: OptionalVersion = None, reason: Reason = "", as_json: AsJs
     backup = _open_log().refresh().backup if version is None else version
     if backup is None:
         raise Incompatible("no_backup", "there is no backup version to go back to; `aif index list` shows what there is")
-    if not _revive(backup, reason, as_json, hold_first=True):
+    if not _revive(backup, reason, as_json, "rollback"):
         _decide("rollback", backup, reason, as_json)
 
 
@@ -169,6 +169,12 @@ def release(reason: Reason = "", as_json: AsJson = False) -> None:
 
 
 @index_app.command()
+def approve(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Let a published version be promoted by itself although its canary failed, or before it ran."""
+    _decide("approve", version, reason, as_json)
+
+
+@index_app.command()
 def abort(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
     """Give up a version that is being built."""
     _decide("abort", version, reason, as_json)
@@ -180,20 +186,19 @@ def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None
     _decide("drop", version, reason, as_json)
 
 
-def _revive(version: int, reason: str, as_json: bool, hold_first: bool = False) -> bool:
-    """Ask for the revival of a frozen version; False if it is not frozen. Held first, a newer version cannot be promoted meanwhile."""
+def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
+    """Ask for the revival of a frozen version and what is to follow; False if it is not frozen. A wish to roll back holds at once."""
     from schemas.index.lifecycle import Cause, State
 
     log = _open_log()
     status = log.refresh().versions.get(version)
     if status is None or status.state is not State.FROZEN:
         return False
-    if hold_first and not log.state.held:
-        _append(log, "hold", -1, reason)
     say(
-        f"version {version} is frozen: its shards catch up to revision {status.next_revision}; promote it when `aif index list` shows it published"
+        f"version {version} is frozen: its shards catch up to revision {status.next_revision}, then it goes live by itself; "
+        "a hold, a pin or a rollback before that ends the wish"
     )
-    _decide("want", version, reason, as_json, revision=status.next_revision, cause=str(Cause.REVIVE))
+    _decide("want", version, reason, as_json, revision=status.next_revision, cause=str(Cause.REVIVE), wish=wish)
     return True
 
 
@@ -342,6 +347,9 @@ def _version_row(state: "ControlState", status: "VersionStatus") -> dict[str, An
             ("served", status is state.current),
             ("pinned", status.version == state.pinned),
             ("building", status is state.building),
+            ("withheld", status.withheld),
+            ("turned away", status.turned_away),
+            (f"{status.wish} when revived", bool(status.wish)),
         )
         if holds
     ]
@@ -357,6 +365,7 @@ def _version_row(state: "ControlState", status: "VersionStatus") -> dict[str, An
         "age_s": (SystemClock().now_ms() - since_ms) // 1000 if since_ms else "",
         "token": str(status.token) if status.revision >= 0 else "",
         "reason": status.reason,
+        "by": status.by,
     }
 
 
@@ -382,6 +391,7 @@ def _served(state: "ControlState") -> dict[str, Any]:
         "backup": "" if state.backup is None else state.backup,
         "pinned": "" if state.pinned is None else state.pinned,
         "held": state.held,
+        **({"held_why": state.held_why} if state.held else {}),
         "control_entries": state.next_number,
         **({"unknown_entry": state.unknown_entry} if state.unknown_entry else {}),
         **({"refused_entries": list(state.refused)} if state.refused else {}),

@@ -22,7 +22,7 @@ from pathlib import Path
 from infra.file_cache import bad_part_file
 from infra.files import sha256_of_file
 from infra.index_store import IndexStore
-from infra.rocks import DEFAULT_FAMILY, open_read_only
+from infra.rocks import DEFAULT_FAMILY, Database, open_read_only
 from infra.sst_directory import assemble_sst_directory, write_sst_directory, write_sst_file
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
@@ -204,8 +204,15 @@ def _check_count(part: Part, what: str, expected: int, found: int) -> None:
 def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple[bytes, bytes]]:
     if not part.files:
         return
-    with _private_directory(store, part, verify) as directory, contextlib.closing(open_read_only(directory)) as database:
+    with open_part(store, part, verify) as database:
         yield from database.scan(DEFAULT_FAMILY)
+
+
+@contextlib.contextmanager
+def open_part(store: IndexStore, part: Part, verify: bool = False) -> Iterator[Database]:
+    """A part that has files, for looking into it here and there; unless verified, nothing is checked but RocksDB's own checksums of what is read."""
+    with _private_directory(store, part, verify) as directory, contextlib.closing(open_read_only(directory)) as database:
+        yield database
 
 
 @contextlib.contextmanager

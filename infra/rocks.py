@@ -213,6 +213,16 @@ class Database:
         self._scans.add(scan)
         return scan
 
+    def find_before(self, key: bytes, family: str = DEFAULT_FAMILY) -> tuple[bytes, bytes] | None:
+        """The row with the greatest key that is not after `key`; None if there is none."""
+        with MappedErrors(self.path, f"search in {family}"):
+            iterator = self._families[family].iter()
+            iterator.seek_for_prev(key)
+            if iterator.valid():
+                return iterator.key(), iterator.value()
+            iterator.status()
+        return None
+
     def new_batch(self) -> Batch:
         """An empty batch for `write`."""
         return Batch(self._handles)

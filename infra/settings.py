@@ -27,7 +27,9 @@ from schemas.limits import SHARDS_MAX
 PREFIX = "AIF_"
 FILE_VARIABLE = "AIF_CONFIG"
 # Every section of every process: one environment serves them all, and a misspelt section must not pass for another process's.
-SECTIONS = frozenset({"kafka", "index", "broker", "log", "worker", "build", "train", "serve", "engine", "users", "demo", "bench"})
+SECTIONS = frozenset(
+    {"kafka", "index", "broker", "log", "worker", "build", "canary", "rollback", "train", "serve", "engine", "users", "demo", "bench"}
+)
 
 _SHOWN_AWS = frozenset({"AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"})
 

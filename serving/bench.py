@@ -23,6 +23,7 @@ from infra.command import say
 from schemas.features import Scope, encode_features
 from schemas.model.hamming import equal_bits_min
 from schemas.model.inputs import FeatureTensors, UserInputs
+from schemas.model.stored_rows import candidate_rows
 from schemas.users import BehaviourEvent
 from serving.bench_world import CONTEXT, PROFILE, RankWorld, open_rank_world
 from serving.engine.loop import Engine
@@ -40,7 +41,7 @@ from serving.engine.user_state import EngineUserState, join_behaviours
 from serving.engine.vector_code import aligned
 from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
-from serving.parity import InFloat64, candidate_rows
+from serving.parity import InFloat64
 
 TOP_K = 100
 REST_S = 0.25  # until torch's workers sleep

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path, token_of
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
-from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs, encode_context
+from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs
 from schemas.model.network import AifNetwork
-from schemas.model.spec import ModelSpec
+from schemas.model.stored_rows import behaviour_row, candidate_rows
 from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
 from schemas.token import VersionToken, decode_token
 from serving.core.answer_check import Claim, Reference, check_answer
@@ -231,37 +231,13 @@ class _Auditor:
         """A behaviour with its item's row, as the reference builder takes it."""
         item = self._ids[behaviour.item_id]
         place = self._place[item]
-        if not self._rows.now.live_R[place]:
-            return BehaviourRow(item, behaviour.kind, behaviour.features)
-        row = self._rows.now.rows_R[place]
-        signature = row["signature"].tobytes() if self._network.spec.signature_bytes and row["has_signature"] else None
-        vector = np.atleast_1d(row["vector"]).astype(np.float32)
-        return BehaviourRow(item, behaviour.kind, behaviour.features, int(row["category"]), vector, signature)
+        row = self._rows.now.rows_R[place] if self._rows.now.live_R[place] else None
+        return behaviour_row(self._network.spec, item, behaviour.kind, behaviour.features, row)
 
     def _claim(self, one: RecordedAnswer) -> Claim:
         items = one.answer.items
         ids = [self._ids[item.item_id] for item in items]
         return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, one.request.top_k)
-
-
-def candidate_rows(spec: ModelSpec, rows_C: np.ndarray, context: Mapping[str, Any]) -> CandidateRows:
-    """Structured rows as the head takes them (B = 1)."""
-    count = len(rows_C)
-
-    def column(name: str, width: int) -> torch.Tensor:
-        values = rows_C[name].reshape(count, width) if width else np.zeros((count, 0), np.float32)
-        return torch.from_numpy(values.copy())[None]
-
-    return CandidateRows(
-        vectors_BCD=column("vector", spec.width),
-        bridge_BCN=column("bridge", spec.bridges),
-        signatures_BCW=column("signature", spec.signature_bytes).to(torch.uint8),
-        has_signature_BC=torch.from_numpy(rows_C["has_signature"] != 0)[None],
-        category_BC=torch.from_numpy(rows_C["category"].astype(np.int64))[None],
-        realtime_BCQ=column("realtime", len(spec.schema.realtime_features)),
-        bid_BC=torch.from_numpy(rows_C["bid"].copy())[None],
-        context=encode_context(spec, context),
-    )
 
 
 class InFloat64(TorchFunctionMode):

@@ -27,12 +27,13 @@ from infra.metrics import Metrics
 from schemas.ids import Id
 from schemas.model.inputs import map_tensors
 from schemas.model.network import AifNetwork
+from schemas.model.stored_rows import candidate_rows
 from serving.core.parity_figures import ParityFigures, compare_answer
 from serving.engine.candidates import find_candidates
 from serving.engine.loop import Engine, Resident
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankResult, RankWork
-from serving.parity import InFloat64, candidate_rows
+from serving.parity import InFloat64
 
 _PAIRS_MAX = 2_000_000  # behaviours times candidates of one block of the reference
 

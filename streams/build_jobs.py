@@ -6,9 +6,11 @@ The socket between the two belongs to them alone, so its messages may be pickled
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from schemas.index.control import VersionStatus
 from schemas.index.manifest import Part, Seal
 from schemas.index.snapshot import ShardSnapshot
 from schemas.limits import ROWS_PER_FILE_BLOCK
+from streams.core.canary import CanaryFigures
 
 SLICE_ROWS = 8 * ROWS_PER_FILE_BLOCK
 
@@ -77,12 +79,24 @@ class SnapshotJob:
     checkpoint_directory: str
 
 
-Job = BuildJob | SealJob | SnapshotJob
-Result = BuildResult | Seal | ShardSnapshot
+@dataclass(frozen=True, slots=True)
+class CanaryJob:
+    """Which published version to compare with which live one (None: there is none), on a sample of how many users and items."""
+
+    status: VersionStatus
+    live: VersionStatus | None
+    users: int
+    items: int
+
+
+Job = BuildJob | SealJob | SnapshotJob | CanaryJob
+Result = BuildResult | Seal | ShardSnapshot | CanaryFigures
 
 
 def describe_job(job: Job) -> str:
     """A job for people."""
+    if isinstance(job, CanaryJob):
+        return f"canary of version {job.status.version}"
     if isinstance(job, SnapshotJob):
         return f"snapshot of shard {job.shard}"
     doing = f"seal of revision {job.revision}" if isinstance(job, SealJob) else "build"

@@ -1,6 +1,6 @@
 """A builder process: takes jobs from its parent over a private socket, one after the other, until the parent is gone.
 
-Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py, shard_snapshot.py), the parent's side (builder_pool.py).
+Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py, shard_snapshot.py, canary.py), the parent's side (builder_pool.py).
 Started as `python -m streams.builder_process FD STORE_URL`, early, because loading torch takes seconds. It stays alive between versions and
 ends when the socket closes; the kernel kills it when the parent dies. One torch thread: parallelism is more processes, and a row's bits do
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
@@ -14,8 +14,9 @@ import torch
 
 from infra.index_store import IndexStore, open_index_store
 from schemas.errors import AifError
-from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
+from streams.build_jobs import BuildJob, CanaryJob, Done, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
 from streams.builder import Progress, build_full_part
+from streams.canary import run_canary
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
 from streams.sealer import write_seal
@@ -28,6 +29,8 @@ def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progr
     """One job, from its checkpoint to its result."""
     if isinstance(job, SnapshotJob):
         return write_snapshot(store, job)
+    if isinstance(job, CanaryJob):
+        return run_canary(store, job)
     encoder = encoders.get(job.version, job.checkpoint_sha256)
     if isinstance(job, BuildJob):
         return build_full_part(store, encoder, job, progress)

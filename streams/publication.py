@@ -1,6 +1,7 @@
 """From sealed shards to a published revision: one manifest by exclusive create, then one `publish` entry (protocol B9).
 
-Here: choosing seals, the manifest, the entries publish, promote and revise. Not here: when to (core/versions.py), sealing (sealer.py).
+Here: choosing seals, the manifest, the entries publish and revise. Not here: when to (core/versions.py), sealing (sealer.py), what goes live
+(promotion.py).
 Invariants: any worker may do any step at any moment and several at once: of two manifests one is created, of two entries one is appended, and
 whoever finds a manifest without its `publish` writes it. A manifest is never made of an incomplete set, nor of seals by another encoder (I9).
 """
@@ -19,7 +20,7 @@ from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
 from streams.build_jobs import BuildBase
-from streams.core.versions import Revision, plan_promotion, plan_revisions
+from streams.core.versions import Revision, plan_revisions
 from streams.encoders import Encoder
 from streams.replayed_parts import find_replayed
 
@@ -107,16 +108,6 @@ class Publication:
             return self._entry(EntryKind.PUBLISH, wanted.version, wanted.revision, manifest_sha256=digest)
 
         return append_entry(self.control_log, make) is not None
-
-    def promote(self) -> int | None:
-        """Writes `promote` if the plan says so on the newest log; the version, if it was this call."""
-
-        def make(state: ControlState) -> Entry | None:
-            version = plan_promotion(state)
-            return None if version is None else self._entry(EntryKind.PROMOTE, version)
-
-        entry = append_entry(self.control_log, make)
-        return None if entry is None else entry.version
 
     def revise(self, state: ControlState, interval_ms: int) -> list[Revision]:
         """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10)."""

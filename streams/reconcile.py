@@ -1,10 +1,10 @@
 """The life of versions, driven: what the control log wants and what the owned shards have are brought together, one step after the other.
 
 Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (core/versions.py), the work of builders (builder.py, sealer.py),
-manifest and entries (publication.py), what builders are at (running_jobs.py).
+manifest and entries (publication.py, promotion.py), what builders are at (running_jobs.py).
 
     for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted; take a snapshot when due
-    for the index            manifest -> publish -> promote; want a revision when the last publish is old; drop and remove what is not kept
+    for the index            manifest -> publish -> canary -> promote; want a revision when the last publish is old; drop and remove what is not kept
 
 Invariants:
 - A step keeps nothing that matters: after a kill between any two actions the next worker plans the same again, and every action is idempotent.
@@ -25,12 +25,13 @@ from infra.index_store import IndexStore
 from schemas.errors import AifError
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus
-from schemas.index.lifecycle import SERVABLE
+from schemas.index.lifecycle import SERVABLE, EntryKind
 from schemas.index.manifest import Seal
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.build_jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
 from streams.build_slices import remove_other_slices, remove_slices, slices_folder
+from streams.core.canary import CanaryRules
 from streams.core.shard_state import ShardVersion
 from streams.core.versions import (
     REWRITE_SHARE,
@@ -49,6 +50,7 @@ from streams.core.versions import (
 )
 from streams.encoders import Encoder, Encoders
 from streams.log_ends import LogEnds
+from streams.promotion import Promotion
 from streams.publication import Publication
 from streams.running_jobs import Builders, JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.sealer import SealPoint, prepare_seal, read_seal_point
@@ -70,6 +72,7 @@ class ReconcileSettings:
     rewrite_share: float = REWRITE_SHARE
     snapshots: SnapshotTimes = field(default_factory=SnapshotTimes)
     keep: KeepSettings = field(default_factory=KeepSettings)
+    canary: CanaryRules = field(default_factory=lambda: CanaryRules(enabled=False))
 
 
 @dataclass
@@ -116,6 +119,7 @@ class Reconciler:
         self._announce, self._slices = announce, slices
         self._encoders = encoders
         self._publication = Publication(control_log, store, clock, by)
+        self._promotion = Promotion(control_log, clock, builders, settings.canary, by)
         self._jobs = RunningJobs(builders, clock, scratch)  # by (shard, version)
         self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)
         self._snapshots = SnapshotKeeper(store, clock, settings.snapshots)
@@ -332,9 +336,9 @@ class Reconciler:
         return self._encoders.get(status.version, status.checkpoint_sha256)
 
     def _promote(self) -> None:
-        promoted = self._publication.promote()
-        if promoted is not None:
-            self._tell("promoted", promoted, self._control_log.state.versions[promoted].revision)
+        for entry in self._promotion.step():
+            kind = {EntryKind.PROMOTE: "promoted", EntryKind.WITHHOLD: "withheld"}[entry.kind]
+            self._tell(kind, entry.version, self._control_log.state.versions[entry.version].revision, reason=entry.reason)
 
     def _revise(self, state: ControlState) -> None:
         for due in self._publication.revise(state, int(self._settings.reseal_interval_s * 1000)):
@@ -350,6 +354,7 @@ class Reconciler:
     def close(self) -> None:
         """Gives up what is running; the next owner of the shards does it again."""
         self._jobs.close()
+        self._promotion.close()
 
 
 def _accept_full(shard: Shard, job: BuildJob, result: BuildResult) -> bool:

@@ -1,6 +1,6 @@
 """Settings of the nearline processes: `aif worker` and what it starts.
 
-Here: sections `worker` and `build`. Not here: sections that several processes share (infra/settings.py). Nothing here changes bytes of an index.
+Here: sections `worker`, `build` and `canary`. Not here: sections that several processes share (infra/settings.py). Nothing here changes bytes of an index.
 """
 
 from pathlib import Path
@@ -11,6 +11,9 @@ from infra.folders import user_data_dir
 from infra.settings import ProcessSettings, Section
 from schemas.limits import MICRO_BATCH_RECORDS_MAX
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
+from streams.core.canary import CanaryRules
+
+_CANARY = CanaryRules()
 
 
 class WorkerSection(Section):
@@ -39,8 +42,28 @@ class BuildSection(Section):
     checkpoint_fetch_s_max: float = Field(60.0, ge=0.1)  # a checkpoint that cannot be read for so long is rejected
 
 
+class CanarySection(Section):
+    """What a published version must show on a fixed sample before it is promoted by itself; `aif index approve` overrules it.
+
+    The defaults stop what is broken and let through what is merely different: see CanaryRules (streams/core/canary.py) for what was measured.
+    """
+
+    enabled: bool = True
+    users: int = Field(_CANARY.users, ge=1, le=1_000)
+    items: int = Field(_CANARY.items, ge=1, le=20_000)  # times users: pairs that are scored in memory
+    bad_share_max: float = Field(_CANARY.bad_share_max, ge=0.0, le=1.0)  # of scores that are not finite
+    distance_max: float = Field(_CANARY.distance_max, ge=0.0, le=1.0)  # Kolmogorov-Smirnov, of click probabilities; 1 = any
+    overlap_min: float = Field(_CANARY.overlap_min, ge=0.0, le=1.0)  # of each user's best tenth; 0 = any
+
+    @property
+    def rules(self) -> CanaryRules:
+        """As the canary wants them."""
+        return CanaryRules(**self.model_dump())
+
+
 class WorkerSettings(ProcessSettings):
     """All settings of `aif worker`."""
 
     worker: WorkerSection = Field(default_factory=WorkerSection)
     build: BuildSection = Field(default_factory=BuildSection)
+    canary: CanarySection = Field(default_factory=CanarySection)

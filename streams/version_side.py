@@ -15,6 +15,7 @@ from infra.index_store import IndexStore
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builder_pool import BuilderPool
+from streams.core.canary import CanaryRules
 from streams.encoders import LazyEncoders
 from streams.log_ends import KafkaLogEnds
 from streams.reconcile import Reconciler, ReconcileSettings, StepReport
@@ -46,6 +47,7 @@ class VersionSide:
         stopping: threading.Event,
         by: str,
         keep: KeepSettings,
+        canary: CanaryRules,
     ) -> None:
         self.builders = BuilderPool(store.url, folder / "logs", settings.processes)
         self.messages = VersionMessages(bootstrap, prefix)
@@ -72,6 +74,7 @@ class VersionSide:
                 settings.stall_s_max,
                 snapshots=SnapshotTimes(settings.snapshot_every_s, settings.snapshot_every_updates),
                 keep=keep,
+                canary=canary,
             ),
             owned,
             self.builders,

@@ -134,6 +134,7 @@ class Worker:
             self._stopping,
             f"worker-{os.getpid()}",
             KeepSettings(self.settings.index.keep_versions, self.settings.index.remove_after_s),
+            self.settings.canary.rules,
         )
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:

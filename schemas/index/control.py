@@ -1,4 +1,4 @@
-"""The control log: entries as JSON, and the pure fold that turns a log into what is wanted, live, pinned (protocol B1 to B5).
+"""The control log: the pure fold that turns a log into what is wanted, live, pinned (protocol B1 to B5).
 
     fold_entry(state, number, raw bytes) -> state        one entry
     plan_entry(state, entry) -> bytes                    checked against the fold, ready to be put at `state.next_number`
@@ -9,57 +9,16 @@ raced past each other cannot make one, a broken tool can) changes nothing and is
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
-from schemas.ids import IdKind
-from schemas.index.layout import FORMAT
-from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, Cause, EntryKind, State, next_state
-from schemas.limits import CONTROL_ENTRY_BYTES_MAX
+from schemas.index.control_entry import Entry, Init, decode_entry, encode_entry
+from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, Cause, EntryKind, State, Wish, next_state
 from schemas.token import VersionToken
 
-
-@dataclass(frozen=True)
-class Init:
-    """The identity of an index (A1). Another N, id kind or topic is another index. topic_ids may be empty where a broker has none."""
-
-    shards: int
-    user_partitions: int
-    id_kind: IdKind
-    topics: Mapping[str, str]
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    format: int = FORMAT
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One decision. Which fields matter depends on `kind`:
-
-    want     version, revision, cause, checkpoint_sha256, model_id, feature_schema, encoder_fingerprint, label
-    reject   version, reason (with its code first)
-    publish  version, revision, manifest_sha256
-    promote, rollback, pin, freeze, drop, abort, approve   version
-    hold, release, unpin   nothing
-    init     init
-    """
-
-    kind: EntryKind
-    at_ms: int
-    by: str = ""
-    version: int = -1
-    revision: int = 0
-    cause: str = ""
-    reason: str = ""
-    checkpoint_sha256: str = ""
-    model_id: str = ""
-    feature_schema: str = ""
-    encoder_fingerprint: str = ""
-    label: str = ""
-    manifest_sha256: str = ""
-    init: Init | None = None
+__all__ = ["ControlState", "Entry", "Init", "VersionStatus", "decode_entry", "encode_entry", "fold_entry", "plan_entry"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +28,10 @@ class VersionStatus:
     last_wanted: the highest revision ever wanted. A number is never used again: seals of one that was given up are of another time, and
     must not become part of a revision that is wanted after a freeze.
     frozen_revision: the revision it had when it was last frozen; whoever loaded that one or an older one has missed changes since.
+    reason, by: why it stands where it does, and who said so.
+    withheld: its canary failed; approved: an operator has overruled that, or said so beforehand.
+    turned_away: it was live and rolled back from; nothing brings it back by itself.
+    wish: what happens to it once its revival is published.
     """
 
     version: int
@@ -79,6 +42,7 @@ class VersionStatus:
     encoder_fingerprint: str = ""
     label: str = ""
     reason: str = ""
+    by: str = ""
     cause: str = ""
     wanted_revision: int | None = None
     wanted_at_ms: int = 0
@@ -88,6 +52,10 @@ class VersionStatus:
     ended_at_ms: int = 0
     last_wanted: int = -1
     frozen_revision: int = -1
+    withheld: bool = False
+    approved: bool = False
+    turned_away: bool = False
+    wish: str = ""
 
     @property
     def next_revision(self) -> int:
@@ -107,7 +75,7 @@ class VersionStatus:
 
 @dataclass(frozen=True)
 class ControlState:
-    """The fold of a log up to `next_number`."""
+    """The fold of a log up to `next_number`. `held_why`: who holds and why, empty when nobody does."""
 
     next_number: int = 0
     init: Init | None = None
@@ -116,6 +84,7 @@ class ControlState:
     backup: int | None = None
     pinned: int | None = None
     held: bool = False
+    held_why: str = ""
     unknown_entry: str = ""
     refused: tuple[str, ...] = ()
 
@@ -144,37 +113,6 @@ class ControlState:
     def newest_decided(self) -> int:
         """Highest version in a want or reject; checkpoint records are read from the offset after it (B3)."""
         return max(self.versions, default=-1)
-
-
-_FIELDS = {f.name for f in dataclasses.fields(Entry)}
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """JSON of an entry, defaults left out."""
-    fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(Entry)}
-    kept = {k: v for k, v in fields.items() if k in ("kind", "at_ms", "version", "revision") or v not in ("", None)}
-    if entry.init is not None:
-        kept["init"] = dataclasses.asdict(entry.init)
-    return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
-
-
-def decode_entry(raw: bytes) -> Entry:
-    """Raises Corrupted (not an entry) or Incompatible (`unknown_entry_kind`)."""
-    try:
-        if len(raw) > CONTROL_ENTRY_BYTES_MAX:
-            raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
-        fields = json.loads(raw)
-        kind = fields.pop("kind")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error
-    if kind not in set(EntryKind):
-        raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
-    try:
-        init = fields.pop("init", None)
-        decoded_init = None if init is None else Init(**{**init, "id_kind": IdKind(init["id_kind"])})
-        return Entry(EntryKind(kind), init=decoded_init, **{k: v for k, v in fields.items() if k in _FIELDS})
-    except (TypeError, ValueError, KeyError) as error:
-        raise Corrupted("bad_control_entry", f"control entry of kind {kind!r} does not have its fields: {error}") from error
 
 
 def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
@@ -248,7 +186,8 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
             f"want {entry.version}: {state.newest_decided} is decided already, and versions are decided in their order; publish it again",
         )
     if entry.cause in (Cause.REVISE, Cause.REVIVE):
-        return _set(state, dataclasses.replace(status, wanted_revision=entry.revision, wanted_at_ms=entry.at_ms, cause=entry.cause))
+        status = dataclasses.replace(status, wanted_revision=entry.revision, wanted_at_ms=entry.at_ms, cause=entry.cause)
+        return _wish(_set(state, status), status, entry) if entry.wish else _set(state, status)
     status = dataclasses.replace(
         status,
         wanted_revision=0,
@@ -256,6 +195,23 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
         **{f: getattr(entry, f) for f in ("cause", "checkpoint_sha256", "model_id", "feature_schema", "encoder_fingerprint", "label")},
     )
     return _set(_abort_overtaken(state, entry.version, entry.at_ms), status)
+
+
+def _wish(state: ControlState, status: VersionStatus, entry: Entry) -> ControlState:
+    """The newest wish takes the place of older ones. One to roll back holds at once: what is newer must not go live meanwhile."""
+    if entry.cause != Cause.REVIVE or entry.wish not in set(Wish):
+        raise Incompatible("unknown_wish", f"wish {entry.wish!r} for cause {entry.cause!r}; a revival may be wished to be {[*Wish]}")
+    state = _without_wishes(_hold(state, entry) if entry.wish == Wish.ROLLBACK else state)
+    return _set(state, _explained(dataclasses.replace(status, wish=entry.wish), entry, f"{entry.wish} is wished"))
+
+
+def _without_wishes(state: ControlState) -> ControlState:
+    """A newer decision of somebody takes the place of what was wished for."""
+    return dataclasses.replace(state, versions={v: dataclasses.replace(s, wish="") if s.wish else s for v, s in state.versions.items()})
+
+
+def _explained(status: VersionStatus, entry: Entry, otherwise: str = "") -> VersionStatus:
+    return dataclasses.replace(status, reason=entry.reason or otherwise, by=entry.by)
 
 
 def _abort_overtaken(state: ControlState, newest: int, at_ms: int) -> ControlState:
@@ -269,11 +225,19 @@ def _abort_overtaken(state: ControlState, newest: int, at_ms: int) -> ControlSta
 
 
 def _reject(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, dataclasses.replace(_moved(state, entry), reason=entry.reason))
+    return _set(state, _explained(_moved(state, entry), entry))
 
 
 def _abort(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, dataclasses.replace(_moved(state, entry), reason=entry.reason or "aborted", wanted_revision=None))
+    return _set(state, _explained(dataclasses.replace(_moved(state, entry), wanted_revision=None), entry, "aborted"))
+
+
+def _withhold(state: ControlState, entry: Entry) -> ControlState:
+    return _set(state, _explained(dataclasses.replace(_moved(state, entry), withheld=True, approved=False), entry))
+
+
+def _approve(state: ControlState, entry: Entry) -> ControlState:
+    return _set(state, _explained(dataclasses.replace(_moved(state, entry), withheld=False, approved=True), entry, "approved"))
 
 
 def _publish(state: ControlState, entry: Entry) -> ControlState:
@@ -296,7 +260,8 @@ def _promote(state: ControlState, entry: Entry) -> ControlState:
     Never the pinned one: a pinned former backup is published, so it is served and written on, and there is one backup.
     """
     versions = dict(state.versions)
-    versions[entry.version] = _moved(state, entry)
+    promoted = _explained(_moved(state, entry), entry, _status(state, entry).wish and f"{_status(state, entry).wish} was wished")
+    versions[entry.version] = dataclasses.replace(promoted, withheld=False, turned_away=False, wish="")
     backup = state.live
     for v, status in state.versions.items():
         overtaken = status.state is State.PUBLISHED and v < entry.version
@@ -305,38 +270,47 @@ def _promote(state: ControlState, entry: Entry) -> ControlState:
         elif v == state.pinned and v not in (entry.version, backup) and status.state is State.BACKUP:
             versions[v] = dataclasses.replace(status, state=State.PUBLISHED)
     if backup is not None:
-        versions[backup] = dataclasses.replace(state.versions[backup], state=State.BACKUP)
+        versions[backup] = _left(state, state.versions[backup], entry)
     return dataclasses.replace(state, versions=versions, live=entry.version, backup=backup)
 
 
+def _left(state: ControlState, former: VersionStatus, entry: Entry) -> VersionStatus:
+    """The live version that becomes the backup; of one that was rolled back from it is known for good."""
+    former = dataclasses.replace(former, state=State.BACKUP)
+    if entry.kind is not EntryKind.ROLLBACK and _status(state, entry).wish != Wish.ROLLBACK:
+        return former
+    return dataclasses.replace(former, turned_away=True, reason=f"rolled back from: {entry.reason or 'no reason given'}", by=entry.by)
+
+
 def _frozen(status: VersionStatus) -> VersionStatus:
-    return dataclasses.replace(status, state=State.FROZEN, wanted_revision=None, frozen_revision=status.revision)
+    return dataclasses.replace(status, state=State.FROZEN, wanted_revision=None, frozen_revision=status.revision, wish="")
 
 
 def _rollback(state: ControlState, entry: Entry) -> ControlState:
     """As promote, and nothing is promoted by itself until a release."""
-    return dataclasses.replace(_promote(state, entry), held=True)
+    return _hold(_promote(state, entry), entry)
 
 
 def _pin(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, _moved(state, entry), pinned=entry.version)
+    return _without_wishes(_set(state, _moved(state, entry), pinned=entry.version))
 
 
 def _plain(state: ControlState, entry: Entry) -> ControlState:
-    """approve, freeze, drop: only the table's move; not for the version that is served."""
-    if entry.kind is not EntryKind.APPROVE and entry.version == state.pinned:
+    """freeze, drop: only the table's move; not for the version that is served."""
+    if entry.version == state.pinned:
         raise Incompatible("pinned", f"{entry.kind} {entry.version}: the version is pinned; unpin it first")
     moved = dataclasses.replace(_moved(state, entry), wanted_revision=None)
     moved = _frozen(moved) if moved.state is State.FROZEN else moved
     return _set(state, moved, backup=None if state.backup == entry.version else state.backup)
 
 
-def _hold(state: ControlState, _: Entry) -> ControlState:
-    return dataclasses.replace(state, held=True)
+def _hold(state: ControlState, entry: Entry) -> ControlState:
+    why = f"{entry.kind if entry.kind is not EntryKind.WANT else entry.wish} by {entry.by or 'somebody'}"
+    return _without_wishes(dataclasses.replace(state, held=True, held_why=f"{why}: {entry.reason}" if entry.reason else why))
 
 
 def _release(state: ControlState, _: Entry) -> ControlState:
-    return dataclasses.replace(state, held=False)
+    return dataclasses.replace(state, held=False, held_why="")
 
 
 def _unpin(state: ControlState, _: Entry) -> ControlState:
@@ -351,7 +325,8 @@ _EFFECTS: dict[EntryKind, Callable[[ControlState, Entry], ControlState]] = {
     EntryKind.PROMOTE: _promote,
     EntryKind.ROLLBACK: _rollback,
     EntryKind.PIN: _pin,
-    EntryKind.APPROVE: _plain,
+    EntryKind.WITHHOLD: _withhold,
+    EntryKind.APPROVE: _approve,
     EntryKind.ABORT: _abort,
     EntryKind.FREEZE: _plain,
     EntryKind.DROP: _plain,

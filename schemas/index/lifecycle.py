@@ -4,6 +4,7 @@
 
 *Building* and *sealed* are facts of single shards, not states. Wanted, published, live and the one backup receive increments and
 deltas; a frozen version receives none and comes back only through a new revision (cause `revive`).
+`withhold` is the canary's word: the version stays published and is not promoted by itself until `approve` (streams/promotion.py).
 Effects on *other* versions (promote makes the former live version the backup) are in `control.py`, in one place.
 """
 
@@ -33,6 +34,7 @@ class EntryKind(enum.StrEnum):
     WANT = "want"
     REJECT = "reject"
     PUBLISH = "publish"
+    WITHHOLD = "withhold"
     PROMOTE = "promote"
     ROLLBACK = "rollback"
     HOLD = "hold"
@@ -54,6 +56,14 @@ class Cause(enum.StrEnum):
     ADOPT = "adopt"
 
 
+class Wish(enum.StrEnum):
+    """What an operator asked of a frozen version: it becomes live as soon as it is revived. A rollback holds from the moment it is asked for."""
+
+    NONE = ""
+    PROMOTE = "promote"
+    ROLLBACK = "rollback"
+
+
 RECEIVES_INCREMENTS = frozenset({State.WANTED, State.PUBLISHED, State.LIVE, State.BACKUP})
 SERVABLE = frozenset({State.PUBLISHED, State.LIVE, State.BACKUP})
 FINAL = frozenset({State.REMOVED, State.REJECTED, State.ABORTED})
@@ -67,6 +77,7 @@ _TABLE: dict[tuple[State, EntryKind, str], State] = {
     (State.WANTED, EntryKind.ABORT, ""): State.ABORTED,
     (State.PUBLISHED, EntryKind.WANT, Cause.REVISE): State.PUBLISHED,
     (State.PUBLISHED, EntryKind.PUBLISH, ""): State.PUBLISHED,
+    (State.PUBLISHED, EntryKind.WITHHOLD, ""): State.PUBLISHED,
     (State.PUBLISHED, EntryKind.APPROVE, ""): State.PUBLISHED,
     (State.PUBLISHED, EntryKind.PROMOTE, ""): State.LIVE,
     (State.PUBLISHED, EntryKind.PIN, ""): State.PUBLISHED,

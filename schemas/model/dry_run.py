@@ -34,11 +34,12 @@ def find_failed_call(network: AifNetwork) -> str | None:
 
 def draw_block(features: Sequence[Feature], rows: int, rng: np.random.Generator | None) -> FeatureBlock:
     """R rows of features: defaults (everything missing) without a generator, else random values of every feature."""
-    records = [{} if rng is None else {f.name: _draw_value(f, rng) for f in features} for _ in range(rows)]
+    records = [{} if rng is None else {f.name: draw_value(f, rng) for f in features} for _ in range(rows)]
     return encode_features(features, records)
 
 
-def _draw_value(feature: Feature, rng: np.random.Generator) -> object:
+def draw_value(feature: Feature, rng: np.random.Generator) -> object:
+    """A raw value that the feature can have."""
     if feature.kind is Kind.CATEGORICAL:
         return int(rng.integers(feature.buckets))
     if feature.kind is Kind.NUMERIC:

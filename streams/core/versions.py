@@ -176,11 +176,18 @@ def plan_publications(state: ControlState) -> list[Revision]:
 
 
 def plan_promotion(state: ControlState) -> int | None:
-    """The version to promote: the newest published one, unless something holds, pins, or is newer and live already (B9)."""
+    """The version to promote: the newest published one that its canary does not withhold, unless something holds, pins, or is newer and live (B9)."""
     if state.unknown_entry or state.held or state.pinned is not None:
         return None
-    newest = max((s.version for s in state.versions.values() if s.state is State.PUBLISHED), default=None)
+    newest = max((s.version for s in state.versions.values() if s.state is State.PUBLISHED and not s.withheld), default=None)
     return newest if newest is not None and newest > (state.live if state.live is not None else -1) else None
+
+
+def plan_wish(state: ControlState) -> int | None:
+    """The revived version that somebody asked to be live. Holds and pins that are newer than the wish have ended it; older ones it overrules."""
+    if state.unknown_entry:
+        return None
+    return max((s.version for s in state.versions.values() if s.state is State.PUBLISHED and s.wish), default=None)
 
 
 def plan_revisions(state: ControlState, published_ms: Mapping[int, int], now_ms: int, interval_ms: int) -> list[Revision]:

@@ -127,15 +127,33 @@ def test_a_base_taken_without_looking_at_inputs_is_seen(world: World, worker: Wo
     assert world.reader(1) != world.oracle(1, 1)
 
 
-def test_the_commands_ask_for_a_revival_and_a_rollback_holds_first(world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_to_a_frozen_version_holds_at_once_and_goes_live_when_it_is_revived(
+    world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     freeze_1(world, worker)
     monkeypatch.setenv("AIF_INDEX__STORE", world.store.url)
-    assert CliRunner().invoke(build_app(), ["index", "rollback", "1"]).exit_code == 0
+    assert CliRunner().invoke(build_app(), ["index", "rollback", "1", "--reason", "clicks fell"]).exit_code == 0
     state = ControlLog(world.store).refresh()
-    assert state.held and state.versions[1].is_reviving and state.live == 3
+    assert state.held_why == "rollback by aif index: clicks fell" and state.versions[1].is_reviving and state.live == 3
     worker.settle()
+    state = ControlLog(world.store).refresh()
+    assert (state.live, state.backup, state.held) == (1, 3, True)
+    assert state.versions[3].turned_away and not state.versions[1].wish
+
+
+@pytest.mark.parametrize("newer", [None, EntryKind.HOLD, EntryKind.RELEASE])
+def test_a_promotion_of_a_frozen_version_happens_when_it_is_revived_unless_somebody_holds_meanwhile(
+    world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch, newer: EntryKind | None
+) -> None:
+    freeze_1(world, worker)
+    monkeypatch.setenv("AIF_INDEX__STORE", world.store.url)
     assert CliRunner().invoke(build_app(), ["index", "promote", "1"]).exit_code == 0
-    assert ControlLog(world.store).refresh().live == 1
+    if newer is not None:
+        world.write(Entry(newer, 0, "somebody"))
+    worker.settle()
+    state = ControlLog(world.store).refresh()
+    assert state.live == (3 if newer is EntryKind.HOLD else 1)
+    assert state.versions[1].state is (State.PUBLISHED if newer is EntryKind.HOLD else State.LIVE)
 
 
 # --- a full part written anew ----------------------------------------------------------------------------------------

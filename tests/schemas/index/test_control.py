@@ -126,6 +126,58 @@ def test_a_pinned_version_is_current_and_survives_promotions() -> None:
     assert appended(state, entry(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]
 
 
+def frozen_0() -> ControlState:
+    return log(*(e for v in (0, 1, 2) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))))
+
+
+def wished(wish: str, reason: str = "") -> Entry:
+    return dataclasses.replace(want(0, 1, Cause.REVIVE), wish=wish, reason=reason, by="anna")
+
+
+def test_a_wish_is_kept_until_its_version_is_live_and_a_rollback_s_holds_at_once() -> None:
+    state = appended(frozen_0(), wished("rollback", "clicks fell"))
+    assert state.held_why == "rollback by anna: clicks fell" and state.live == 2
+    state = appended(appended(state, publish(0, 1)), entry(EntryKind.PROMOTE, 0))
+    assert (state.live, state.versions[0].wish, state.versions[0].reason, state.held) == (0, "", "rollback was wished", True)
+    assert state.versions[2].turned_away
+
+
+@pytest.mark.parametrize("newer", [entry(EntryKind.HOLD), entry(EntryKind.PIN, 2), entry(EntryKind.ROLLBACK, 1)], ids=lambda e: e.kind)
+def test_a_newer_hold_pin_or_rollback_ends_a_wish(newer: Entry) -> None:
+    assert appended(appended(frozen_0(), wished("promote")), newer).versions[0].wish == ""
+    assert appended(appended(frozen_0(), wished("promote")), entry(EntryKind.RELEASE)).versions[0].wish == "promote"
+
+
+def test_a_wish_is_for_a_revival_and_of_a_known_kind() -> None:
+    with pytest.raises(Incompatible, match="unknown_wish"):
+        plan_entry(frozen_0(), wished("elope"))
+    with pytest.raises(Incompatible, match="unknown_wish"):
+        plan_entry(frozen_0(), dataclasses.replace(want(2, 1, Cause.REVISE), wish="promote"))
+
+
+def test_a_withheld_version_says_why_and_by_whom_until_it_is_approved_or_promoted_by_hand() -> None:
+    withheld = dataclasses.replace(entry(EntryKind.WITHHOLD, 0), reason="canary: odd", by="w1")
+    state = appended(log(want(0), publish(0)), withheld)
+    assert (state.versions[0].state, state.versions[0].withheld) == (State.PUBLISHED, True)
+    assert (state.versions[0].reason, state.versions[0].by) == ("canary: odd", "w1")
+    approved = appended(state, dataclasses.replace(entry(EntryKind.APPROVE, 0), by="anna"))
+    assert not approved.versions[0].withheld and approved.versions[0].approved and approved.versions[0].by == "anna"
+    assert not appended(state, entry(EntryKind.PROMOTE, 0)).versions[0].withheld
+
+
+def test_a_version_that_was_rolled_back_from_is_known_for_it_until_somebody_promotes_it() -> None:
+    steps = [e for v in (0, 1) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))]
+    state = appended(log(*steps), dataclasses.replace(entry(EntryKind.ROLLBACK, 0), reason="worse", by="w1"))
+    assert (state.versions[1].turned_away, state.versions[1].reason, state.versions[1].by) == (True, "rolled back from: worse", "w1")
+    assert state.versions[0].reason == "worse" and state.held_why == "rollback by w1: worse"
+    assert not appended(state, entry(EntryKind.PROMOTE, 1)).versions[1].turned_away
+
+
+def test_an_older_reader_passes_over_a_field_that_it_does_not_know() -> None:
+    raw = encode_entry(wished("promote"))[:-1] + b',"mood":"good"}'
+    assert decode_entry(raw) == wished("promote")
+
+
 def test_a_manifest_is_published_only_for_the_revision_that_is_wanted() -> None:
     with pytest.raises(Incompatible, match="not_wanted"):
         plan_entry(log(want(0)), publish(0, 1))

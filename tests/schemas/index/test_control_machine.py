@@ -85,6 +85,16 @@ class ControlLogMachine(RuleBasedStateMachine):
         if version in self.state.versions:
             self.any_revision_is_wanted(version=version, cause=cause, revision=self.state.versions[version].next_revision)
 
+    @rule(version=VERSIONS, wish=st.sampled_from(["promote", "rollback", "elope"]))
+    def somebody_wishes_for_a_frozen_version(self, version: int, wish: str) -> None:
+        status = self.state.versions.get(version)
+        if status is not None and status.state is State.FROZEN:
+            entry = dataclasses.replace(want(version, status.next_revision, Cause.REVIVE), wish=wish)
+            if self.append(entry):
+                self.wanted.add((version, status.next_revision))
+                assert wish != "elope" and (wish == "promote" or self.state.held)
+                assert [v for v, s in self.state.versions.items() if s.wish] == [version]
+
     @rule(version=VERSIONS)
     def all_shards_have_sealed(self, version: int) -> None:
         status = self.state.versions.get(version)
@@ -103,15 +113,19 @@ class ControlLogMachine(RuleBasedStateMachine):
         former = self.state.live
         if self.append(act(EntryKind.PROMOTE, version)):
             assert (self.state.live, self.state.backup) == (version, former)
+            assert not self.state.versions[version].turned_away
 
     @rule(version=VERSIONS)
     def somebody_rolls_back(self, version: int) -> None:
         backup = self.state.backup
         if self.append(act(EntryKind.ROLLBACK, version)):
             assert version == backup and self.state.held and self.state.live == version
+            assert self.state.backup is not None and self.state.versions[self.state.backup].turned_away
 
     @rule(
-        kind=st.sampled_from([EntryKind.PIN, EntryKind.APPROVE, EntryKind.ABORT, EntryKind.FREEZE, EntryKind.DROP, EntryKind.REJECT]),
+        kind=st.sampled_from(
+            [EntryKind.PIN, EntryKind.WITHHOLD, EntryKind.APPROVE, EntryKind.ABORT, EntryKind.FREEZE, EntryKind.DROP, EntryKind.REJECT]
+        ),
         version=VERSIONS,
     )
     def somebody_decides(self, kind: EntryKind, version: int) -> None:
@@ -122,6 +136,8 @@ class ControlLogMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from([EntryKind.HOLD, EntryKind.RELEASE, EntryKind.UNPIN]))
     def somebody_holds_or_releases(self, kind: EntryKind) -> None:
         assert self.append(act(kind))
+        if kind is not EntryKind.UNPIN:
+            assert bool(self.state.held_why) is self.state.held is (kind is EntryKind.HOLD)
 
     @rule()
     def a_reader_folds_from_the_start(self) -> None:
@@ -151,6 +167,14 @@ class ControlLogMachine(RuleBasedStateMachine):
             assert (status.ended_at_ms > 0) is (status.state in FINAL)
             assert (status.state in SERVABLE or status.state is State.FROZEN) <= (status.revision >= 0)
             assert status.last_wanted >= max(status.revision, -1 if status.wanted_revision is None else status.wanted_revision)
+
+    @invariant()
+    def marks_stand_only_where_they_mean_something(self) -> None:
+        for status in self.state.versions.values():
+            assert not (status.withheld and status.approved)
+            assert not status.wish or status.state in (State.PUBLISHED, State.FROZEN)
+            assert not (status.withheld or status.turned_away) or status.state is not State.LIVE
+        assert not (self.state.held_why and not self.state.held)
 
     @invariant()
     def one_new_version_builds_and_one_waits(self) -> None:

@@ -26,6 +26,7 @@ from streams.core.versions import (
     plan_publications,
     plan_revisions,
     plan_shard,
+    plan_wish,
 )
 
 OURS, THEIRS = "torch=1", "torch=2"
@@ -116,6 +117,9 @@ PROMOTIONS = {
     "again after the release": (log(want(5), publish(5), act(EntryKind.HOLD), act(EntryKind.RELEASE)), 5),
     "not while another is pinned": (log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(6), publish(6), act(EntryKind.PIN, 5)), None),
     "nothing newer than the live one": (LIVE, None),
+    "not one that its canary withholds": (log(want(5), publish(5), act(EntryKind.WITHHOLD, 5)), None),
+    "an older one instead": (log(want(5), publish(5), want(6), publish(6), act(EntryKind.WITHHOLD, 6)), 5),
+    "a withheld one that was approved": (log(want(5), publish(5), act(EntryKind.WITHHOLD, 5), act(EntryKind.APPROVE, 5)), 5),
     "not the one that was rolled back": (
         log(
             *(e for v in (5, 6) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))),
@@ -130,6 +134,34 @@ PROMOTIONS = {
 @pytest.mark.parametrize(("state", "expected"), PROMOTIONS.values(), ids=PROMOTIONS)
 def test_promotion_takes(state: ControlState, expected: int | None) -> None:
     assert plan_promotion(state) == expected
+
+
+def wish(kind: str, version: int = 5) -> Entry:
+    return dataclasses.replace(want(version, 1, Cause.REVIVE), wish=kind)
+
+
+def then(state: ControlState, *entries: Entry) -> ControlState:
+    for entry in entries:
+        state = fold_entry(state, state.next_number, encode_entry(entry))
+    assert not state.refused
+    return state
+
+
+WISHES = {
+    "nothing wished": (FROZEN, None),
+    "not before it is published": (then(FROZEN, wish("promote")), None),
+    "once it is": (then(FROZEN, wish("promote"), publish(5, 1)), 5),
+    "a rollback under its own hold": (then(FROZEN, wish("rollback"), publish(5, 1)), 5),
+    "under a hold that was there before": (then(FROZEN, act(EntryKind.HOLD), wish("promote"), publish(5, 1)), 5),
+    "not under a newer hold": (then(FROZEN, wish("promote"), publish(5, 1), act(EntryKind.HOLD)), None),
+    "once only": (then(FROZEN, wish("promote"), publish(5, 1), act(EntryKind.PROMOTE, 5)), None),
+    "a revival without a wish": (then(FROZEN, want(5, 1, Cause.REVIVE), publish(5, 1)), None),
+}
+
+
+@pytest.mark.parametrize(("state", "expected"), WISHES.values(), ids=WISHES)
+def test_a_wish_is_fulfilled(state: ControlState, expected: int | None) -> None:
+    assert plan_wish(state) == expected
 
 
 def test_what_is_wanted_can_be_published_a_revived_version_too() -> None:

@@ -1,0 +1,87 @@
+"""Entries of the control log: their fields, and their JSON. Not here: what they do (control.py), which are possible (lifecycle.py).
+
+A field at its default is left out, and one that this code does not know is passed over: an older reader reads a newer entry of a kind that it knows.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from schemas.errors import Corrupted, Incompatible
+from schemas.ids import IdKind
+from schemas.index.layout import FORMAT
+from schemas.index.lifecycle import EntryKind
+from schemas.limits import CONTROL_ENTRY_BYTES_MAX
+
+
+@dataclass(frozen=True)
+class Init:
+    """The identity of an index (A1). Another N, id kind or topic is another index. topic_ids may be empty where a broker has none."""
+
+    shards: int
+    user_partitions: int
+    id_kind: IdKind
+    topics: Mapping[str, str]
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One decision. Which fields matter depends on `kind`:
+
+    want     version, revision, cause, checkpoint_sha256, model_id, feature_schema, encoder_fingerprint, label; revive: wish
+    reject   version, reason (with its code first)
+    publish  version, revision, manifest_sha256
+    promote, rollback, withhold, pin, freeze, drop, abort, approve   version
+    hold, release, unpin   nothing
+    init     init
+    """
+
+    kind: EntryKind
+    at_ms: int
+    by: str = ""
+    version: int = -1
+    revision: int = 0
+    cause: str = ""
+    reason: str = ""
+    checkpoint_sha256: str = ""
+    model_id: str = ""
+    feature_schema: str = ""
+    encoder_fingerprint: str = ""
+    label: str = ""
+    manifest_sha256: str = ""
+    wish: str = ""
+    init: Init | None = None
+
+
+_FIELDS = {f.name for f in dataclasses.fields(Entry)}
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """JSON of an entry, defaults left out."""
+    fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(Entry)}
+    kept = {k: v for k, v in fields.items() if k in ("kind", "at_ms", "version", "revision") or v not in ("", None)}
+    if entry.init is not None:
+        kept["init"] = dataclasses.asdict(entry.init)
+    return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode_entry(raw: bytes) -> Entry:
+    """Raises Corrupted (not an entry) or Incompatible (`unknown_entry_kind`)."""
+    try:
+        if len(raw) > CONTROL_ENTRY_BYTES_MAX:
+            raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
+        fields = json.loads(raw)
+        kind = fields.pop("kind")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error
+    if kind not in set(EntryKind):
+        raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
+    try:
+        init = fields.pop("init", None)
+        decoded_init = None if init is None else Init(**{**init, "id_kind": IdKind(init["id_kind"])})
+        return Entry(EntryKind(kind), init=decoded_init, **{k: v for k, v in fields.items() if k in _FIELDS})
+    except (TypeError, ValueError, KeyError) as error:
+        raise Corrupted("bad_control_entry", f"control entry of kind {kind!r} does not have its fields: {error}") from error

@@ -1,0 +1,103 @@
+"""The canary's arithmetic and its verdict: scores of a new version on a fixed sample, against those of the live one. Pure.
+
+Here: what is compared, and what is too far. Not here: the sample and the scores (streams/canary.py), when it runs and what follows
+(streams/promotion.py).
+
+A model of another training run may rank differently and be right: the canary is for versions that are broken, not for ones that are worse. So it
+asks three things only:
+
+    bad share      scores or probabilities that are not finite, of the new version alone
+    distance       Kolmogorov-Smirnov distance of the click probabilities of all pairs: 0 = the same distribution, 1 = nothing in common. It sees
+                   scores that collapsed to one value, saturated, or stand on another scale
+    top overlap    share of each user's best tenth that is in the live version's best tenth, mean over users; unrelated rankings have .1. It sees
+                   rows, signatures or features that do not belong to the model
+
+A first version, and one that shares no item with the live one, has nothing to be compared with: then only the first is asked.
+
+Arrays: U users, C candidates.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TOP_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRules:
+    """What a version may show. `enabled` false: every version passes unseen.
+
+    Measured on the synthetic world: see docs/BENCHMARKS.md.
+    """
+
+    enabled: bool = True
+    users: int = 32
+    items: int = 512
+    bad_share_max: float = 0.0
+    distance_max: float = 0.9
+    overlap_min: float = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of every pair of the sample: scores_UC rank, probabilities_UC are of the click."""
+
+    scores_UC: np.ndarray
+    probabilities_UC: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFigures:
+    """What was seen. `distance` and `overlap` None: there was nothing to compare with. `pairs` that were scored, `compared` of them with `against`."""
+
+    version: int
+    revision: int
+    pairs: int
+    bad_share: float
+    against: int | None = None
+    compared: int = 0
+    distance: float | None = None
+    overlap: float | None = None
+
+    def describe(self) -> str:
+        """In one line, for the control log."""
+        seen = f"{self.pairs} pairs, not finite {self.bad_share:.2%}"
+        if self.distance is None or self.overlap is None:
+            return f"{seen}, nothing to compare with"
+        return f"{seen}; against {self.against}: distance {self.distance:.3f}, overlap of the best tenth {self.overlap:.3f}"
+
+
+def measure_bad_share(scores: Scores) -> float:
+    """Share of pairs whose score or probability is not finite; 0 where there are none."""
+    fine_UC = np.isfinite(scores.scores_UC) & np.isfinite(scores.probabilities_UC)
+    return float(1.0 - fine_UC.mean()) if fine_UC.size else 0.0
+
+
+def measure_distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Kolmogorov-Smirnov distance of two samples of any shape: the greatest difference of their distribution functions. Numbers only finite."""
+    a, b = np.sort(a, axis=None), np.sort(b, axis=None)
+    at = np.concatenate([a, b])
+    below = [np.searchsorted(one, at, side="right") / len(one) for one in (a, b)]
+    return float(np.abs(below[0] - below[1]).max())
+
+
+def measure_overlap(a_UC: np.ndarray, b_UC: np.ndarray) -> float:
+    """Mean over users of the share of the best tenth (at least one) that both orders have in common; ties by place, in both alike."""
+    top = max(1, int(a_UC.shape[1] * TOP_SHARE))
+    best_a, best_b = (np.argsort(-x, axis=1, kind="stable")[:, :top] for x in (a_UC, b_UC))
+    return float(np.mean([len(np.intersect1d(x, y)) / top for x, y in zip(best_a, best_b, strict=True)]))
+
+
+def judge_canary(figures: CanaryFigures, rules: CanaryRules) -> list[str]:
+    """Why the version must not go live by itself; empty when it may."""
+    reasons = []
+    if figures.bad_share > rules.bad_share_max:
+        reasons.append(f"{figures.bad_share:.2%} of its scores are not finite, allowed are {rules.bad_share_max:.2%}")
+    if figures.distance is not None and figures.distance > rules.distance_max:
+        reasons.append(f"its scores are {figures.distance:.3f} away from those of {figures.against}, allowed are {rules.distance_max:g}")
+    if figures.overlap is not None and figures.overlap < rules.overlap_min:
+        reasons.append(
+            f"its best tenth shares {figures.overlap:.3f} with that of {figures.against}, expected at least {rules.overlap_min:g}"
+        )
+    return reasons

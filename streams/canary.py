@@ -35,7 +35,7 @@ from schemas.model.inputs import UserInputs, build_user_inputs
 from schemas.model.network import AifNetwork
 from schemas.model.stored_rows import behaviour_row, candidate_rows
 from streams.build_jobs import CanaryJob
-from streams.core.canary import CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap
+from streams.core.canary import SPREAD_MIN, CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
 
 HISTORY_MAX = 40
 _SEED = 0
@@ -75,10 +75,10 @@ def run_canary(store: IndexStore, job: CanaryJob) -> CanaryFigures:
 
 
 def _compare(figures: CanaryFigures, new_UC: np.ndarray, live_UC: np.ndarray, live: Side) -> CanaryFigures:
-    """On the candidates that both versions score with numbers."""
+    """On the candidates that both versions score with numbers, if there are any that the live one tells apart."""
     fine_C = np.isfinite(new_UC).all(axis=0) & np.isfinite(live_UC).all(axis=0)
     new_UC, live_UC = new_UC[:, fine_C], live_UC[:, fine_C]
-    if not new_UC.size:
+    if not new_UC.size or measure_spread(live_UC) < SPREAD_MIN:
         return figures
     distance, overlap = measure_distance(new_UC, live_UC), measure_overlap(new_UC, live_UC)
     return CanaryFigures(
@@ -122,9 +122,10 @@ def _draw_features(schemas: Sequence[FeatureSchema], scope: Scope, count: int) -
 def score(side: Side, users: Sequence[MadeUpUser]) -> Scores:
     """Every item of the side's sample for every user, one user after the other."""
     rows = dict(zip(side.sample.keys, side.sample.rows_R, strict=True))
+    if not rows:
+        return Scores(*np.zeros((2, len(users), 0), np.float32))
     scored = [_score_user(side, rows, user) for user in users]
-    empty = np.zeros((0, len(rows)), np.float32)
-    return Scores(np.stack([s for s, _ in scored] or [*empty]), np.stack([p for _, p in scored] or [*empty]))
+    return Scores(np.stack([s for s, _ in scored]), np.stack([p for _, p in scored]))
 
 
 def _score_user(side: Side, rows: Mapping[bytes, np.ndarray], user: MadeUpUser) -> tuple[np.ndarray, np.ndarray]:

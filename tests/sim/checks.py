@@ -28,7 +28,7 @@ from schemas.index.manifest import Manifest, Seal, decode_manifest
 from schemas.topics import SHARD_TOPICS
 from streams.core.item_state import decode_embedding_component, decode_features_component
 from streams.core.shard_state import TopicCounts
-from streams.core.versions import plan_promotion
+from streams.core.versions import plan_promotion, plan_wish
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, increment_prefix
 from tests.sim.encoder import SimEncoder, encoder_of
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of
@@ -245,13 +245,15 @@ def check_log(world: World, readers: Mapping[str, ControlLog]) -> ControlState:
 
 def _check_entries(entries: list[Entry]) -> None:
     published, held, live = set[tuple[int, int]](), False, -1
+    wished = -1
     for number, entry in enumerate(entries):
         who = entry.version, entry.revision
         if entry.kind is EntryKind.PUBLISH:
             require(who not in published, "the control log", "%d.%d is published twice", *who)
             published.add(who)
-        held = entry.kind in (EntryKind.HOLD, EntryKind.ROLLBACK) or (held and entry.kind is not EntryKind.RELEASE)
-        if entry.kind is EntryKind.PROMOTE and entry.by != "operator":
+        held = "rollback" in (entry.kind, entry.wish) or entry.kind is EntryKind.HOLD or (held and entry.kind is not EntryKind.RELEASE)
+        wished = entry.version if entry.wish else wished
+        if entry.kind is EntryKind.PROMOTE and entry.by != "operator" and entry.version != wished:
             require(not held, "the control log", "entry %d promotes %d under a hold", number, entry.version)
             require(entry.version > live, "the control log", "entry %d promotes %d, %d is live", number, entry.version, live)
         if entry.kind in (EntryKind.PROMOTE, EntryKind.ROLLBACK):
@@ -263,6 +265,7 @@ def check_progress(world: World, state: ControlState) -> None:
     open_ones = [f"{s.version}.{s.wanted_revision}" for s in state.versions.values() if s.wanted_revision is not None]
     require(not open_ones, "progress", "still wanted at rest: %s", open_ones)
     require(plan_promotion(state) is None, "progress", "version %s waits for its promotion", plan_promotion(state))
+    require(plan_wish(state) is None, "progress", "version %s was wished for and waits", plan_wish(state))
     decided = state.newest_decided + 1
     require(decided >= world.checkpoints.end, "progress", "checkpoints are decided up to %d of %d", decided, world.checkpoints.end)
     overtaken = [s.version for s in state.versions.values() if s.state is State.ABORTED and s.reason.startswith("overtaken")]

@@ -4,6 +4,7 @@ Here: what may happen and how often, and how a history comes to rest. Not here: 
 """
 
 import contextlib
+import itertools
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from infra.control_log import ControlLog
 from schemas.errors import Incompatible
 from schemas.index.control import ControlState, Entry
-from schemas.index.lifecycle import Cause, EntryKind, State
+from schemas.index.lifecycle import Cause, EntryKind, State, Wish
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from tests.sim.adoption import publish_adoption
 from tests.sim.boundary import Boundary, simulated
@@ -30,17 +31,17 @@ def plan_operations(state: ControlState) -> list[Entry]:
     """What an operator could do now."""
     kinds = {
         State.WANTED: (EntryKind.ABORT,) if len(state.versions) > 1 else (),
-        State.PUBLISHED: (EntryKind.FREEZE, EntryKind.PIN),
+        State.PUBLISHED: (EntryKind.FREEZE, EntryKind.PIN, EntryKind.APPROVE),
         State.LIVE: (EntryKind.PIN,),
         State.BACKUP: (EntryKind.ROLLBACK, EntryKind.ROLLBACK, EntryKind.PROMOTE, EntryKind.FREEZE, EntryKind.PIN),
         State.FROZEN: (EntryKind.WANT, EntryKind.WANT, EntryKind.WANT, EntryKind.DROP),
     }
     entries = [
-        Entry(kind, 0, "operator", s.version, s.next_revision, Cause.REVIVE)
+        Entry(kind, 0, "operator", s.version, s.next_revision, Cause.REVIVE, wish=wish)
         if kind is EntryKind.WANT
         else Entry(kind, 0, "operator", s.version)
         for s in state.versions.values()
-        for kind in kinds.get(s.state, ())
+        for kind, wish in zip(kinds.get(s.state, ()), itertools.cycle(Wish), strict=False)
     ]
     if state.held:
         entries += [Entry(EntryKind.RELEASE, 0, "operator")] * 3

@@ -41,6 +41,7 @@ def test_histories_hold_what_they_are_for() -> None:
         "revive",
         "now starts at",
         "a builder of",
+        "withheld",
     }
     for seed in range(2_000):
         told = "\n".join(run_history(seed, traced=True).lines)

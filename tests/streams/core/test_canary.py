@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.canary import CanaryFigures, CanaryRules, Scores, judge_canary, measure_bad_share, measure_distance, measure_overlap
+from streams.core.canary import (
+    CanaryFigures,
+    CanaryRules,
+    Scores,
+    judge_canary,
+    measure_bad_share,
+    measure_distance,
+    measure_overlap,
+    measure_spread,
+)
 
 NUMBERS = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), min_size=1, max_size=30)
 
@@ -35,6 +44,14 @@ def test_a_pair_is_bad_where_its_score_or_its_probability_is_no_number() -> None
     assert measure_bad_share(Scores(np.zeros((3, 0)), np.zeros((3, 0)))) == 0.0
 
 
+def test_the_spread_does_not_depend_on_the_scale_of_the_probabilities() -> None:
+    p_UC = np.random.default_rng(0).random((4, 100))
+    assert (
+        measure_spread(p_UC) == pytest.approx(measure_spread(p_UC / 1_000)) == pytest.approx(np.mean(p_UC.std(axis=1) / p_UC.mean(axis=1)))
+    )
+    assert measure_spread(np.full((2, 3), 0.5)) == measure_spread(np.zeros((2, 3))) == 0.0
+
+
 CASES = {
     "a first version with numbers passes": (CanaryFigures(1, 0, 100, 0.0), 0),
     "a first version without does not": (CanaryFigures(1, 0, 100, 0.01), 1),
@@ -42,6 +59,8 @@ CASES = {
     "the same again passes": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.0, 1.0), 0),
     "scores on another scale do not": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 1.0, 0.9), 1),
     "an unrelated ranking does not": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.1, 0.1), 1),
+    "a model trained anew passes": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.09, 0.7), 0),
+    "a model of another loss passes": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.41, 0.75), 0),
     "every reason is given": (CanaryFigures(2, 0, 100, 0.5, 1, 100, 1.0, 0.0), 3),
 }
 

@@ -1,0 +1,314 @@
+"""Canary and promotion over real versions: real shards, real parts, real networks; the builder at once or by hand."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra import index_sample
+from infra.control_log import ControlLog
+from infra.index_sample import find_rows, sample_rows
+from schemas.errors import Unavailable
+from schemas.ids import encode_index_key
+from schemas.index.control import ControlState, Entry
+from schemas.index.lifecycle import EntryKind, State
+from streams import canary
+from streams.build_jobs import CanaryJob, Job
+from streams.builder_pool import Ticket
+from streams.canary import run_canary
+from streams.core.canary import CanaryFigures, CanaryRules
+from streams.promotion import Promotion
+from tests.streams.shard_world import ManualClock, embed, upsert
+from tests.streams.version_world import InlineBuilders, Worker, World
+
+RULES = CanaryRules(users=4, items=64)
+NEVER = {"reseal_interval_s": 1e12}
+
+
+def fill(world: World, items: int = 300) -> None:
+    for at in range(0, items, 100):
+        world.publish_items(*(upsert(i, 1, category=i % 7, price=1.0 + i % 5, stock=1) for i in range(at, min(items, at + 100))))
+        world.publish_embeddings(*(embed(i, *(float((i * k) % 11 - 5) for k in range(1, 7))) for i in range(at, min(items, at + 100), 2)))
+
+
+def newest(world: World) -> ControlState:
+    return ControlLog(world.store).refresh()
+
+
+class Builders(InlineBuilders):
+    """Canaries wait until they are told to sing; everything else is done at once."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store)
+        self.world, self.waiting = world, list[Ticket]()
+
+    def submit(self, job: Job) -> Ticket:
+        if not isinstance(job, CanaryJob):
+            return super().submit(job)
+        self.waiting.append(Ticket(job))
+        return self.waiting[-1]
+
+    def sing(self, overlap: float | None = None) -> None:
+        """The newest canary ends; with real figures, or these."""
+        ticket = self.waiting[-1]
+        assert isinstance(ticket.job, CanaryJob)
+        status, live = ticket.job.status, ticket.job.live
+        figures = run_canary(self.store, ticket.job)
+        if overlap is not None:
+            against = -1 if live is None else live.version
+            figures = CanaryFigures(status.version, status.revision, 9, 0.0, against, 9, 0.0, overlap)
+        ticket.future.set_result(figures)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    fill(world)
+    return world
+
+
+@pytest.fixture
+def builders(world: World) -> Builders:
+    return Builders(world)
+
+
+@pytest.fixture
+def worker(world: World, builders: Builders) -> Iterator[Worker]:
+    worker = Worker(world, builders=builders, canary=RULES, **NEVER)
+    worker.settle()
+    yield worker
+    worker.close()
+
+
+def go_live(world: World, worker: Worker, builders: Builders, version: int, seed: int = 0) -> None:
+    world.want(version, seed)
+    worker.settle()
+    builders.sing(1.0)
+    worker.settle()
+    assert newest(world).live == version
+
+
+# --- the entries -----------------------------------------------------------------------------------------------------
+
+
+def test_a_version_waits_for_its_canary_and_the_log_says_what_it_sang(world: World, worker: Worker, builders: Builders) -> None:
+    world.want(1)
+    worker.settle()
+    assert newest(world).versions[1].state is State.PUBLISHED and len(builders.waiting) == 1
+    builders.sing()
+    worker.settle()
+    state = newest(world)
+    assert state.live == 1 and state.versions[1].reason.startswith("canary: 256 pairs") and state.versions[1].by == "w"
+
+
+def test_a_version_that_fails_is_withheld_with_the_reason_until_it_is_approved(world: World, worker: Worker, builders: Builders) -> None:
+    go_live(world, worker, builders, 1)
+    world.want(2, 1)
+    worker.settle()
+    builders.sing(0.1)
+    worker.settle()
+    state = newest(world)
+    assert (state.live, state.versions[2].state, state.versions[2].withheld) == (1, State.PUBLISHED, True)
+    assert "its best tenth shares 0.100 with that of 1" in state.versions[2].reason and "aif index approve 2" in state.versions[2].reason
+    assert [e.reason for e in worker.events if e.kind == "withheld"] == [state.versions[2].reason]
+    heard = len(builders.waiting)
+    worker.settle()
+    assert len(builders.waiting) == heard and world.entries(EntryKind.WITHHOLD) == 1
+    world.write(Entry(EntryKind.APPROVE, 0, "anna", 2))
+    worker.settle()
+    assert newest(world).live == 2 and len(builders.waiting) == heard
+
+
+def test_an_approval_beforehand_spares_the_canary(world: World, worker: Worker, builders: Builders) -> None:
+    world.want(1)
+    worker.settle()
+    world.write(Entry(EntryKind.APPROVE, 0, "anna", 1))
+    worker.settle()
+    assert newest(world).live == 1 and builders.waiting[0].abandoned
+
+
+def test_several_workers_write_one_entry_and_a_restart_costs_only_a_repeat(world: World, worker: Worker, builders: Builders) -> None:
+    world.want(1)
+    worker.settle()
+    others = [Promotion(ControlLog(world.store), ManualClock(), InlineBuilders(world.store), RULES, name) for name in ("a", "b")]
+    for other in others:
+        other._control_log.refresh()
+    assert [e.kind for other in others for e in other.step()] == [EntryKind.PROMOTE]
+    builders.sing()
+    worker.settle()
+    assert world.entries(EntryKind.PROMOTE) == 1
+
+
+def test_a_verdict_against_a_version_that_is_no_longer_live_does_not_count(world: World, worker: Worker, builders: Builders) -> None:
+    for version in (1, 2):
+        go_live(world, worker, builders, version)
+    world.want(3, 1)
+    worker.settle()
+    world.write(Entry(EntryKind.PROMOTE, 0, "anna", 1))
+    builders.sing(0.0)
+    worker.settle()
+    assert not newest(world).versions[3].withheld and builders.waiting[-1].job.live.version == 1  # type: ignore[union-attr]
+    builders.sing(1.0)
+    worker.settle()
+    assert newest(world).live == 3
+
+
+def test_a_hold_gives_the_canary_up_and_the_release_begins_it_again(world: World, worker: Worker, builders: Builders) -> None:
+    world.want(1)
+    worker.settle()
+    world.write(Entry(EntryKind.HOLD, 0))
+    worker.settle()
+    assert builders.waiting[-1].abandoned and newest(world).live is None
+    world.write(Entry(EntryKind.RELEASE, 0))
+    worker.settle()
+    builders.sing()
+    worker.settle()
+    assert newest(world).live == 1 and len(builders.waiting) == 2
+
+
+def test_a_canary_that_fails_to_run_is_reported_and_run_again(world: World, worker: Worker, builders: Builders) -> None:
+    world.want(1)
+    worker.settle()
+    builders.waiting[-1].future.set_exception(Unavailable("builder_died", "a builder ended"))
+    report = worker.step()
+    assert any("builder_died" in error for error in report.errors) and newest(world).live is None
+    world.clock.seconds += 10
+    worker.settle()
+    builders.sing()
+    worker.settle()
+    assert newest(world).live == 1
+
+
+# --- the figures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that nobody trained count as a measure."""
+    monkeypatch.setattr(canary, "SPREAD_MIN", 0.0)
+
+
+def job_of(world: World, version: int, live: int | None) -> CanaryJob:
+    versions = newest(world).versions
+    return CanaryJob(versions[version], None if live is None else versions[live], RULES.users, RULES.items)
+
+
+@pytest.mark.usefixtures("measured")
+def test_figures_follow_from_the_files_alone(world: World, worker: Worker, builders: Builders) -> None:
+    go_live(world, worker, builders, 1)
+    go_live(world, worker, builders, 2, 1)
+    first = run_canary(world.store, job_of(world, 2, 1))
+    assert run_canary(world.store, job_of(world, 2, 1)) == first
+    assert (first.pairs, first.compared, first.bad_share, first.against) == (256, 256, 0.0, 1)
+    assert first.distance is not None and 0 < first.distance <= 1 and first.overlap is not None
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_version_is_no_distance_from_one_of_the_same_checkpoint(world: World, worker: Worker, builders: Builders) -> None:
+    go_live(world, worker, builders, 1)
+    go_live(world, worker, builders, 2)
+    figures = run_canary(world.store, job_of(world, 2, 1))
+    assert (figures.distance, figures.overlap) == (0.0, 1.0)
+
+
+@pytest.mark.usefixtures("measured")
+def test_rows_of_other_items_are_seen(world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the rows of the new version stand at other keys."""
+    go_live(world, worker, builders, 1)
+    go_live(world, worker, builders, 2)
+    drawn = index_sample.sample_rows
+
+    def shuffled(*arguments: object) -> index_sample.SampledRows:
+        sample = drawn(*arguments)  # type: ignore[arg-type]
+        return dataclasses.replace(sample, rows_R=sample.rows_R[::-1])
+
+    monkeypatch.setattr(canary, "sample_rows", shuffled)
+    figures = run_canary(world.store, job_of(world, 2, 1))
+    assert figures.overlap is not None and figures.overlap < 0.5
+
+
+def test_rows_that_are_no_numbers_are_seen_in_a_first_version_too(
+    world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_live(world, worker, builders, 1)
+    drawn = index_sample.sample_rows
+
+    def spoilt(*arguments: object) -> index_sample.SampledRows:
+        sample = drawn(*arguments)  # type: ignore[arg-type]
+        rows = sample.rows_R.copy()
+        rows["vector"][:16] = np.nan
+        return dataclasses.replace(sample, rows_R=rows)
+
+    monkeypatch.setattr(canary, "sample_rows", spoilt)
+    figures = run_canary(world.store, job_of(world, 1, None))
+    assert figures.bad_share >= 0.25 and figures.distance is None
+
+
+def test_a_live_version_that_cannot_be_read_has_no_say(world: World, worker: Worker, builders: Builders) -> None:
+    go_live(world, worker, builders, 1)
+    go_live(world, worker, builders, 2, 1)
+    full = world.manifest(1).seals[0].full
+    world.store.remove(f"{full.directory}/{full.files[0].name}")
+    figures = run_canary(world.store, job_of(world, 2, 1))
+    assert figures.against is None and figures.bad_share == 0.0
+    full = world.manifest(2).seals[0].full
+    world.store.remove(f"{full.directory}/{full.files[0].name}")
+    with pytest.raises(Unavailable, match="missing_file"):
+        run_canary(world.store, job_of(world, 2, 1))
+
+
+def test_a_live_version_that_tells_nothing_apart_is_no_measure(world: World, worker: Worker, builders: Builders) -> None:
+    """Networks that nobody trained rank unlike each other, and nobody wants to be kept at the first of them."""
+    go_live(world, worker, builders, 1)
+    go_live(world, worker, builders, 2, 1)
+    figures = run_canary(world.store, job_of(world, 2, 1))
+    assert figures.against is None and "nothing to compare with" in figures.describe()
+
+
+def test_a_version_over_zero_items_passes(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    worker = Worker(world, canary=RULES, **NEVER)
+    for version, seed in ((0, 0), (1, 1)):
+        world.want(version, seed)
+        worker.settle()
+        assert newest(world).live == version
+    worker.close()
+
+
+# --- the sample ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_spread_over_all_shards_and_keys_and_follows_changes(tmp_path: Path) -> None:
+    world = World(tmp_path, shards=3)
+    worker = Worker(world, (0, 1, 2), **NEVER)
+    fill(world, 256)
+    fill_more = [upsert(i, 1, category=1, price=2.0) for i in range(10_000, 13_000)]
+    for at in range(0, 3_000, 250):
+        world.publish_items(*fill_more[at : at + 250])
+    worker.settle()
+    world.want(1)
+    worker.settle()
+    manifest = world.manifest(1)
+    sample = sample_rows(world.store, manifest, 90)
+    ids = [int.from_bytes(key) - (1 << 63) for key in sample.keys]
+    assert len(set(ids)) == len(sample.rows_R) and 60 <= len(ids) <= 90
+    assert min(ids) < 256 and max(ids) > 12_000 and sum(10_500 < i < 12_500 for i in ids) > 20
+    again = find_rows(world.store, manifest, [*sample.keys, encode_index_key(999_999)])
+    assert list(again.keys) == list(sample.keys) and again.rows_R.tobytes() == sample.rows_R.tobytes()
+    worker.close()
+
+
+def test_rows_of_a_sample_are_those_of_the_merged_view(world: World, worker: Worker, builders: Builders) -> None:
+    go_live(world, worker, builders, 1)
+    changed = [upsert(i, 5, category=3, price=9.0, stock=2) for i in range(0, 300, 3)]
+    world.publish_items(*changed, *({"op": "delete", "item_id": i, "version": 5} for i in range(1, 300, 3)))
+    worker.settle()
+    world.write(Entry(EntryKind.WANT, 0, version=1, revision=1, cause="revise"))
+    worker.settle()
+    found = find_rows(world.store, world.manifest(1), [encode_index_key(i) for i in range(300)])
+    ids = [int.from_bytes(key) - (1 << 63) for key in found.keys]
+    assert ids == [i for i in range(300) if i % 3 != 1]
+    assert set(found.rows_R["bid"][np.array(ids) % 3 == 0]) == {9.0}
+    assert len(sample_rows(world.store, world.manifest(1), 64).keys) <= 64

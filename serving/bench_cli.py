@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     group.command("table1")(bench_table1)
     group.command("table4")(bench_table4)
     group.command("switch")(bench_switch)
+    group.command("affinity")(bench_affinity)
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")]
@@ -106,3 +107,20 @@ def bench_switch(
 
     plan = SwitchPlan(items, min(candidates, items), rate_per_s=rate, answers=answers, every_s=every)
     print_figures(measure_switch(plan.quick() if quick else plan).as_dict(), as_json)
+
+
+def bench_affinity(
+    servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 3,
+    users: Annotated[int, typer.Option(min=1, help="Whose requests come in turn.")] = 300,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second, each with both calls.")] = 40.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each window: all servers there, one killed at its start.")] = 20.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Several servers behind the Merger's routing, one of them killed under load: share of call 2 that finds its state, recomputes, failures, who moved."""
+    from infra.logs import open_logs
+    from serving.bench_affinity import AffinityPlan, measure_affinity
+
+    open_logs("bench", "warning")
+    plan = AffinityPlan(servers, users=users, rate_per_s=rate, seconds=seconds)
+    print_figures(measure_affinity(plan.quick() if quick else plan).as_dict(), as_json)

@@ -49,7 +49,9 @@ class OverloadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class BenchServer:
+    """A server in a process of its own; `requests` = lists of candidates of its catalogue."""
+
     url: str
     pid: int
     requests: np.ndarray
@@ -63,7 +65,7 @@ class _Server:
 def measure_overload(plan: OverloadPlan) -> Figures:
     """All figures of the command."""
     figures = Figures("bench overload", {name: getattr(plan, name) for name in OverloadPlan.__slots__})
-    with _open_server(plan) as server:
+    with open_server(plan) as server:
         target, bodies = encode_inferences(server, plan.users)
         say("each user's half ...")
         for body in bodies:
@@ -110,7 +112,7 @@ def _merge(parts: list[Latencies]) -> Latencies:
     return merged
 
 
-def encode_inferences(server: _Server, users: int) -> tuple[Target, list[bytes]]:
+def encode_inferences(server: BenchServer, users: int) -> tuple[Target, list[bytes]]:
     """One inference per list of candidates, users in turn. All headers are of one length, which HTTP has to name."""
     bodies = []
     for number, ids in enumerate(server.requests):
@@ -129,7 +131,8 @@ def encode_inferences(server: _Server, users: int) -> tuple[Target, list[bytes]]
 
 
 @contextmanager
-def _open_server(plan: OverloadPlan) -> Iterator[_Server]:
+def open_server(plan: OverloadPlan) -> Iterator[BenchServer]:
+    """One with the plan's catalogue and users; two of the same plan are alike. Ends with the block."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidates.npy")
         numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
@@ -146,10 +149,10 @@ def _open_server(plan: OverloadPlan) -> Iterator[_Server]:
             os.sched_setaffinity(0, cores)
 
 
-def _read_address(process: "subprocess.Popen[bytes]", path: Path) -> _Server:
+def _read_address(process: "subprocess.Popen[bytes]", path: Path) -> BenchServer:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise Unavailable("child_died", "the server of the bench ended before its port was open; its reason stands above")
     address: dict[str, Any] = json.loads(line)
-    return _Server(address["url"], address["pid"], np.load(path))
+    return BenchServer(address["url"], address["pid"], np.load(path))

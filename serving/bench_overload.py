@@ -5,8 +5,8 @@
     overload    open loop at 10 times: admitted requests, refused requests, memory before and after
 
 Here: the turns and their figures. Not here: the load itself (infra/bench/load.py), the server (bench_overload_server.py).
-The server has all cores but the last, the load generator has that one: together on two cores the generator would be what is measured. How late it was
-itself is a figure; where that is not small, it says so.
+The engine has all cores but one, which is left to the load generator and to the ports, whose share of it is small: with engine threads on every core
+the generator would be what is measured. How late it was itself is a figure; where that is not small, it says so.
 Requests are inferences with binary tensors, so that the engine is what is scarce and not the reading of JSON; every user's half is in the pool, long
 histories make SimTier the greater part of the work. Steady and overload alternate, because the machine is not alone.
 """
@@ -136,10 +136,10 @@ def open_server(plan: OverloadPlan) -> Iterator[BenchServer]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidates.npy")
         numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
-        command = [sys.executable, "-m", "serving.bench_overload_server", *numbers, str(path)]
-        say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it
+        command = [sys.executable, "-m", "serving.bench_overload_server", *numbers, str(path), ",".join(map(str, cores))]
+        say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
+        os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         os.sched_setaffinity(0, cores[-1:])
         try:

@@ -1,9 +1,9 @@
 """The server under the load of `aif bench overload`, in a process of its own: the real front over an engine with a synthetic version.
 
 Here: the wiring, users with long histories in the server's own view, one line of JSON on standard output when the port is open. Not here: the load
-(bench_overload.py). Ends when its standard input does.
+(bench_overload.py). Ends when its standard input does. CORES are those of the ports; the engine has as many threads as the process had cores at its start.
 
-    python -m serving.bench_overload_server ITEMS USERS BEHAVIOURS CANDIDATES_FILE
+    python -m serving.bench_overload_server ITEMS USERS BEHAVIOURS CANDIDATES CANDIDATES_FILE CORES
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from schemas.limits import MIB, UPDATES_PER_RECORD_MAX
 from schemas.topics import USER_BEHAVIOURS
 from serving.bench_world import RankWorld, open_rank_world
 from serving.front import Front
+from serving.garbage import calm_collector
 from serving.http_api import HttpApi, Views
 from serving.listener import Listener
 from serving.paced_engine import PacedEngine
@@ -48,6 +49,7 @@ async def _serve(world: RankWorld, store: UserStore) -> None:
     api.open_calls(UserCall(paced, users), rank_call)
     front.open_calls(world.engine, rank_call, IdKind.INT64)
     listener = Listener(api, settings.host, settings.port)
+    calm_collector()
     await listener.open()
     sys.stdout.write(json.dumps({"url": listener.url, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()
@@ -69,6 +71,7 @@ def main() -> None:
     """See the module."""
     open_logs("overload", "warning", "text")  # nothing but the address may go into the pipe: nobody reads on
     items, users, behaviours, candidates = map(int, sys.argv[1:5])
+    os.sched_setaffinity(0, map(int, sys.argv[6].split(",")))  # of threads started from here on; the engine's are counted already
     world = open_rank_world(items)
     np.save(sys.argv[5], np.stack(world.requests(candidates, REQUESTS)))
     with tempfile.TemporaryDirectory() as folder:

@@ -29,6 +29,7 @@ from schemas.index.control import Init
 from serving.access import check_exposure
 from serving.engine.loop import Engine
 from serving.front import Front
+from serving.garbage import calm_collector
 from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
@@ -69,7 +70,7 @@ class RankingServer:
         self.parity = ParitySampler(self.engine, self.metrics, settings.engine.parity_share, settings.engine.parity_every_s)
         self.users: UserFollower | None = None
         self.draining = False
-        self._flips_counted = 0
+        self._flips_counted, self._calmed = 0, False
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.front.intake.admit = self.paced.check_queue
         self.api = HttpApi(self.front, Views(self._status, self._show_state))
@@ -131,6 +132,9 @@ class RankingServer:
             ready, reason = self._ready()
             if self.grpc_listener is not None:
                 await self.grpc_listener.show_ready(ready)
+            if ready and not self._calmed:
+                self._calmed = True
+                calm_collector()
             if ready != was_ready:
                 logger.info("ready" if ready else "not_ready", reason=reason)
                 was_ready = ready

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.core.admission import (
+    LOAD_MAX,
     QUEUE_MS_MIN,
     Costs,
     Job,
@@ -74,7 +75,7 @@ def test_beyond_what_can_be_carried_admitted_requests_keep_their_latency_and_the
     assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
     carried = 1 - flood.refused / REQUESTS
     assert carried == pytest.approx(1 / load, rel=0.15), "what is let in is what can be carried: nothing stands idle"
-    assert flood.queue_max_ms <= 13 * 10 * (1 + spread)
+    assert flood.queue_max_ms <= 10 * 10 * (1 + spread)
 
 
 def test_at_ten_times_the_load_nobody_who_is_let_in_waits_long_also_where_nobody_waited_before() -> None:
@@ -86,10 +87,10 @@ def test_at_ten_times_the_load_nobody_who_is_let_in_waits_long_also_where_nobody
 
 def test_the_offered_load_counts_what_is_refused_and_fades() -> None:
     offered = Offered()
-    for now in range(0, 10_000, 5):
+    for now in range(1_000):
         offered = fold_offered(offered, 10.0, now, 10.0)
-    assert offered.now(10_000, 10.0) == pytest.approx(2.0, rel=0.05)
-    assert offered.now(20_000, 10.0) < 0.001
+    assert offered.now(1_000, 10.0) == pytest.approx(10.0, rel=0.05)
+    assert offered.now(1_300, 10.0) < 0.001
 
 
 def test_at_eighty_percent_hardly_anybody_is_refused() -> None:
@@ -125,7 +126,7 @@ def test_a_change_of_speed_is_believed_after_some_work() -> None:
 def test_the_bound_on_the_queue_follows_the_work_and_bursts_of_tiny_requests_are_no_overload() -> None:
     assert queue_ms_max(Costs(mean_ms=0.1)) == QUEUE_MS_MIN
     assert queue_ms_max(Costs(mean_ms=20.0), 8) == queue_ms_max(Costs(mean_ms=20.0), 8, load=1.0) == 160
-    assert queue_ms_max(Costs(mean_ms=20.0), 8, load=10.0) == pytest.approx(1.6)
+    assert queue_ms_max(Costs(mean_ms=20.0), 8, load=4 * LOAD_MAX) == pytest.approx(10)
     refusal = decide_queue(Costs(mean_ms=20.0), 200, 8)
     assert refusal is not None and refusal.retry_after_ms == 60 and "200 ms" in refusal.reason
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from schemas.errors import RejectedInput, Unavailable
 from schemas.limits import DEADLINE_MS_MAX, HTTP_HEADERS_MAX
 from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserRequest
+from serving.answer_body import encode_answer
 from serving.bodies import decode_body
 from serving.deadline import Deadline
 from serving.front import Front
@@ -56,7 +57,7 @@ class HttpApi:
         self._front, self._views = front, views
         self._inference = OpenInferenceHttp(front.inference)
         self._calls: Mapping[str, type[BaseModel]] = {"/v1/user": UserRequest, "/v1/rank": RankRequest, "/v1/prerank": PrerankRequest}
-        self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[BaseModel]]] = {}
+        self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
         self._looks: Mapping[str, Callable[[], Reply]] = {
             "/v1/status": lambda: json_reply(200, self._views.status()),
             "/openapi.json": lambda: Reply(200, openapi_json()),
@@ -65,7 +66,14 @@ class HttpApi:
 
     def open_calls(self, user_call: UserCall, rank_call: RankCall) -> None:
         """From now on the POST routes are answered; until then they are Unavailable (`no_index`), and the process is alive (protocol C4)."""
-        self._handlers = {"/v1/user": user_call.answer, "/v1/rank": rank_call.answer, "/v1/prerank": rank_call.answer}
+
+        async def user(request: UserRequest, deadline: Deadline) -> bytes:
+            return (await user_call.answer(request, deadline)).model_dump_json().encode()
+
+        async def rank(request: RankRequest | PrerankRequest, deadline: Deadline) -> bytes:
+            return encode_answer(await rank_call.rank(request, deadline), deadline.took_ms())
+
+        self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank}
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """One request. Nothing is raised from here."""
@@ -116,8 +124,7 @@ class HttpApi:
             raise Unavailable(
                 "no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store"
             )
-        answer = await self._handlers[path](body, deadline)
-        return Reply(200, answer.model_dump_json().encode())
+        return Reply(200, await self._handlers[path](body, deadline))
 
     def _show_metrics(self) -> Reply:
         self._views.before_metrics()

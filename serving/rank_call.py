@@ -1,6 +1,7 @@
 """Call 2: candidates in, top-k out, wholly from one version; and prerank, which is both calls in one.
 
-Here: which version answers, and what the answer says of itself. Not here: whose user half it stands on (user_rungs.py), scores (engine), HTTP.
+Here: which version answers, and what the answer says of itself. Not here: whose user half it stands on (user_rungs.py), scores (engine), the answer's
+form (answer_body.py, open_inference.py).
 Version: the token's if it is resident, else the current one with `version_changed`; consistency "pinned" refuses instead of changing.
 """
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from infra.metrics import Metrics
 from schemas.errors import Incompatible
-from schemas.ids import Id, encode_wire_id
-from schemas.requests import AtLeast, Freshness, PrerankRequest, RankAnswer, RankedItem, RankRequest
+from schemas.ids import Id
+from schemas.requests import AtLeast, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
 from serving.bodies import decode_candidates
 from serving.core.ladder import DEGRADED, Rung
@@ -74,10 +75,6 @@ class RankCall:
         self._sample = sample
         self._rungs = UserRungs(engine, users)
 
-    async def answer(self, request: Request, deadline: Deadline) -> RankAnswer:
-        """`rank` in the form of the JSON routes."""
-        return encode_answer(await self.rank(request, deadline), deadline)
-
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
         """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
         plan = self._plan(request)
@@ -131,28 +128,6 @@ class RankCall:
         self._metrics.counter("candidates_unknown").inc(result.unknown_count)
         for reason in degraded:
             self._metrics.counter("answers_degraded").labels(reason).inc()
-
-
-def encode_answer(ranked: Ranked, deadline: Deadline) -> RankAnswer:
-    """As a model of schemas/requests.py; made without checks, because nothing in it came from outside."""
-    result = ranked.result
-    ids = [encode_wire_id(one) for one in result.ids]
-    items = [
-        RankedItem.model_construct(item_id=one, score=score, probabilities=probabilities)
-        for one, score, probabilities in zip(ids, result.scores_A.tolist(), result.probabilities_AT.tolist(), strict=True)
-    ]
-    return RankAnswer.model_construct(
-        request_id=ranked.request_id,
-        version_token=str(result.token),
-        rung=ranked.rung.value,
-        degraded=ranked.degraded,
-        items=items,
-        candidates=result.candidates,
-        unknown_count=result.unknown_count,
-        unknown_items=[encode_wire_id(one) for one in result.unknown],
-        freshness=Freshness.model_construct(age_s=ranked.age_s, watermark=[dict(shard) for shard in result.watermark]),
-        took_ms=deadline.took_ms(),
-    )
 
 
 def _degraded(plan: _Plan, result: RankResult, rung: Rung) -> list[str]:

@@ -7,6 +7,7 @@
     user-behaviours    BehavioursRecord     1 to 256 behaviours of users of one partition
     impressions        ImpressionRecord     one request: who, what was shown where, what came of it
     index-events       IndexEvent           what happened to a version (a hint, never the truth)
+    server-reports     ServerReport         what a server saw of the version that it serves, every few seconds
 
 `decode_updates` judges each update of a readable record alone (A5): one bad update never takes its neighbours with it.
 A model's FeatureSchema is not consulted: that would make acceptance depend on which model happens to be live.
@@ -149,6 +150,38 @@ class IndexEvent(_Strict):
     reason: str = ""
 
 
+Count = Annotated[int, Field(ge=0, le=INT64_MAX)]
+Milliseconds = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class ServerReport(_Strict):
+    """Record of server-reports, keyed by server: `seconds` of one server, all of them on one version.
+
+    answers            rankings that were given; of these `not_finite` hold a score or a probability that is no number
+    failed             requests that ended in an error of the server's own
+    parity_checked     answers that the reference computed again; `parity_mismatched` of them were off by more than a rounding
+    latency_..., probability_...   of the answers and of what they hold; null where there were none
+    """
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    server_id: Label
+    at_ms: TimeMs
+    version: Annotated[int, Field(ge=0, le=INT64_MAX)]
+    version_token: Annotated[str, StringConstraints(max_length=NAME_CHARS_MAX)]
+    seconds: Annotated[float, Field(ge=0)]
+    answers: Count = 0
+    not_finite: Count = 0
+    failed: Count = 0
+    parity_checked: Count = 0
+    parity_mismatched: Count = 0
+    latency_p50_ms: Milliseconds | None = None
+    latency_p99_ms: Milliseconds | None = None
+    probability_p05: Probability | None = None
+    probability_p50: Probability | None = None
+    probability_p95: Probability | None = None
+
+
 RECORDS: dict[str, type[_Strict]] = {
     "item-features": ItemFeaturesRecord,
     "new-items": NewItemsRecord,
@@ -157,6 +190,7 @@ RECORDS: dict[str, type[_Strict]] = {
     "user-behaviours": BehavioursRecord,
     "impressions": ImpressionRecord,
     "index-events": IndexEvent,
+    "server-reports": ServerReport,
 }
 
 U = TypeVar("U", bound=_Strict)

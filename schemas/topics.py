@@ -18,6 +18,7 @@ USER_BEHAVIOURS = "user-behaviours"
 IMPRESSIONS = "impressions"
 INDEX_DELTAS = "index-deltas"
 INDEX_EVENTS = "index-events"
+SERVER_REPORTS = "server-reports"
 DEAD_LETTER_PREFIX = "dlq."
 
 FOR_EVER = -1
@@ -66,6 +67,7 @@ _INPUTS = (
 _OUTPUTS = (
     Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments"),
     Topic(INDEX_EVENTS, 1, 7 * 24, why="what happened to versions"),
+    Topic(SERVER_REPORTS, 1, 24, why="what servers see of the version that they serve"),
 )
 # The largest record that an input takes must also fit with the headers that say what was wrong with it.
 _WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024)}

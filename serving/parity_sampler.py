@@ -53,8 +53,17 @@ class ParitySampler:
     """`share` of the answers, never more than one in `every_s`. Made and offered to in the event loop; close it before the engine."""
 
     def __init__(
-        self, engine: Engine, metrics: Metrics, share: float, every_s: float, seed: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        share: float,
+        every_s: float,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[int, ParityFigures], None] = lambda version, figures: None,
     ) -> None:
+        """`tell` gets the figures of each answer that was checked, with its version."""
+        self._tell = tell
         self._engine, self._metrics, self._share, self._every_s, self._clock = engine, metrics, share, every_s, clock
         self._rng = random.Random(seed)
         self._next_s = float("-inf")
@@ -98,6 +107,7 @@ class ParitySampler:
             logger.warning("parity_sample_failed", error=repr(error))
             return
         self._count("checked")
+        self._tell(result.token.version, figures)
         self._worst = ParityFigures(max(self._worst.difference_max, figures.difference_max), min(self._worst.overlap, figures.overlap))
         self._metrics.gauge("parity_difference_max").set(self._worst.difference_max)
         self._metrics.gauge("parity_overlap_min").set(self._worst.overlap)

@@ -28,6 +28,7 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from serving.access import check_exposure
 from serving.engine.loop import Engine
+from serving.engine.work import RankResult, RankWork
 from serving.front import Front
 from serving.garbage import calm_collector
 from serving.grpc_api import GrpcApi
@@ -37,6 +38,7 @@ from serving.listener import Listener, Tls, read_tls
 from serving.paced_engine import PacedEngine
 from serving.parity_sampler import ParitySampler
 from serving.rank_call import RankCall
+from serving.reports import Reporter
 from serving.settings import ServerSettings
 from serving.state_pool import StatePool
 from serving.status_view import readiness, server_status
@@ -67,7 +69,12 @@ class RankingServer:
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.known: Users | None = None
-        self.parity = ParitySampler(self.engine, self.metrics, settings.engine.parity_share, settings.engine.parity_every_s)
+        name, kafka_prefix = f"{os.uname().nodename[:40]}:{os.getpid()}", settings.kafka.topic_prefix
+        self.reports = Reporter(
+            self.metrics, self.bootstrap, kafka_prefix, name, settings.serve.report_every_s, lambda: self.engine.status().current
+        )
+        parity_settings = settings.engine.parity_share, settings.engine.parity_every_s
+        self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
         self.users: UserFollower | None = None
         self.draining = False
         self._flips_counted, self._calmed = 0, False
@@ -126,6 +133,8 @@ class RankingServer:
         await self._open_index(await self._wait_for_identity())
         await asyncio.shield(self._engine_start)
         self.versions.start()
+        if self.settings.serve.report_every_s > 0:
+            self.reports.start()
         was_ready = False
         while True:
             self._show_state()
@@ -157,9 +166,14 @@ class RankingServer:
         users = self.known = Users(store, self.pool, id_kind, self.metrics)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()
-        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self.parity.offer)
+        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note)
         self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
+
+    def _note(self, work: RankWork, result: RankResult) -> None:
+        """An answer that was given."""
+        self.reports.note(work, result)
+        self.parity.offer(work, result)
 
     def _show_state(self) -> None:
         status, gauge = self.engine.status(), self.metrics.gauge
@@ -193,7 +207,13 @@ class RankingServer:
                 await self.listener.close()
         if self._engine_start is not None:
             await asyncio.wait({self._engine_start})
-        for close in (self.versions.close, *((self.users.close,) if self.users else ()), self.parity.close, self.engine.close):
+        for close in (
+            self.reports.close,
+            self.versions.close,
+            *((self.users.close,) if self.users else ()),
+            self.parity.close,
+            self.engine.close,
+        ):
             await asyncio.to_thread(close)
         logger.info("stopped", in_work=self.front.intake.in_work, drained=time.monotonic() < end)
 

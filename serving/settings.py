@@ -30,6 +30,7 @@ class ServeSection(Section):
     requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one is answered 429
     idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection that sends no request for so long is closed
     access_log: bool = False  # one line per request at level info; otherwise at debug
+    report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0: none, and nothing rolls back by itself
     drain_s: float = Field(5.0, ge=0, le=60)  # after SIGTERM, for requests that are in work
 
 

@@ -4,7 +4,7 @@ Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (cor
 manifest and entries (publication.py, promotion.py), what builders are at (running_jobs.py).
 
     for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted; take a snapshot when due
-    for the index            manifest -> publish -> canary -> promote; want a revision when the last publish is old; drop and remove what is not kept
+    for the index            manifest -> publish -> canary -> promote; roll back; want a revision when the last publish is old; drop and remove what is not kept
 
 Invariants:
 - A step keeps nothing that matters: after a kill between any two actions the next worker plans the same again, and every action is idempotent.
@@ -32,6 +32,7 @@ from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.build_jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
 from streams.build_slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.canary import CanaryRules
+from streams.core.misbehaviour import Book, ReportRules
 from streams.core.shard_state import ShardVersion
 from streams.core.versions import (
     REWRITE_SHARE,
@@ -52,6 +53,7 @@ from streams.encoders import Encoder, Encoders
 from streams.log_ends import LogEnds
 from streams.promotion import Promotion
 from streams.publication import Publication
+from streams.rollback import RollbackWatch
 from streams.running_jobs import Builders, JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.shard import Shard
@@ -73,6 +75,7 @@ class ReconcileSettings:
     snapshots: SnapshotTimes = field(default_factory=SnapshotTimes)
     keep: KeepSettings = field(default_factory=KeepSettings)
     canary: CanaryRules = field(default_factory=lambda: CanaryRules(enabled=False))
+    reports: ReportRules = field(default_factory=ReportRules)
 
 
 @dataclass
@@ -96,7 +99,7 @@ class StepReport:
 class Reconciler:
     """See the module. One thread calls `step`; `scratch` is a folder of this process alone, near its shards, emptied here.
 
-    owned: the shards that this process has now; announce: gets an IndexEvent for everything that happened.
+    owned: the shards that this process has now; announce: gets an IndexEvent for everything that happened; reports: what servers said.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Reconciler:
         by: str = "",
         announce: Callable[[IndexEvent], None] = lambda _: None,
         slices: Path | None = None,
+        reports: Callable[[], Book] = dict,
     ) -> None:
         self._control_log, self._clock, self._settings = control_log, clock, settings
         self._owned, self._builders, self._log_ends = owned, builders, log_ends
@@ -120,6 +124,7 @@ class Reconciler:
         self._encoders = encoders
         self._publication = Publication(control_log, store, clock, by)
         self._promotion = Promotion(control_log, clock, builders, settings.canary, by)
+        self._watch = RollbackWatch(control_log, clock, settings.reports, reports, by)
         self._jobs = RunningJobs(builders, clock, scratch)  # by (shard, version)
         self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)
         self._snapshots = SnapshotKeeper(store, clock, settings.snapshots)
@@ -146,6 +151,7 @@ class Reconciler:
         sealed: dict[Revision, list[int]] = {}
         for wanted in plan_publications(state):
             self._guard(wanted, lambda wanted=wanted: self._publish(state, wanted, sealed))  # type: ignore[misc]
+        self._guard("rollback", self._roll_back)
         self._guard("promote", self._promote)
         self._guard("revise", lambda: self._revise(self._control_log.state))
         self._guard("keep", self._keep)
@@ -339,6 +345,10 @@ class Reconciler:
         for entry in self._promotion.step():
             kind = {EntryKind.PROMOTE: "promoted", EntryKind.WITHHOLD: "withheld"}[entry.kind]
             self._tell(kind, entry.version, self._control_log.state.versions[entry.version].revision, reason=entry.reason)
+
+    def _roll_back(self) -> None:
+        if (found := self._watch.step()) is not None:
+            self._tell("rolled_back", found.version, reason=f"to {found.back_to}: {found.reason}")
 
     def _revise(self, state: ControlState) -> None:
         for due in self._publication.revise(state, int(self._settings.reseal_interval_s * 1000)):

@@ -1,6 +1,7 @@
 """Settings of the nearline processes: `aif worker` and what it starts.
 
-Here: sections `worker`, `build` and `canary`. Not here: sections that several processes share (infra/settings.py). Nothing here changes bytes of an index.
+Here: sections `worker`, `build`, `canary` and `rollback`. Not here: sections that several processes share (infra/settings.py). Nothing here changes
+bytes of an index.
 """
 
 from pathlib import Path
@@ -12,8 +13,9 @@ from infra.settings import ProcessSettings, Section
 from schemas.limits import MICRO_BATCH_RECORDS_MAX
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 from streams.core.canary import CanaryRules
+from streams.core.misbehaviour import ReportRules
 
-_CANARY = CanaryRules()
+_CANARY, _REPORTS = CanaryRules(), ReportRules()
 
 
 class WorkerSection(Section):
@@ -61,9 +63,30 @@ class CanarySection(Section):
         return CanaryRules(**self.model_dump())
 
 
+class RollbackSection(Section):
+    """When servers' reports roll the live version back: what counts is in ReportRules (streams/core/misbehaviour.py)."""
+
+    enabled: bool = True
+    window_s: float = Field(_REPORTS.window_s, ge=1.0, le=600.0)  # how far back reports of the live version count
+    answers_min: int = Field(_REPORTS.answers_min, ge=1)  # requests of a server in that time, before it is believed
+    quorum: float = Field(_REPORTS.quorum, ge=0.0, lt=1.0)  # more than this share of the working servers must have a fault
+    bad_share_max: float = Field(_REPORTS.bad_share_max, ge=0.0, le=1.0)  # of requests that failed or are not finite
+    parity_share_max: float = Field(_REPORTS.parity_share_max, ge=0.0, le=1.0)  # of answers unlike the reference's
+    parity_min: int = Field(_REPORTS.parity_min, ge=1)
+    slower_max: float = Field(_REPORTS.slower_max, ge=1.0)  # times the 99th percentile on the former version
+    slow_ms_min: float = Field(_REPORTS.slow_ms_min, ge=0.0)  # and above this
+    worse_by: float = Field(_REPORTS.worse_by, ge=1.0)  # times what was there before
+
+    @property
+    def rules(self) -> ReportRules:
+        """As the rule wants them."""
+        return ReportRules(**self.model_dump())
+
+
 class WorkerSettings(ProcessSettings):
     """All settings of `aif worker`."""
 
     worker: WorkerSection = Field(default_factory=WorkerSection)
     build: BuildSection = Field(default_factory=BuildSection)
     canary: CanarySection = Field(default_factory=CanarySection)
+    rollback: RollbackSection = Field(default_factory=RollbackSection)

@@ -16,10 +16,12 @@ from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builder_pool import BuilderPool
 from streams.core.canary import CanaryRules
+from streams.core.misbehaviour import ReportRules
 from streams.encoders import LazyEncoders
 from streams.log_ends import KafkaLogEnds
 from streams.reconcile import Reconciler, ReconcileSettings, StepReport
 from streams.running_jobs import OwnedShard
+from streams.server_reports import ServerReports
 from streams.settings import BuildSection
 from streams.snapshot_keeper import SnapshotTimes
 from streams.store_keeper import KeepSettings
@@ -48,9 +50,13 @@ class VersionSide:
         by: str,
         keep: KeepSettings,
         canary: CanaryRules,
+        rollback: ReportRules,
     ) -> None:
         self.builders = BuilderPool(store.url, folder / "logs", settings.processes)
         self.messages = VersionMessages(bootstrap, prefix)
+        self.reports = ServerReports(bootstrap, prefix, clock)
+        if rollback.enabled:
+            self.reports.start()
         self.encoders = LazyEncoders(store)
         self.encoders.preload()
         self.desk = CheckpointDesk(
@@ -75,6 +81,7 @@ class VersionSide:
                 snapshots=SnapshotTimes(settings.snapshot_every_s, settings.snapshot_every_updates),
                 keep=keep,
                 canary=canary,
+                reports=rollback,
             ),
             owned,
             self.builders,
@@ -84,6 +91,7 @@ class VersionSide:
             by,
             self.messages.announce,
             folder / "slices",
+            self.reports.book,
         )
         self._said: frozenset[str] = frozenset()
 
@@ -103,5 +111,6 @@ class VersionSide:
     def close(self) -> None:
         """Gives up what is running and ends the builders."""
         self.reconciler.close()
+        self.reports.close()
         self.builders.close()
         self.messages.close()

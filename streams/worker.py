@@ -135,6 +135,7 @@ class Worker:
             f"worker-{os.getpid()}",
             KeepSettings(self.settings.index.keep_versions, self.settings.index.remove_after_s),
             self.settings.canary.rules,
+            self.settings.rollback.rules,
         )
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:

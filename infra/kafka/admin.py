@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
-from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, TOPICS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
 
 CREATE, GROW, SHRINK, CLEANUP, CONFIG = "create", "grow", "shrink", "cleanup", "config"
 # Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
@@ -126,7 +126,9 @@ def describe_index(
     """The identity of the index that these settings and this broker stand for (A1)."""
     found = topic_ids(bootstrap, prefix, deadline_s=deadline_s)
     ids = {name: found[name] for name in _IDENTITY_TOPICS if name in found}
-    return Init(shards, user_partitions, IdKind(id_kind), {topic.name: prefix + topic.name for topic in TOPICS}, ids)
+    # Reports are no part of an index, and those that were begun before there were any do not name them.
+    topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name != SERVER_REPORTS}
+    return Init(shards, user_partitions, IdKind(id_kind), topics, ids)
 
 
 def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:

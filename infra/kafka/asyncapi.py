@@ -11,10 +11,10 @@ from typing import Any
 import schemas
 from infra.files import write_file_durably
 from schemas.events import RECORDS, encode_headers, json_schema
-from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, TOPICS, Topic
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, SERVER_REPORTS, TOPICS, Topic
 
 _KAFKA_BINDING = "0.5.0"
-_INPUTS = tuple(topic for topic in RECORDS if topic != INDEX_EVENTS)
+_INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, SERVER_REPORTS))
 _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
 
 
@@ -69,7 +69,7 @@ def _sides(topic: str) -> list[tuple[str, str]]:
     """Seen from a client of the system: what it sends, what it may read."""
     if topic in _INPUTS:
         return [("send", "publishers of events")]
-    return [("receive", "servers" if topic == INDEX_DELTAS else "people, consoles and metrics")]
+    return [("receive", {INDEX_DELTAS: "servers", SERVER_REPORTS: "workers, and people"}.get(topic, "people, consoles and metrics"))]
 
 
 def _channel(topic: Topic) -> dict[str, Any]:
@@ -130,6 +130,8 @@ def _messages() -> dict[str, Any]:
 
 def _key_of(topic: str) -> str:
     updates = json_schema(topic)["properties"].get("updates")
+    if topic == SERVER_REPORTS:
+        return "the server's name"
     return "the id as text; empty for a batch" if updates else "the id as text"
 
 

@@ -176,11 +176,16 @@ def plan_publications(state: ControlState) -> list[Revision]:
 
 
 def plan_promotion(state: ControlState) -> int | None:
-    """The version to promote: the newest published one that its canary does not withhold, unless something holds, pins, or is newer and live (B9)."""
+    """The version to promote: the newest published one that nothing keeps back, unless something holds, pins, or is newer and live (B9)."""
     if state.unknown_entry or state.held or state.pinned is not None:
         return None
-    newest = max((s.version for s in state.versions.values() if s.state is State.PUBLISHED and not s.withheld), default=None)
+    newest = max((s.version for s in state.versions.values() if s.state is State.PUBLISHED and not _is_kept_back(s)), default=None)
     return newest if newest is not None and newest > (state.live if state.live is not None else -1) else None
+
+
+def _is_kept_back(status: VersionStatus) -> bool:
+    """Its canary failed, or it was rolled back from; an operator's `approve` ends both."""
+    return status.withheld or (status.turned_away and not status.approved)
 
 
 def plan_wish(state: ControlState) -> int | None:

@@ -36,6 +36,7 @@ from streams.build_jobs import Job
 from streams.builder_pool import Ticket
 from streams.builder_process import run_job
 from streams.core.item_state import encode_raw_features
+from streams.core.misbehaviour import Book
 from streams.encoder import EncoderCache, RowEncoder
 from streams.reconcile import Reconciler, ReconcileSettings, StepReport
 from streams.shard import Shard, open_shard
@@ -253,6 +254,7 @@ class Worker:
         name: str = "w",
         builders: Any = None,
         slices: Path | None = None,
+        reports_of: Callable[[], Book] = dict,
         **settings: Any,
     ) -> None:
         self.world, self.events = world, list[IndexEvent]()
@@ -270,6 +272,7 @@ class Worker:
             name,
             self.events.append,
             slices,
+            reports_of,
         )
 
     def step(self) -> StepReport:

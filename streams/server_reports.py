@@ -1,0 +1,79 @@
+"""What servers report, as a worker knows it: a thread that follows server-reports and keeps the last hour in memory.
+
+Here: following, decoding, forgetting. Not here: what follows from it (core/misbehaviour.py).
+Invariants: nothing waits for this thread, and whatever is wrong with the topic (missing, unreachable) only means that nothing is known. A record that
+does not read is passed over and counted: it is a server's word about itself, and nobody's data.
+"""
+
+import logging
+import threading
+
+from infra.clock import Clock
+from infra.kafka.admin import offsets_at
+from infra.kafka.reader import SourceRecord, TopicFollower
+from schemas.errors import AifError, RejectedInput
+from schemas.events import ServerReport, decode_record
+from schemas.topics import SERVER_REPORTS
+from streams.core.misbehaviour import Book, Report, fold_report
+
+KEPT_MS = 3_600_000
+_POLL_S, _RETRY_S = 0.5, 15.0
+_log = logging.getLogger("aif.streams.reports")
+
+
+def decode_report(record: SourceRecord) -> Report:
+    """Raises RejectedInput where it is none."""
+    told = decode_record(ServerReport, record.value)
+    counts = told.answers, told.not_finite, told.failed, told.parity_checked, told.parity_mismatched
+    return Report(told.server_id, told.version, told.at_ms, *counts, told.latency_p99_ms)
+
+
+class ServerReports:
+    """One per worker. `start` begins, `book` answers at any time from any thread, `close` ends."""
+
+    def __init__(self, bootstrap: str, prefix: str, clock: Clock) -> None:
+        self._bootstrap, self._prefix, self._clock = bootstrap, prefix, clock
+        self._book: Book = {}
+        self.passed_over = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server-reports", daemon=True)
+
+    def start(self) -> None:
+        """Begins to follow, with the last hour."""
+        self._thread.start()
+
+    def book(self) -> Book:
+        """Every server's reports of the last hour."""
+        return self._book
+
+    def close(self) -> None:
+        """Stops and joins."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def take(self, record: SourceRecord) -> None:
+        """One record."""
+        try:
+            self._book = fold_report(self._book, decode_report(record), self._clock.now_ms() - KEPT_MS)
+        except RejectedInput as error:
+            self.passed_over += 1
+            _log.warning("server report at offset %d is passed over: %s", record.offset, error)
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stopped.is_set():
+            try:
+                self._follow()
+            except AifError as error:
+                if str(error) != said:
+                    _log.warning("server reports are not followed, nothing rolls back by itself until they are: %s", error)
+                said = str(error)
+                self._stopped.wait(_RETRY_S)
+
+    def _follow(self) -> None:
+        begin = offsets_at(self._bootstrap, self._prefix + SERVER_REPORTS, self._clock.now_ms() - KEPT_MS)
+        with TopicFollower(self._bootstrap, SERVER_REPORTS, begin, prefix=self._prefix) as follower:
+            while not self._stopped.is_set():
+                for record in follower.poll(timeout_s=_POLL_S):
+                    self.take(record)

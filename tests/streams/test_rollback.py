@@ -1,0 +1,73 @@
+"""The rollback by reports over real versions, and the reports as a worker reads them."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.control_log import ControlLog
+from infra.kafka.reader import SourceRecord
+from schemas.events import ServerReport, encode_record
+from schemas.index.control import Entry
+from schemas.index.lifecycle import EntryKind, State
+from schemas.topics import SERVER_REPORTS
+from streams.core.misbehaviour import Book, Report, ReportRules
+from streams.rollback import RollbackWatch
+from streams.server_reports import ServerReports
+from tests.streams.shard_world import ManualClock
+from tests.streams.version_world import Worker, World
+
+
+def report(world: World, version: int, failed: int) -> Report:
+    return Report("s1", version, world.clock.now_ms(), 1_000, failed=failed)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_live_version_that_servers_complain_of_is_left_once_and_the_log_says_why_and_by_whom(world: World) -> None:
+    heard: Book = {}
+    worker = Worker(world, reports_of=lambda: heard)
+    for version, seed in ((1, 0), (2, 1)):
+        world.want(version, seed)
+        worker.settle()
+    heard = {("s1", 2): [report(world, 2, failed=400)]}
+    worker.settle()
+    state = ControlLog(world.store).refresh()
+    assert (state.live, state.backup, state.held) == (1, 2, True)
+    assert state.versions[2].turned_away and state.versions[2].by == "w" and "1 of 1 servers report faults" in state.versions[2].reason
+    assert [e.version for e in worker.events if e.kind == "rolled_back"] == [2]
+    heard = {("s1", 1): [report(world, 1, failed=400)]}
+    world.write(Entry(EntryKind.RELEASE, 0, "anna"))
+    worker.settle()
+    assert ControlLog(world.store).refresh().live == 1 and world.entries(EntryKind.ROLLBACK) == 1
+    worker.close()
+
+
+def test_of_several_workers_one_writes_the_entry(world: World) -> None:
+    worker = Worker(world)
+    for version in (1, 2):
+        world.want(version)
+        worker.settle()
+    worker.close()
+    bad = {("s1", 2): [report(world, 2, failed=400)]}
+    watches = [RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), lambda: bad, name) for name in "abc"]
+    assert [watch.step() is not None for watch in watches] == [True, False, False]
+    assert ControlLog(world.store).refresh().versions[1].state is State.LIVE and world.entries(EntryKind.ROLLBACK) == 1
+
+
+def record(value: bytes) -> SourceRecord:
+    return SourceRecord(SERVER_REPORTS, 0, 7, b"s1", value)
+
+
+def test_a_report_is_read_as_it_was_sent_and_what_is_none_is_passed_over() -> None:
+    clock = ManualClock()
+    reports = ServerReports("nowhere:1", "", clock)
+    sent = ServerReport(schema=1, server_id="s1", at_ms=clock.now_ms(), version=4, version_token="4.0-abc", seconds=10, answers=5, failed=2)
+    reports.take(record(encode_record(sent)))
+    assert reports.book() == {("s1", 4): (Report("s1", 4, clock.now_ms(), 5, failed=2),)}
+    for wrong in (b"", b"{", b'{"schema":1}', encode_record(sent).replace(b'"answers":5', b'"answers":-5')):
+        reports.take(record(wrong))
+    assert reports.passed_over == 4 and len(reports.book()) == 1
+    reports.close()

@@ -51,12 +51,13 @@ def draw_value(feature: Feature, rng: np.random.Generator) -> object:
 
 @torch.inference_mode()
 def _joint_is_finite(network: AifNetwork, stored: EncodedRows, rng: np.random.Generator | None) -> bool:
-    states = network.user_states(_draw_users(network.spec, stored, rng))
-    logits = network.joint_logits(states, _draw_candidates(network.spec, stored, rng))
+    states = network.user_states(draw_users(network.spec, stored, rng))
+    logits = network.joint_logits(states, draw_candidates(network.spec, stored, rng))
     return bool(torch.isfinite(logits).all())
 
 
-def _draw_users(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator | None) -> UserInputs:
+def draw_users(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator | None) -> UserInputs:
+    """Users with a short history of items whose rows are `stored`."""
     shape = (USERS, LENGTH)
     features = FeatureTensors.from_block(draw_block(spec.schema.of(Scope.BEHAVIOUR), USERS * LENGTH, rng))
     history = Behaviours(
@@ -72,7 +73,8 @@ def _draw_users(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator |
     return UserInputs(FeatureTensors.from_block(draw_block(spec.schema.of(Scope.USER), USERS, rng)), history)
 
 
-def _draw_candidates(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator | None) -> CandidateRows:
+def draw_candidates(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator | None) -> CandidateRows:
+    """Candidates whose rows are `stored` (USERS x CANDIDATES of them)."""
     shape = (USERS, CANDIDATES)
     return CandidateRows(
         vectors_BCD=torch.from_numpy(stored.vectors_RD).reshape(*shape, -1),

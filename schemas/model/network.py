@@ -7,6 +7,7 @@ Not here: rounding and blocks of stored rows (encode_rows.py), files (checkpoint
     user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, Eq. 8, 3.3
     joint_logits  call 2, online    UserStates x candidates -> logits                       Algorithm 1 line 4, Eq. 6-9, head
 
+Invariant: no part of a user reads a candidate, and no part of an item a user: checked when a network is made (request_split.py).
 Invariant: no call depends on padding, on the order of candidates, or on the other users of a batch (up to rounding).
 Arrays: B users, L behaviours, C candidates, R rows, D width, N bridges, T tasks.
 """
@@ -41,6 +42,10 @@ class AifNetwork(nn.Module):
         self.behaviour = BehaviourProjection(spec)
         self.user_half = UserHalf(spec)
         self.head = Head(spec)
+        if not self.head.first.weight.is_meta:  # a skeleton has nothing to run; the dry run of its checkpoint checks it
+            from schemas.model.request_split import check_request_split  # runs this network, so it imports this file's inputs
+
+            check_request_split(self)
 
     def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: as it is). Stored rows come from `encode_rows`, never from here."""

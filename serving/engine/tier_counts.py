@@ -39,6 +39,7 @@ TABLE_ROWS = _LAST_BIT + 2
 _PLANE = ir.VectorType(INT64, LANES)
 _PLANE_BYTES = 8 * LANES
 ALL = U(2**64 - 1)
+_HASH = U(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,22 @@ def _join_equal(words_SQ: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray
     """(different words, lanes of their places with a binary digit of how often they occur); None when there is nothing to join."""
     if len(words_SQ) == 0:
         return None
-    different_SQ, often_S = np.unique(words_SQ, axis=0, return_counts=True)
+    different_SQ, often_S = _count_equal(words_SQ)
     if len(often_S) == len(words_SQ):
         return None
     digits = range(int(often_S.max()).bit_length())
     return different_SQ, [(places, digit) for digit in digits for places in _cut(np.flatnonzero(often_S >> digit & 1))]
+
+
+def _count_equal(words_SQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(words, how often they occur), sorted by a hash, which is ten times faster than by all words. Words are compared themselves, so where two hashes are
+    equal by chance some may come twice: one more lane, the same counts."""
+    key_S = words_SQ[:, 0] * _HASH
+    for q in range(1, words_SQ.shape[1]):
+        key_S = (key_S ^ (key_S >> U(29)) ^ words_SQ[:, q]) * _HASH
+    sorted_SQ = words_SQ[np.argsort(key_S)]
+    starts = np.flatnonzero(np.concatenate([[True], (sorted_SQ[1:] != sorted_SQ[:-1]).any(axis=1)]))
+    return sorted_SQ[starts], np.diff(starts, append=len(sorted_SQ))
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,10 +1,12 @@
 """Bit-sliced SimTier: exact counts for any width of a signature, any edges, any repetition."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.model.hamming import equal_bits_min, hamming_histogram, pool_histogram
+from serving.engine import tier_counts
 from serving.engine.tier_counts import (
     BLOCK,
     LANES,
@@ -53,6 +55,16 @@ def test_compiled_tier_counts_are_the_pooled_hamming_histogram(
     items, behaviours = signatures[:candidates], signatures[candidates:]
     wanted = pool_histogram(hamming_histogram(items, behaviours), edges)
     assert np.array_equal(count_tiers(items, behaviours, edges), wanted)
+
+
+def test_behaviours_whose_hashes_are_equal_by_chance_are_still_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    drawn = rng.integers(0, 256, (9, 16), np.uint8)
+    items, behaviours = drawn[:4], drawn[rng.integers(0, 9, 1_500)]
+    wanted = pool_histogram(hamming_histogram(items, behaviours), (0.5, 0.6, 1.0))
+    assert len(arrange_behaviours(behaviours).words_ZQS) == 1
+    monkeypatch.setattr(tier_counts, "_HASH", np.uint64(0))
+    assert np.array_equal(count_tiers(items, behaviours, (0.5, 0.6, 1.0)), wanted)
 
 
 def test_every_distance_from_equal_to_opposite_is_counted_in_its_own_tier() -> None:

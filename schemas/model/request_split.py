@@ -1,0 +1,114 @@
+"""The split that makes the whole design possible, checked on the network itself: no part of a user reads a candidate, no part of an item reads a user.
+
+Here: a tiny run of all three calls in which every tensor is followed to what is computed from it; a module on the wrong side that touches one is named.
+Not here: what the parts compute (network.py), whether their numbers are finite (dry_run.py). A user part that saw a candidate would have to run once per
+candidate, or be wrong for all but one; nothing else would show it before answers are.
+The joint part runs first, so that candidates it left behind anywhere (an attribute, a closure, a global) are found when the user part reads them.
+Source: request-centric inference ("two-tower separation must be clean").
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from schemas.errors import Misconfigured
+from schemas.model.dry_run import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
+from schemas.model.encode_rows import EncodedRows
+from schemas.model.inputs import FeatureTensors, map_tensors
+
+if TYPE_CHECKING:
+    from schemas.model.network import AifNetwork
+
+CANDIDATE, USER = "candidate", "user"
+
+
+class _Follow(TorchFunctionMode):
+    """Marks what is computed from marked tensors. Between `refuse` and the next one, touching a tensor of that side is an error."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._names = {id(module): name or "network" for name, module in network.named_modules()}
+        self._running: list[str] = []
+        self._marked: dict[int, tuple[frozenset[str], Tensor]] = {}  # with the tensor itself: an id belongs to it only while it lives
+        self._refused, self._part = "", ""
+
+    def mark(self, value: Any, *sides: str) -> Any:
+        """Every tensor of a value is of these sides too."""
+        for tensor in _tensors(value):
+            self._marked[id(tensor)] = self._sides(tensor).union(sides), tensor
+        return value
+
+    def _sides(self, value: Any) -> frozenset[str]:
+        found = [self._marked[id(tensor)][0] for tensor in _tensors(value) if id(tensor) in self._marked]
+        return frozenset().union(*found)
+
+    def refuse(self, side: str, part: str) -> None:
+        """From now on `part` computes, which must not touch this side ("" = nothing is refused)."""
+        self._refused, self._part = side, part
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """A module begins."""
+        self._running.append(self._names.get(id(module), type(module).__name__))
+
+    def leave(self, *_: Any) -> None:
+        """It ended."""
+        self._running.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        sides = self._sides((args, kwargs))
+        if self._refused in sides:
+            where = self._running[-1] if self._running else "network"
+            raise Misconfigured(
+                "split_broken",
+                f"{where} belongs to the {self._part} part and reads a {self._refused} tensor (in {getattr(func, '__name__', func)}); "
+                "the parts of user and item are computed before they meet: move it into the joint part",
+            )
+        result = func(*args, **kwargs)
+        return self.mark(result, *sides) if sides else result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])
+
+
+@torch.inference_mode()
+def check_request_split(network: "AifNetwork") -> None:
+    """Raises Misconfigured (`split_broken`) with the module's name. Random numbers are NumPy's, so torch's stay where they were."""
+    spec, rng = network.spec, np.random.default_rng(SEED)
+    rows = USERS * CANDIDATES
+    stored = EncodedRows(rng.standard_normal((rows, spec.width)).astype(np.float16), rng.random((rows, spec.bridges)).astype(np.float16))
+    users, candidates = draw_users(spec, stored, rng), draw_candidates(spec, stored, rng)
+    items = FeatureTensors.from_block(draw_block(spec.schema.item_half_inputs, rows, rng))
+    device = next(network.parameters()).device
+    users, candidates, items = (map_tensors(one, lambda t: t.to(device)) for one in (users, candidates, items))  # type: ignore[assignment]
+    follow = _Follow(network)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # products of four rows: on a busy machine waiting for other threads takes a hundred times longer
+    hooks = register_module_forward_pre_hook(follow.enter), register_module_forward_hook(follow.leave, always_call=True)
+    try:
+        with follow:
+            states = network.user_states(follow.mark(users, USER))
+            network.joint_logits(states, follow.mark(candidates, CANDIDATE))
+            follow.refuse(USER, "item")
+            network.item_rows(items)
+            follow.refuse(CANDIDATE, "user")
+            network.user_states(users)
+    finally:
+        torch.set_num_threads(threads)
+        for hook in hooks:
+            hook.remove()

@@ -33,6 +33,7 @@ from schemas.limits import (
     NAME_CHARS_MAX,
     RECORD_BYTES_MAX,
     REQUEST_ID_CHARS_MAX,
+    TASKS_MAX,
     TEXT_ID_BYTES_MAX,
     UPDATES_PER_RECORD_MAX,
 )
@@ -119,13 +120,15 @@ class CheckpointRecord(_Strict):
 
 
 class ShownItem(_Strict):
-    """One item of an impression: where it stood, its bid then, the ranking teacher's eCPM if there was one, and the click."""
+    """One item of an impression: where it stood, its bid then, the ranking teacher's eCPM if there was one, the click, and what else came of
+    it: names of tasks that a model may have beside the click, such as "buy"."""
 
     item_id: WireId
     position: Annotated[int, Field(ge=0, lt=ITEMS_PER_IMPRESSION_MAX)]
     bid: Annotated[float, Field(gt=0)]
     teacher_ecpm: Annotated[float, Field(ge=0)] | None = None
     clicked: bool
+    outcomes: Annotated[list[Name], Field(max_length=TASKS_MAX)] = []
 
 
 class ImpressionRecord(_Strict):

@@ -34,6 +34,7 @@ from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs
 from schemas.model.network import AifNetwork
+from schemas.model.score import rank_scores
 from schemas.model.stored_rows import behaviour_row, candidate_rows
 from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
 from schemas.token import VersionToken, decode_token
@@ -189,16 +190,24 @@ class _Auditor:
         known = [i for i, live in zip(asked, live_C.tolist(), strict=True) if live]
         rows = candidate_rows(self._network.spec, self._rows.now.rows_R[np.array(places)[live_C]], one.request.context)
         scores_C, probabilities_CT = self._scores(one, rows)
-        bids_C = rows.bid_BC[0].numpy() if self._network.spec.rank_by == "ecpm" else np.ones(len(known), np.float32)
         reference = Reference(
             {i: place for place, i in enumerate(known)},
             scores_C,
             probabilities_CT,
-            self.tolerance * bids_C + np.finfo(np.float32).tiny,
+            self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy()),
             self.tolerance,
             len(asked) - len(known),
         )
         return check_answer(reference, self._claim(one))
+
+    def _score_tolerance(self, scores_C: np.ndarray, probabilities_CT: np.ndarray, bids_C: np.ndarray) -> np.ndarray:
+        """How far a score may lie away where every probability is off by its tolerance: a score grows with each of them."""
+        spec = self._network.spec
+        low_C, high_C = (
+            rank_scores(spec.rank_terms, spec.tasks, (probabilities_CT + by).clip(0, None), bids_C)
+            for by in (-self.tolerance, self.tolerance)
+        )
+        return np.asarray(np.maximum(high_C - scores_C, scores_C - low_C) + np.finfo(np.float32).tiny)
 
     @torch.inference_mode()
     def _scores(self, one: RecordedAnswer, rows: CandidateRows) -> tuple[np.ndarray, np.ndarray]:

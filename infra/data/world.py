@@ -31,6 +31,9 @@ CHUNK_ITEMS = 65_536
 NOISE_CHUNK_ITEMS = 256  # so that the embedding of one item costs little
 SIGNALS = {"interest": 1.5, "current": 0.7, "style": 0.3, "facet": 0.9, "quality": 0.9, "price": 0.5}
 CLICK_BIAS = -4.5
+# Who clicked buys by other weights: what it costs and how good it is counts more than whether it pleases.
+PURCHASE = {"interest": 0.4, "quality": 0.8, "price": 1.0}
+PURCHASE_BIAS = -0.7
 
 _ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of random numbers: a change in one leaves the others alone
 
@@ -240,6 +243,15 @@ class World:
         for name, values in self._signals(user, item_US).items():
             mean, deviation = self._scales[name]
             logit += self.signals[name] * (values - mean) / deviation
+        return 1 / (1 + np.exp(-logit))
+
+    def purchase_probability(self, user: np.ndarray, item_US: np.ndarray) -> np.ndarray:
+        """The true probability that user row u, having clicked, buys each of its S items, [U, S] float32."""
+        logit = np.full(item_US.shape, PURCHASE_BIAS, np.float32)
+        signals = self._signals(user, item_US)
+        for name, weight in PURCHASE.items():
+            mean, deviation = self._scales[name]
+            logit += weight * (signals[name] - mean) / deviation
         return 1 / (1 + np.exp(-logit))
 
     def true_ecpm(self, user: np.ndarray, item_US: np.ndarray) -> np.ndarray:

@@ -24,7 +24,8 @@ CHUNK_ITEMS = 4_096
 CANDIDATES = 10_000
 RELEVANT = 10
 KINDS = ("click", "buy")
-_SHOWN, _TIMES, _CANDIDATES, _CHANGES, _PROFILES = range(10, 15)
+_SHOWN, _TIMES, _CANDIDATES, _CHANGES, _PROFILES, _BOUGHT = range(10, 16)
+BUY = "buy"  # the outcome that a click may have
 
 _VIEWS = {"style": STYLES, "attribute": QUALITY_ATTRIBUTES, "trait": FACET_WIDTH}  # groups of numeric item features
 
@@ -153,20 +154,26 @@ class WorldCatalogue:
         liked, any_item = (world.draw_in_category(rng, interest), rng.integers(0, size.items, shape))
         item_RS = np.where(np.arange(shape[1]) % 2 == 0, liked, any_item)
         blocks = range(0, len(user_R), 1_024)
-        probability = np.concatenate([world.click_probability(user_R[a : a + 1_024], item_RS[a : a + 1_024]) for a in blocks])
+        probability, purchase = (
+            np.concatenate([of(user_R[a : a + 1_024], item_RS[a : a + 1_024]) for a in blocks])
+            for of in (world.click_probability, world.purchase_probability)
+        )
         time_R = np.sort(NOW_MS - (rng.random(len(user_R)) * 2 * DAY_MS).astype(np.int64))
-        return {"user": user_R, "item": item_RS, "probability": probability, "clicked": rng.random(shape) < probability, "time_ms": time_R}
+        clicked = rng.random(shape) < probability
+        bought = clicked & (world.rng(_BOUGHT).random(shape) < purchase)
+        return {"user": user_R, "item": item_RS, "probability": probability, "clicked": clicked, "bought": bought, "time_ms": time_R}
 
     def impressions(self) -> Iterator[ImpressionRecord]:
         shown, bids = (self._shown, np.round(self.world.items.bid_I.astype(np.float64), 4))
         for r, (user, time_ms) in enumerate(zip(shown["user"].tolist(), shown["time_ms"].tolist(), strict=True)):
             item, bid = shown["item"][r], bids[shown["item"][r]]
             ecpm = np.round(shown["probability"][r] * bid, 6)
-            rows = zip(item.tolist(), bid.tolist(), ecpm.tolist(), shown["clicked"][r].tolist(), strict=True)
+            outcomes = [[BUY] if bought else [] for bought in shown["bought"][r].tolist()]
+            rows = zip(item.tolist(), bid.tolist(), ecpm.tolist(), shown["clicked"][r].tolist(), outcomes, strict=True)
             seen: set[int] = set()
             listed = [
-                ShownItem(item_id=FIRST_ITEM_ID + i, position=position, bid=b, teacher_ecpm=e, clicked=c)
-                for position, (i, b, e, c) in enumerate(rows)
+                ShownItem(item_id=FIRST_ITEM_ID + i, position=position, bid=b, teacher_ecpm=e, clicked=c, outcomes=o)
+                for position, (i, b, e, c, o) in enumerate(rows)
                 if not (i in seen or seen.add(i))
             ]
             context = {"hour": f"h{time_ms // 3_600_000 % 24}"}

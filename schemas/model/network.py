@@ -25,6 +25,7 @@ from schemas.model.hamming import decode_signs
 from schemas.model.head import Head
 from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates, map_tensors
 from schemas.model.item_half import ItemHalf
+from schemas.model.score import rank_scores
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
 from schemas.model.user_half import BehaviourProjection, UserHalf
@@ -76,10 +77,9 @@ class AifNetwork(nn.Module):
         return torch.as_tensor(self.head(states, candidates))
 
     def scores(self, logits_BCT: Tensor, bids_BC: Tensor) -> tuple[Tensor, Tensor]:
-        """(score [..., C], probabilities [..., C, T]): y * bid with y = sigmoid(click logit), or y, by `spec.rank_by`."""
+        """(score [..., C], probabilities [..., C, T]): y * bid with y = sigmoid(click logit), y, or another product, by `spec.rank_by`."""
         probabilities_BCT = torch.sigmoid(logits_BCT)
-        click_BC = probabilities_BCT[..., 0]
-        return (click_BC * bids_BC if self.spec.rank_by == "ecpm" else click_BC), probabilities_BCT
+        return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_BCT, bids_BC), probabilities_BCT
 
 
 def select_user(states: UserStates, index: int) -> UserStates:

@@ -7,13 +7,14 @@ The paper overloads d and d'. Here: `width` (async vector, its d), `bridge_width
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import Misconfigured
 from schemas.features import FeatureSchema, decode_feature_schema
 from schemas.limits import BRIDGES_MAX, HASH_BITS_MAX, TASKS_MAX, TIERS_MAX, WIDTH_MAX
+from schemas.model.score import BID, Terms, decode_rank_by
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class ModelSpec:
     attended_behaviours / simtier_behaviours / sim_behaviours   how many of the latest behaviours Eq. 2-3, SimTier, SIM-hard (per category) see
     tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
     din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
-    rank_by             "ecpm" = y * bid; "click" = y
-    tasks               names of the head's outputs; the first is the click
+    rank_by             "ecpm" = y * bid; "click" = y; or a product of tasks and the bid, "click * buy^0.5 * bid" (score.py)
+    tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression
     """
 
     schema: FeatureSchema
@@ -70,8 +71,24 @@ class ModelSpec:
         require(list(self.tier_edges) == sorted(set(self.tier_edges)) and len(self.tier_edges) < TIERS_MAX, "tier_edges must ascend")
         require(1 <= len(self.tasks) <= TASKS_MAX, f"1 to {TASKS_MAX} tasks, got {self.tasks}")
         require(self.din in ("centred", "raw"), f"din = {self.din!r}, expected centred or raw")
-        require(self.rank_by in ("ecpm", "click"), f"rank_by = {self.rank_by!r}, expected ecpm or click")
-        require(self.rank_by == "click" or self.schema.bid is not None, "rank_by = ecpm needs a feature schema with a bid")
+        require(len(set(self.tasks)) == len(self.tasks) and BID not in self.tasks, f"tasks need names of their own, got {self.tasks}")
+        self._check_rank_by(require)
+
+    def _check_rank_by(self, require: Callable[[bool, str], None]) -> None:
+        try:
+            names = [name for name, _ in self.rank_terms]
+        except ValueError as error:
+            raise Misconfigured("bad_model_spec", f"rank_by = {self.rank_by!r}: {error}") from error
+        unknown = sorted(set(names) - {BID, *self.tasks})
+        require(not unknown, f"rank_by = {self.rank_by!r}: {unknown} are no tasks of the model, which has {self.tasks}")
+        require(names != [BID], "rank_by = bid ranks without the model; name a task")
+        require(BID not in names or self.schema.bid is not None, f"rank_by = {self.rank_by} needs a feature schema with a bid")
+
+    @property
+    def rank_terms(self) -> Terms:
+        """The factors of the score; `ecpm` and `click` mean the first task, whatever its name."""
+        terms = decode_rank_by(self.rank_by)
+        return tuple((self.tasks[0] if self.rank_by in ("ecpm", "click") and name != BID else name, e) for name, e in terms)
 
     @property
     def signature_bytes(self) -> int:

@@ -4,7 +4,8 @@ Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, b
 No leak: a history ends strictly before the impression, an item's row is the latest version not after it. That holds for the items of
 the history, too: serving joins them with the rows of now, so training with the rows of then would learn from what serving never sees.
 
-Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table.
+Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks
+beside the click.
 """
 
 import hashlib
@@ -38,6 +39,7 @@ class Batch:
     bid_BC: Tensor
     teacher_BC: Tensor
     clicked_BC: Tensor
+    outcomes_BCT: Tensor
     mask_BC: Tensor
 
 
@@ -55,6 +57,7 @@ class TrainingSet:
     bid_QC: np.ndarray
     teacher_QC: np.ndarray
     clicked_QC: np.ndarray
+    outcomes_QCT: np.ndarray
     context: FeatureTensors
     skipped_items: int
 
@@ -73,6 +76,7 @@ class TrainingSet:
             bid_BC=torch.from_numpy(self.bid_QC[requests]),
             teacher_BC=torch.from_numpy(self.teacher_QC[requests]),
             clicked_BC=torch.from_numpy(self.clicked_QC[requests]),
+            outcomes_BCT=torch.from_numpy(self.outcomes_QCT[requests]),
             mask_BC=rows_BC != NOT_AN_ITEM,
         )
 
@@ -109,7 +113,7 @@ class TrainingSet:
         for part in (*tables, histories.profiles, histories.bucket_H, histories.kind_H, histories.features, self.context):
             map_tensors(part, lambda t: (found.update(np.ascontiguousarray(t.numpy()).tobytes()), t)[1])
         columns = (self.items.version_R, histories.time_H, histories.item_H, self.time_Q, self.user_Q, self.history_end_Q)
-        for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC):
+        for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC, self.outcomes_QCT):
             found.update(np.ascontiguousarray(column).tobytes())
         return found.hexdigest()[:16]
 
@@ -182,6 +186,7 @@ def join_folded(
         bid_QC=columns.numbers(lambda s: s.bid, 1.0),
         teacher_QC=columns.numbers(lambda s: np.nan if s.teacher_ecpm is None else s.teacher_ecpm, 0.0),
         clicked_QC=columns.numbers(lambda s: s.clicked, 0.0),
+        outcomes_QCT=columns.outcomes(spec.tasks[1:]),
         context=FeatureTensors.from_block(encode_features(spec.schema.of(Scope.CONTEXT), [i.context for i in shown])),
         skipped_items=total - int((row_QC != NOT_AN_ITEM).sum()),
     )
@@ -205,3 +210,8 @@ class _Columns:
         """The same of one number per shown item, float32; a bid of 1e300 is an accepted event, and must not become an infinity in a loss."""
         values = np.fromiter(map(value, self.listed), np.float64, len(self.listed)).clip(max=_NUMBER_MAX)
         return self.padded(values.astype(np.float32), fill)
+
+    def outcomes(self, tasks: Sequence[str]) -> np.ndarray:
+        """Whether each of `tasks` came of each shown item, float32 [Q, C, T]."""
+        nothing_QC0 = np.zeros((*self._used_QC.shape, 0), np.float32)
+        return np.concatenate([nothing_QC0, *(self.numbers(lambda s, t=task: t in s.outcomes, 0.0)[..., None] for task in tasks)], axis=2)

@@ -6,8 +6,12 @@ Here: the choice (`LossWeights`) and its value on a batch. Not here: COPR itself
     click      cross-entropy of y: of the drawn clicks, or with `soft_labels` of the ranking teacher's click probability (its eCPM over the
                bid) where it is known, which tells the same without the noise of one draw
     softmax    each positive against the other items of its request; for catalogues of positives with sampled negatives
+    outcomes   cross-entropy of each task that a model has beside the click: whether it came of the impression, clicked or not, so that its
+               probability is that of the impression too and a product with the bid means something (ESMM, arXiv 1804.07931)
 
-Arrays: B requests, C shown items (padded, masked).
+COPR orders the click's logit; the bid enters it as in the formula that the model ranks by.
+
+Arrays: B requests, C shown items (padded, masked), T tasks beside the click.
 """
 
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from schemas.model.score import bid_exponent
 from streams.training.copr import click_loss, copr_loss, label_gains
 
 
@@ -26,6 +31,7 @@ class LossWeights:
     click: float = 1.0
     softmax: float = 0.0
     soft_labels: bool = False
+    outcomes: float = 1.0
 
 
 DEFAULT_LOSS = LossWeights()
@@ -33,36 +39,50 @@ DEFAULT_LOSS = LossWeights()
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the items of B requests were worth: float32 [B, C] each, and which places hold an item."""
+    """What the items of B requests were worth: float32 [B, C] each, which places hold an item, and what else came of them (None: nothing)."""
 
     bid_BC: Tensor
     teacher_BC: Tensor
     clicked_BC: Tensor
     mask_BC: Tensor
+    outcomes_BCT: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LossValues:
-    """`total` is what is minimised; `copr` and `click` are its parts before weighting, 0 where a part is left out."""
+    """`total` is what is minimised; the others are parts of it before weighting, 0 where a part is left out."""
 
     total: Tensor
     copr: Tensor
     click: Tensor
+    outcomes: Tensor
 
 
-def batch_losses(weights: LossWeights, logits_BC: Tensor, labels: Labels, rank_by: str) -> LossValues:
-    """The losses of click logits. A model that ranks by click orders clicks: bids have no part in its answer, and none in its COPR."""
+def batch_losses(
+    weights: LossWeights, logits_BC: Tensor, labels: Labels, rank_by: str, outcome_logits_BCT: Tensor | None = None
+) -> LossValues:
+    """The losses of click logits and of those of the other tasks. A model that ranks by click orders clicks: bids have no part in its answer,
+    and none in its COPR."""
     nothing = logits_BC.new_zeros(())
-    copr = click = softmax = nothing
+    copr = click = softmax = outcomes = nothing
     if weights.copr:
-        bid_BC = labels.bid_BC if rank_by == "ecpm" else torch.ones_like(labels.bid_BC)
+        bid_BC = labels.bid_BC ** bid_exponent(rank_by)
         copr = copr_loss(logits_BC, bid_BC, label_gains(labels.teacher_BC, labels.clicked_BC, bid_BC), labels.mask_BC)
     if weights.click:
         target_BC = teacher_clicks(labels) if weights.soft_labels else labels.clicked_BC
         click = click_loss(logits_BC, target_BC, labels.mask_BC)
     if weights.softmax:
         softmax = softmax_loss(logits_BC, labels.clicked_BC, labels.mask_BC)
-    return LossValues(weights.copr * copr + weights.click * click + weights.softmax * softmax, copr, click)
+    total = weights.copr * copr + weights.click * click + weights.softmax * softmax
+    if outcome_logits_BCT is not None and labels.outcomes_BCT is not None and outcome_logits_BCT.shape[-1] and weights.outcomes:
+        outcomes = outcome_loss(outcome_logits_BCT, labels.outcomes_BCT, labels.mask_BC)
+        total = total + weights.outcomes * outcomes
+    return LossValues(total, copr, click, outcomes)
+
+
+def outcome_loss(logits_BCT: Tensor, outcomes_BCT: Tensor, mask_BC: Tensor) -> Tensor:
+    """Cross-entropy of each task, mean over shown items, summed over tasks."""
+    return torch.stack([click_loss(logits_BCT[..., t], outcomes_BCT[..., t], mask_BC) for t in range(logits_BCT.shape[-1])]).sum()
 
 
 def teacher_clicks(labels: Labels) -> Tensor:

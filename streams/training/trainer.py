@@ -191,25 +191,30 @@ def train_step(
     weights: LossWeights,
 ) -> Learnt:
     """One step. The user half runs once per request, the item half once per distinct row."""
-    logits_BC = request_logits(network, data, batch, vectors_of)
-    labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC)
-    losses = batch_losses(weights, logits_BC, labels, network.spec.rank_by)
+    logits_BCT = task_logits(network, data, batch, vectors_of)
+    labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC, batch.outcomes_BCT)
+    losses = batch_losses(weights, logits_BCT[..., 0], labels, network.spec.rank_by, logits_BCT[..., 1:])
     optimiser.zero_grad(set_to_none=True)
     losses.total.backward()
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
     applied = bool(norm.isfinite())
     if applied:
         optimiser.step()
-    return Learnt(losses, logits_BC.detach(), applied)
+    return Learnt(losses, logits_BCT[..., 0].detach(), applied)
 
 
 def request_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
     """Click logits [B, C] of a batch, both halves and the joint part."""
+    return task_logits(network, data, batch, vectors_of)[..., 0]
+
+
+def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Logits of every task [B, C, T], the click first."""
     distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)
     vectors_RD, bridge_RN = network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))
     behaviours = _with_vectors(batch.users, vectors_of(batch.rows_BL))
     rows = data.candidate_rows(batch, F.embedding(place_BC, vectors_RD), F.embedding(place_BC, bridge_RN))
-    return network.joint_logits(network.user_states(behaviours), rows)[..., 0]
+    return network.joint_logits(network.user_states(behaviours), rows)
 
 
 def _with_vectors(users: UserInputs, vectors_BLD: Tensor) -> UserInputs:

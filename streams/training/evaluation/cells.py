@@ -25,9 +25,17 @@ from infra.data.world import WorldSize
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
-from streams.training.evaluation.questions import score_questions
+from streams.training.evaluation.questions import score_questions, score_tasks
 from streams.training.evaluation.teacher import teacher_ecpm, with_teacher
-from streams.training.evaluation.world_truth import CHEAP_FEATURES, REPORTED, WorldTruth, measure_any, measure_near, open_truth
+from streams.training.evaluation.world_truth import (
+    CHEAP_FEATURES,
+    REPORTED,
+    WorldTruth,
+    measure_any,
+    measure_near,
+    measure_purchases,
+    open_truth,
+)
 from streams.training.family.codes import with_codes
 from streams.training.family.network import build_network, variant_spec
 from streams.training.family.variant import Variant
@@ -138,11 +146,12 @@ def _taught(plan: CellPlan) -> np.ndarray:
 def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet, progress: Progress) -> tuple[dict[str, UserValues], dict[str, float]]:
     """Every measure of the reported fold; of the tuning fold GAUC alone, which is what is chosen by."""
     truth = plan.truth
-    near_UC = score_questions(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
+    near_UCT = score_tasks(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
+    near_UC = near_UCT[..., 0]
     progress(0.88)
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
     numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
-    found = measure_near(truth, near_UC)
+    found = measure_near(truth, near_UC) | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {})
     if plan.fold == REPORTED:
         questions = truth.questions(data, truth.anywhere)
         any_UC = score_questions(network, questions, BEHAVIOURS_MAX, lambda share: progress(0.88 + 0.12 * share))

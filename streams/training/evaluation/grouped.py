@@ -39,6 +39,7 @@ def ungroup(data: TrainingSet) -> TrainingSet:
         bid_QC=picked(data.bid_QC),
         teacher_QC=picked(data.teacher_QC),
         clicked_QC=picked(data.clicked_QC),
+        outcomes_QCT=picked(data.outcomes_QCT),
         context=map_tensors(data.context, lambda t: t[at]),
     )
 

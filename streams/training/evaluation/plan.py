@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.data.world import WorldSize
+from infra.data.world_catalogue import BUY
 from streams.training.evaluation.cells import CellPlan
 from streams.training.evaluation.world_truth import TUNING
 from streams.training.family.variant import AIF, BASE, BRIDGES, FULL, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
@@ -71,7 +72,7 @@ class TablesPlan:
         table_2 = tuple(v for v in TABLE_2 if v is not MORE_CANDIDATES)
         if self.quick:
             return [Lesson(v) for v in (*table_2, *(v for v in TABLE_3 if v.name in _QUICK_TABLE_3), TEACHER)]
-        return [*(Lesson(v) for v in (*table_2, *BRIDGES, *TABLE_3, TEACHER)), *OTHER_LOSSES.values()]
+        return [*(Lesson(v) for v in (*table_2, *BRIDGES, *TABLE_3, TEACHER, TWO_TASKS)), *OTHER_LOSSES.values()]
 
     @property
     def cells(self) -> list[CellPlan]:
@@ -101,6 +102,12 @@ class TablesPlan:
             for steps, rate in TUNED
             for variant in TUNED_MODELS
         ]
+
+
+# The served network with a second task: whether an impression ends in a purchase.
+TWO_TASKS = dataclasses.replace(
+    AIF, name="aif_two_tasks", title="AIF, click and purchase", sizes=(("tasks", ("click", BUY)), ("rank_by", f"click * {BUY}^0.5 * bid"))
+)
 
 
 def _renamed(variant: Variant, name: str, title: str) -> Variant:

@@ -3,7 +3,7 @@
 Here: questions as a `TrainingSet` over the tables of the training data, and the scores of a network on them. Not here: where candidates
 come from (world_truth.py, retail.py), what a good score is (metrics.py).
 
-Arrays: Q questions, C candidates, B questions of a chunk, R item rows.
+Arrays: Q questions, C candidates, B questions of a chunk, R item rows, T tasks.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from schemas.ids import Id
 from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
-from streams.training.trainer import request_logits
+from streams.training.trainer import task_logits
 
 PAIRS_PER_CHUNK = 8_000
 
@@ -41,22 +41,30 @@ def ask(
         bid_QC=data.items.bid_R.numpy()[np.maximum(row_QC, 0)],
         teacher_QC=nothing_QC,
         clicked_QC=nothing_QC,
+        outcomes_QCT=np.zeros((*row_QC.shape, len(data.spec.tasks) - 1), np.float32),
         context=FeatureTensors.from_block(encoded),
     )
 
 
-@torch.no_grad()
 def score_questions(
     network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
 ) -> np.ndarray:
     """Click logits [Q, C], float32."""
+    return score_tasks(network, questions, behaviours_max, progress)[..., 0]
+
+
+@torch.no_grad()
+def score_tasks(
+    network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
+) -> np.ndarray:
+    """Logits of every task [Q, C, T], float32."""
     network.eval()
     vectors_RD = network.item_rows(questions.items.inputs)[0]
     chunk = max(1, PAIRS_PER_CHUNK // questions.row_QC.shape[1])
     found = []
     for first in range(0, len(questions), chunk):
         batch = questions.batch(np.arange(first, min(first + chunk, len(questions))), behaviours_max)
-        logits_BC = request_logits(network, questions, batch, lambda rows: vectors_RD[rows.clamp(min=0)] * (rows >= 0)[..., None])
-        found.append(logits_BC.numpy())
+        logits_BCT = task_logits(network, questions, batch, lambda rows: vectors_RD[rows.clamp(min=0)] * (rows >= 0)[..., None])
+        found.append(logits_BCT.numpy())
         progress(min(1.0, (first + chunk) / len(questions)))
     return np.concatenate(found)

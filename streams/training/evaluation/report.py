@@ -13,7 +13,7 @@ from streams.training.evaluation.document import Block, Heading, Paragraph, Pict
 from streams.training.evaluation.paper import TABLE_2 as PAPER_2
 from streams.training.evaluation.paper import TABLE_3 as PAPER_3
 from streams.training.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
-from streams.training.evaluation.plan import OTHER_LOSSES, TUNED, TUNED_MODELS, WORLD_SEED, TablesPlan
+from streams.training.evaluation.plan import OTHER_LOSSES, TUNED, TUNED_MODELS, TWO_TASKS, WORLD_SEED, TablesPlan
 from streams.training.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 
 RESULTS, REPORT = "RESULTS.md", "report.html"
@@ -57,7 +57,16 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan) -> Path:
     """RESULTS.md, report.html and their pictures in `folder`; returns the first."""
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
-    sections = (_head(found, plan), _table_2(found), _table_3(found), _bridges(found), _bits(found), _teacher(found), _losses(found))
+    sections = (
+        _head(found, plan),
+        _table_2(found),
+        _table_3(found),
+        _bridges(found),
+        _bits(found),
+        _teacher(found),
+        _losses(found),
+        _tasks(found),
+    )
     blocks = [block for section in (*sections, _tuning(found), _training(found)) for block in section]
     _draw(folder, found)
     path = folder / RESULTS
@@ -188,6 +197,16 @@ def _losses(found: Lookup) -> list[Block]:
     names = ("gauc", "hr_at_100", "calibration")
     rows = [[title, *(found.text(f"world.{model}.{name}", 4) for name in names)] for model, title in titles.items()]
     return [Heading("Losses"), Table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)]
+
+
+def _tasks(found: Lookup) -> list[Block]:
+    prefix = f"world.{TWO_TASKS.name}"
+    if found.number(f"{prefix}.gauc_buy") is None:
+        return []
+    text = f"""One network for clicks and purchases: GAUC of clicks {found.interval(f"{prefix}.gauc", 4)} (AIF alone
+    {found.interval("world.aif.gauc", 4)}), of purchases {found.interval(f"{prefix}.gauc_buy", 4)} by its second task, and
+    {found.interval(f"{prefix}.gauc_buy_by_click", 4)} by its click."""
+    return [Heading("Two tasks"), Paragraph(text)]
 
 
 def _tuning(found: Lookup) -> list[Block]:

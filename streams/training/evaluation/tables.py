@@ -3,7 +3,7 @@
 Here: the names of the figures and their arithmetic. Not here: text and pictures (report.py). A model's value of a user is
 the mean over its seeds; intervals are over users, the same resamples for all, so differences are paired.
 
-    world.<model>.<measure>[_low|_high]        gauc, gauc_new, hr_at_100, recall_at_100, ctr, rpm
+    world.<model>.<measure>[_low|_high]        gauc, gauc_new, hr_at_100, recall_at_100, ctr, rpm; of two tasks gauc_buy, gauc_buy_by_click
     world.<model>.gauc_drop_pt[...]            what an ablation loses against AIF, in points
     world.<model>.gauc_loss_pt[...]            what a model of Table 3 loses against DIN + SimTier
     world.<model>.gauc_seed_sd                 the spread of GAUC over the seeds of a model, where there are several
@@ -31,7 +31,7 @@ from streams.training.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, F
 from streams.training.metrics import UserValues
 
 _COSINE = "mm_din_simtier"
-MEASURES = ("gauc", "gauc_new", "hr_at_100", "recall_at_100", "ctr", "rpm")
+MEASURES = ("gauc", "gauc_new", "gauc_buy", "gauc_buy_by_click", "hr_at_100", "recall_at_100", "ctr", "rpm")
 Means = Callable[[UserValues], np.ndarray]
 ByModel = Mapping[str, Mapping[str, UserValues]]
 

@@ -7,10 +7,11 @@ nothing is chosen by it.
 
     gauc      expected AUC over candidates drawn as impressions are (half from the user's interests), weighted by expected clicks
     gauc_new  the same over candidates that the user has not met
+    gauc_buy  the same of purchases instead of clicks, by the model's second task; gauc_buy_by_click: by its click
     hr_at_100 share of the ten best by true eCPM, of all candidates of the catalogue's sample, found in our hundred best by score
     ctr, rpm  the cascade: our hundred best, of them the teacher's ten best, what those are clicked and what they earn for 1,000 shown
 
-Arrays: U users, C candidates.
+Arrays: U users, C candidates, T tasks.
 """
 
 import functools
@@ -127,6 +128,13 @@ def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValu
         "gauc": expected_aucs(logits_UC, probability_UC),
         "gauc_new": expected_aucs(logits_UC, probability_UC, truth.near_is_new),
     }
+
+
+def measure_purchases(truth: WorldTruth, logits_UCT: np.ndarray) -> dict[str, UserValues]:
+    """gauc_buy of a model of two tasks, by each of them: what the second is worth for what it is for."""
+    world = truth.catalogue.world
+    bought_UC = truth.probabilities(truth.near) * world.purchase_probability(truth.held_out, truth.near)
+    return {name: expected_aucs(logits_UCT[..., t], bought_UC) for t, name in ((1, "gauc_buy"), (0, "gauc_buy_by_click"))}
 
 
 def measure_any(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:

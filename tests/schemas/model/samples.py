@@ -50,6 +50,7 @@ def without(schema: FeatureSchema, *scopes: Scope, **roles: object) -> FeatureSc
 SPECS = {
     "full": ModelSpec(FULL, **_SMALL, item_id_buckets=17, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2),
     "raw_din_two_tasks": ModelSpec(FULL, **_SMALL, din="raw", tasks=("click", "buy")),
+    "two_tasks_by_formula": ModelSpec(FULL, **_SMALL, tasks=("click", "buy"), rank_by="click * buy^0.5 * bid"),
     "image_not_an_input": ModelSpec(dataclasses.replace(FULL, multimodal_is_input=False), **_SMALL),
     "no_multimodal": ModelSpec(without(FULL, multimodal=None), **_SMALL),
     "no_sim": ModelSpec(without(FULL, sim_category=None), **_SMALL),

@@ -75,7 +75,12 @@ def encode_item_rows(network: AifNetwork, items: Sequence[dict[str, object]]) ->
 
 def make_version(spec: ModelSpec, items: int = 300, seed: int = 0) -> Version:
     """A version of `items` random items."""
-    network, raw = make_network(spec, seed).eval(), make_items(items, seed)
+    return version_of(make_network(spec, seed), make_items(items, seed))
+
+
+def version_of(network: AifNetwork, raw: list[dict[str, object]]) -> Version:
+    """A version of this network and these items."""
+    network, spec, items = network.eval(), network.spec, len(raw)
     ids, rows = [item_id(spec.schema.id_kind, i) for i in range(items)], encode_item_rows(network, raw)
     tables = empty_tables(row_layout(spec), items, sum(len(encode_index_key(i)) for i in ids))
     pairs = [(encode_index_key(i), encode_increment(order(), row)) for i, row in zip(ids, rows, strict=True)]

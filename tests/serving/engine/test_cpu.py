@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.model.score import rank_scores
 from serving.engine.changes import encode_ids
 from serving.engine.cpu import CpuScorer
 from serving.engine.user_state import join_behaviours
@@ -19,6 +20,11 @@ def probability_tolerance(version: Version) -> float:
     """Two orders of summation in fp32 differ by at most (terms of the longest sum) x eps x (size of its partial sums, about 1 after the LayerNorms)
     in a logit; a sigmoid's slope is at most 1/4, the other three quarters are for the layers before it."""
     return float(np.finfo(np.float32).eps) * max(p.shape[-1] for p in version.network.head.parameters() if p.ndim == 2)
+
+
+def rank_of(version: Version, probabilities_CT: np.ndarray) -> np.ndarray:
+    """Scores by the spec's formula."""
+    return np.asarray(rank_scores(version.spec.rank_terms, version.spec.tasks, probabilities_CT, version.rows["bid"]))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -35,7 +41,9 @@ def test_probabilities_and_scores_are_those_of_the_reference_network_on_the_same
         wanted_scores, wanted = version.network.scores(version.network.joint_logits(states, rows), rows.bid_BC)
     tolerance = probability_tolerance(version)
     assert np.abs(probabilities - wanted[0].numpy()).max() <= tolerance
-    assert np.abs(scores - wanted_scores[0].numpy()).max() <= tolerance * float(version.rows["bid"].max())
+    more, less = (np.asarray(rank_of(version, (wanted[0].numpy() + by).clip(0, None))) for by in (tolerance, -tolerance))
+    assert (wanted_scores[0].numpy() <= more).all() and (wanted_scores[0].numpy() >= less).all()
+    assert (scores <= more * (1 + 1e-6)).all() and (scores >= less * (1 - 1e-6)).all()
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -1,5 +1,7 @@
 """The join of impressions, histories and items: as of the impression's time, and never later."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -90,3 +92,15 @@ def test_rows_as_of_is_a_plain_search(joined: TrainingSet) -> None:
         begin, end = joined.items.begin_I[number], joined.items.end_I[number]
         not_after = [r for r in range(begin, end) if joined.items.version_R[r] <= at]
         assert row == (not_after[-1] if not_after else begin)
+
+
+def test_outcomes_stand_by_the_models_tasks_and_padded_places_have_none() -> None:
+    spec, events = shop()
+    first, second, *rest = events.impressions
+    items = [first.items[0].model_copy(update={"outcomes": ["buy", "rated"]}), first.items[1]]
+    told = dataclasses.replace(events, impressions=[first.model_copy(update={"items": items}), second, *rest])
+    data = join_events(dataclasses.replace(spec, tasks=("click", "love", "buy")), make_w_hash(1, spec.hash_bits, 16), told)
+    assert data.outcomes_QCT.shape == (*data.row_QC.shape, 2) and data.outcomes_QCT.sum() == 1 == data.outcomes_QCT[0, 0, 1]
+    assert data.batch(np.array([0]), 8).outcomes_BCT.tolist()[0][0] == [0.0, 1.0]
+    one = join_events(spec, make_w_hash(1, spec.hash_bits, 16), told)
+    assert one.outcomes_QCT.shape[-1] == 0

@@ -1,5 +1,6 @@
 """The choice of the loss: each part alone, together, and with the teacher's probabilities as labels."""
 
+import dataclasses
 import math
 
 import pytest
@@ -105,3 +106,24 @@ def test_masked_items_have_no_gradient() -> None:
 def test_gradients_are_those_of_finite_differences(weights: LossWeights) -> None:
     logits, labels = sample()
     assert torch.autograd.gradcheck(lambda x: batch_losses(weights, x, labels, "ecpm").total, (logits.requires_grad_(True),))
+
+
+def test_each_further_task_adds_the_cross_entropy_of_its_own_outcome() -> None:
+    logits, labels = sample()
+    chance = torch.Generator().manual_seed(5)
+    outcomes = (torch.rand(*logits.shape, 2, generator=chance) < 0.3).to(logits.dtype)
+    theirs = torch.randn(*logits.shape, 2, generator=chance, dtype=logits.dtype)
+    with_outcomes = dataclasses.replace(labels, outcomes_BCT=outcomes)
+    alone = batch_losses(LossWeights(), logits, labels, "ecpm").total
+    found = batch_losses(LossWeights(outcomes=0.5), logits, with_outcomes, "ecpm", theirs)
+    expected = sum(click_loss(theirs[..., t], outcomes[..., t], labels.mask_BC) for t in range(2))
+    assert found.total.item() == pytest.approx((alone + 0.5 * expected).item()) and found.outcomes.item() == pytest.approx(expected.item())
+    one_task = batch_losses(LossWeights(), logits, dataclasses.replace(labels, outcomes_BCT=outcomes[..., :0]), "ecpm", theirs[..., :0])
+    assert one_task.total.item() == alone.item()
+
+
+def test_the_bid_enters_copr_as_it_enters_the_formula() -> None:
+    logits, labels = sample()
+    rooted = dataclasses.replace(labels, bid_BC=labels.bid_BC**0.5)
+    by_root = batch_losses(LossWeights(copr=1.0, click=0.0), logits, labels, "click * buy * bid^0.5").total
+    assert by_root.item() == pytest.approx(batch_losses(LossWeights(copr=1.0, click=0.0), logits, rooted, "ecpm").total.item())

@@ -9,7 +9,7 @@ import pytest
 from infra.bench.report import Figures
 from schemas.errors import Misconfigured
 from streams.training.evaluation.cells import Cell
-from streams.training.evaluation.plan import OTHER_LOSSES, plan_tables
+from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
 from streams.training.evaluation.program import TablesOptions, run_tables
 from streams.training.evaluation.report import REPORT, RESULTS, write_report
 from streams.training.evaluation.similarity_cost import make_case
@@ -81,7 +81,7 @@ def test_an_ab_test_sees_the_lift_with_a_wider_interval_than_the_same_users_unde
 
 def test_the_plans_hold_every_model_of_the_tables() -> None:
     quick, full = plan_tables(quick=True), plan_tables(quick=False)
-    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES, TEACHER)} - {MORE_CANDIDATES.name} | set(OTHER_LOSSES)
+    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES, TEACHER, TWO_TASKS)} - {MORE_CANDIDATES.name} | set(OTHER_LOSSES)
     assert {c.variant.name for c in full.cells} == expected and {c.seed for c in full.cells} == {0, 1, 2}
     assert {v.name for v in TABLE_2} - {MORE_CANDIDATES.name} <= {c.variant.name for c in quick.cells}
     assert len({c.file_name for c in full.cells}) == len(full.cells)

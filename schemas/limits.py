@@ -56,6 +56,7 @@ BEHAVIOURS_PER_USER_MAX = 100_000  # what the user view keeps of one user: the n
 REQUEST_ID_CHARS_MAX = 128
 DEADLINE_MS_MAX = 60_000
 UNKNOWN_ITEMS_NAMED_MAX = 100
+CARRIED_STATE_BYTES_MAX = 1 * MIB  # a user state that travels with call 2: 1,000 behaviours of 128 bits in 300 categories are 80 KiB
 QUEUED_REQUESTS_MAX = 256
 USER_STATES_MAX = 10_000
 DELTA_ROWS_PER_APPLY_MAX = 200  # between two batches of requests: 0.1 us a row, so 20 us

@@ -13,7 +13,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from schemas.events import Name, RawFeatures, TimeMs, WireId
-from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX, CANDIDATES_MAX, DEADLINE_MS_MAX, REQUEST_ID_CHARS_MAX, TOP_K_MAX
+from schemas.limits import (
+    BEHAVIOURS_PER_REQUEST_MAX,
+    CANDIDATES_MAX,
+    CARRIED_STATE_BYTES_MAX,
+    DEADLINE_MS_MAX,
+    REQUEST_ID_CHARS_MAX,
+    TOP_K_MAX,
+)
 
 TOP_K_DEFAULT = 100
 DEADLINE_MS_DEFAULT = 200
@@ -21,6 +28,7 @@ DEADLINE_HEADER = "x-aif-deadline-ms"
 
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 Token = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+CarriedState = Annotated[str, StringConstraints(min_length=1, max_length=4 * -(-CARRIED_STATE_BYTES_MAX // 3))]  # Base64
 
 
 class _Body(BaseModel):
@@ -60,7 +68,9 @@ class _Inline(_Body):
 
 
 class UserRequest(_Common, _Inline):
-    """Call 1."""
+    """Call 1. `carry_state`: the answer shall have the state itself, for a call 2 that may go to another server."""
+
+    carry_state: bool = False
 
 
 class _Candidates(_Body):
@@ -70,7 +80,9 @@ class _Candidates(_Body):
 
 
 class RankRequest(_Common, _Candidates):
-    """Call 2."""
+    """Call 2. `user_state`: as call 1's answer had it."""
+
+    user_state: CarriedState | None = None
 
 
 class PrerankRequest(_Common, _Candidates, _Inline):
@@ -98,7 +110,8 @@ class RankedItem(_Body):
 
 
 class UserAnswer(_Body):
-    """Call 1's answer: send `version_token` and `request_id` back with call 2."""
+    """Call 1's answer: send `version_token` and `request_id` back with call 2, and `user_state` where it was asked for (it is missing where it would be
+    larger than call 2 takes: then leave it out)."""
 
     request_id: str
     version_token: str
@@ -106,14 +119,15 @@ class UserAnswer(_Body):
     behaviours: int
     behaviours_without_row: int
     state_bytes: int
+    user_state: CarriedState | None = None
     took_ms: float
 
 
 class RankAnswer(_Body):
     """min(top_k, known) items by score descending, then id ascending; and from what they were computed.
 
-    rung      how the user half was had: "cached" (call 1), "waited" (for call 1), "inline" (computed here), "last_cached" (an older state),
-              "profile_only", "item_prior" (nobody's)
+    rung      how the user half was had: "carried" (it came with call 2), "cached" (call 1), "waited" (for call 1), "inline" (computed here),
+              "last_cached" (an older state), "profile_only", "item_prior" (nobody's)
     degraded  reasons why this answer is less than it could be: "unknown_items", "cold_user", "version_changed", and of the last three rungs
               "older_history", "profile_only", "item_prior"
     """

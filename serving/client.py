@@ -53,8 +53,9 @@ class AifClient:
         behaviours: Sequence[InlineBehaviour] | None = None,
         version_token: str | None = None,
         deadline_ms: int | None = None,
+        carry_state: bool = False,
     ) -> UserAnswer:
-        """Call 1: make the user half now; send `version_token` and `request_id` of the answer with `rank`."""
+        """Call 1: make the user half now; send `version_token` and `request_id` of the answer with `rank`; with `carry_state`, `user_state` too."""
         fields = {
             "user_id": encode_wire_id(user_id),
             "request_id": request_id,
@@ -62,6 +63,7 @@ class AifClient:
             "behaviours": None if behaviours is None else list(behaviours),
             "version_token": version_token,
             "deadline_ms": deadline_ms,
+            "carry_state": carry_state,
         }
         return self._post("/v1/user", _body(UserRequest, fields), UserAnswer)
 
@@ -76,6 +78,7 @@ class AifClient:
         context: Mapping[str, Any] | None = None,
         consistency: str | AtLeast = "latest",
         deadline_ms: int | None = None,
+        user_state: str | None = None,
     ) -> RankAnswer:
         """Call 2: the top-k of some candidates. RejectedInput, Unavailable, Incompatible as the server says."""
         fields = {
@@ -87,6 +90,7 @@ class AifClient:
             "context": dict(context or {}),
             "consistency": consistency,
             "deadline_ms": deadline_ms,
+            "user_state": user_state,
         }
         return self._post("/v1/rank", _body(RankRequest, fields), RankAnswer)
 

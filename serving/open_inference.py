@@ -3,6 +3,7 @@
     inputs    user_id [1], item_ids [C]: INT64 or BYTES, as the catalogue's ids are;  optional: request_id [1] and version_token [1] BYTES, top_k [1]
     outputs   item_ids [A] as the inputs, scores [A] FP32: min(top_k, known candidates), best first
 
+One more input is taken and not listed, because only a client of ours has it: user_state [1] BYTES (carried_state.py).
 What every answer says of itself (version token, rung, degraded, watermark, ...) travels as parameters of the answer.
 Here: tensors to a `RankRequest` and a `Ranked` to tensors, metadata, readiness, statistics, and which versions there are. Not here: bytes and
 paths (open_inference_http.py), messages (grpc_api.py), and how a request is ranked (rank_call.py).
@@ -193,6 +194,7 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> Ran
         "user_id": _plain(decode_ids(_expect(inputs, "user_id", id_type, 1))[0]),
         "request_id": _optional_text(inputs, "request_id") or call.id or None,
         "version_token": pinned_to or token,
+        "user_state": _optional_text(inputs, "user_state"),
         **_decode_parameters(call.parameters),
     }
     if "top_k" in inputs:
@@ -259,7 +261,7 @@ def _tensor(name: str, datatype: str, size: int) -> Mapping[str, Any]:
 
 
 def _by_name(inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
-    known = ("user_id", "item_ids", "request_id", "top_k", "version_token")
+    known = ("user_id", "item_ids", "request_id", "top_k", "version_token", "user_state")
     named: dict[str, Tensor] = {}
     for tensor in inputs:
         if tensor.name not in known or tensor.name in named:

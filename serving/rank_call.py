@@ -88,10 +88,12 @@ class RankCall:
                 return self._describe(plan, result, rung)
 
     def _plan(self, request: Request) -> _Plan:
-        token = decode_token(request.version_token) if request.version_token else None
+        asked = self._users.identify(request)
+        named = request.version_token or (asked.carried and asked.carried.token)
+        token = decode_token(named) if named else None
         pinned = check_consistency(request.consistency, token)
         item_ids = decode_candidates(request.item_ids, self._users.id_kind, self._candidates_max)
-        return _Plan(request, self._users.identify(request), item_ids, token, pinned)
+        return _Plan(request, asked, item_ids, token, pinned)
 
     async def _rank(self, plan: _Plan, deadline: Deadline) -> tuple[RankResult, Rung]:
         version = choose_version(self._engine, plan.token, plan.pinned)

@@ -10,6 +10,7 @@ Here: wiring and order. Not here: what any of the parts does. Errors at the star
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from serving.access import check_exposure
+from serving.carried_state import CarriedStates
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork
 from serving.front import Front
@@ -163,7 +165,8 @@ class RankingServer:
         view = ViewIdentity(self.settings.index.store, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
         bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
         store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
-        users = self.known = Users(store, self.pool, id_kind, self.metrics)
+        carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s, self.engine.device)
+        users = self.known = Users(store, self.pool, id_kind, self.metrics, carried)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()
         rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note)
@@ -233,6 +236,11 @@ def _device(wanted: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _name_index(init: Init) -> str:
+    """The same for every server of an index and for no other index."""
+    return json.dumps(dataclasses.asdict(init), sort_keys=True, default=str)
 
 
 def _check_topics(init: Init, prefix: str) -> None:

@@ -16,6 +16,7 @@ from schemas.ids import Id, IdKind, decode_id
 from schemas.requests import AtLeast, PrerankRequest, RankRequest, UserAnswer, UserRequest
 from schemas.token import VersionToken, decode_token
 from serving.bodies import decode_behaviours
+from serving.carried_state import Carried, CarriedStates
 from serving.deadline import Deadline
 from serving.engine.work import UserState, UserWork
 from serving.paced_engine import PacedEngine
@@ -26,11 +27,12 @@ from serving.user_store import HistoryOffsets, KnownUser, UserStore
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Whose half a request needs. `given`: the history that came in the request, with offsets None."""
+    """Whose half a request needs. `given`: the history that came in the request, with offsets None; `carried`: the half itself came."""
 
     user: Id
     request_id: str
     given: "FoundUser | None" = None
+    carried: Carried | None = None
 
     def key(self, version: int) -> StateKey:
         """Where its state is kept."""
@@ -56,15 +58,19 @@ class FoundUser:
 class Users:
     """Finds users and their kept states. Shared by both calls; runs in the event loop."""
 
-    def __init__(self, store: UserStore, pool: StatePool, id_kind: IdKind, metrics: Metrics) -> None:
+    def __init__(self, store: UserStore, pool: StatePool, id_kind: IdKind, metrics: Metrics, carried: CarriedStates | None = None) -> None:
+        """`carried` None: no states are handed out or taken."""
         self.store, self.pool, self.id_kind, self.metrics = store, pool, id_kind, metrics
+        self.carried = carried or CarriedStates(None, "", 0.0)
         self.flights = Flights()
         self._shown: Counter[str] = Counter()
 
     def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
-        """Who is asked for. Raises RejectedInput (`bad_id`)."""
+        """Who is asked for. Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`)."""
         user, request_id = decode_id(request.user_id, self.id_kind), request.request_id or uuid.uuid4().hex
-        if isinstance(request, RankRequest) or (request.features is None and request.behaviours is None):
+        if isinstance(request, RankRequest):
+            return Asked(user, request_id, carried=None if request.user_state is None else self.carried.open(request.user_state, user))
+        if request.features is None and request.behaviours is None:
             return Asked(user, request_id)
         history = KnownUser(request.features or {}, decode_behaviours(request.behaviours or [], self.id_kind), (-1, -1))
         return Asked(user, request_id, FoundUser(history, None))
@@ -93,7 +99,8 @@ class Users:
         gauge, events = self.metrics.gauge, self.metrics.counter("user_state_events")
         gauge("user_states").set(len(self.pool))
         gauge("user_states_bytes").set(self.pool.size_bytes)
-        now = Counter({**self.pool.events, "joined": self.flights.joined})
+        carried = {f"carried_{event}": count for event, count in self.carried.events.items()}
+        now = Counter({**self.pool.events, "joined": self.flights.joined, **carried})
         for event, count in (now - self._shown).items():
             events.labels(event).inc(count)
         self._shown = now
@@ -116,6 +123,7 @@ class UserCall:
         found = await self._users.find(asked)
         self._engine.check_work(self._engine.predict_ms("user", len(found.history.behaviours)), deadline.left_s())
         state, version_token = await self._state(asked, found, token, pinned, deadline)
+        user_state = self._users.carried.seal(asked.user, version_token, state) if request.carry_state else None
         return UserAnswer(
             request_id=asked.request_id,
             version_token=version_token,
@@ -123,6 +131,7 @@ class UserCall:
             behaviours=state.behaviours,
             behaviours_without_row=state.behaviours_without_row,
             state_bytes=state.size_bytes,
+            user_state=user_state,
             took_ms=deadline.took_ms(),
         )
 

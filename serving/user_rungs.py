@@ -49,6 +49,8 @@ class UserRungs:
         if version is None or asked.given is not None:  # a request that brings its own history is its own call 1
             found = await self._users.find(asked)
             return Half(Rung.INLINE, work=found.work(version and version.version), found=found)
+        if asked.carried is not None and asked.carried.state.version == version.version:
+            return Half(Rung.CARRIED, asked.carried.state)
         lease = self._kept(asked, version.version)
         if lease is not None:
             return Half(Rung.CACHED, lease.state, lease=lease)

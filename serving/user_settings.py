@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from infra.folders import user_data_dir
 from infra.settings import Section
@@ -21,6 +21,8 @@ class UsersSection(Section):
     states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
     states_bytes_max: int = Field(512 * MIB, ge=MIB)
     states_ttl_s: float = Field(600.0, gt=0)  # an older state is not used, also not for want of a better one
+    # With a key, call 1 hands out a user's state on request, signed with it, and call 2 takes it back: any server with the same key and index does.
+    carried_state_key: SecretStr | None = Field(None, min_length=16)
     queued_work_max: float = Field(
         QUEUED_WORK_MAX, ge=1
     )  # times the mean work that may wait for the engine; a request beyond is refused at once

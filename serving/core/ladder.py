@@ -1,5 +1,6 @@
 """The ladder: how call 2 comes by the user half when call 1 is late, lost or of another version (protocol C9), as a table.
 
+    carried       call 2 brought call 1's state itself                             nothing is lost
     cached        call 1's state is there                                          nothing is lost
     waited        call 1 is being computed now and will end in time                nothing is lost
     inline        the user half is made in call 2's own turn of the engine         nothing is lost, call 2 is slower
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 class Rung(enum.StrEnum):
     """How the user half of an answer was had; the value is in the answer."""
 
+    CARRIED = "carried"
     CACHED = "cached"
     WAITED = "waited"
     INLINE = "inline"
@@ -47,6 +49,7 @@ class Situation:
     rank_ms: float = 0.0
     inline_ms: float = 0.0
     profile_ms: float = 0.0
+    has_carried: bool = False
     has_state: bool = False
     flight_ms: float | None = None
     has_last: bool = False
@@ -57,6 +60,7 @@ class Situation:
 
 
 _TABLE: Sequence[tuple[Rung, Callable[[Situation], bool]]] = (
+    (Rung.CARRIED, lambda s: s.has_carried),
     (Rung.CACHED, lambda s: s.has_state),
     (Rung.WAITED, lambda s: s.flight_ms is not None and max(s.flight_ms, s.queue_ms) + s.rank_ms <= s.left_ms),
     (Rung.INLINE, lambda s: s.has_time_for(s.inline_ms)),

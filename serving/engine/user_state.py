@@ -85,12 +85,13 @@ def build_user_state(network: AifNetwork, version: int, tables: Tables, work: Us
     inputs = map_tensors(UserInputs(profile, behaviours), lambda t: t.to(device))
     states = map_tensors(network.user_states(inputs), lambda t: t.clone())  # a view would keep a whole history alive
     folded = fold_user(network.head, states) if folds else None
-    size_bytes = _size_bytes(states) + (folded.size_bytes if folded else 0)
+    size_bytes = count_bytes(states) + (folded.size_bytes if folded else 0)
     cold = not work.profile and not work.behaviours
     return EngineUserState(version, states, folded, size_bytes, len(work.behaviours), missing, cold)
 
 
-def _size_bytes(value: object) -> int:
+def count_bytes(value: object) -> int:
+    """Memory of all tensors in a dataclass of them."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
-    return sum(_size_bytes(getattr(value, f.name)) for f in dataclasses.fields(value))  # type: ignore[arg-type]
+    return sum(count_bytes(getattr(value, f.name)) for f in dataclasses.fields(value))  # type: ignore[arg-type]

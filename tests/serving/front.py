@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.metrics import Metrics
 from schemas.ids import IdKind
+from serving.carried_state import CarriedStates
 from serving.front import Front as SharedFront
 from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
@@ -58,9 +59,10 @@ def open_front(
     states: StatePool | None = None,
     index: bool = True,
     tls: Tls | None = None,
+    carried: CarriedStates | None = None,
 ) -> Iterator[Front]:
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_view(Path(folder), id_kind, 4)) as store:
-        yield from _open_front(engine, id_kind, settings, states, index, tls, store)
+        yield from _open_front(engine, id_kind, settings, states, index, tls, store, carried)
 
 
 def _open_front(
@@ -71,10 +73,11 @@ def _open_front(
     index: bool,
     tls: Tls | None,
     store: UserStore,
+    carried: CarriedStates | None,
 ) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
     metrics, states = Metrics(), StatePool(100, 1 << 20) if states is None else states
-    users = Users(store, states, id_kind, metrics)
+    users = Users(store, states, id_kind, metrics, carried)
     paced = PacedEngine(engine, metrics)
     front = Front("", engine, store, states, users, paced, metrics)
     opened, stop = threading.Event(), threading.Event()

@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from schemas.limits import BODY_BYTES_MAX
 from schemas.token import VersionToken
+from serving.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_answer
 from serving.core.tensors import Tensor, encode_raw
 from serving.engine.cpu import CpuScorer
@@ -50,7 +52,7 @@ def front() -> Iterator[Front]:
     scorer, token = CpuScorer(version.network, 1, version.tables), VersionToken(1, 0, "1" * 8)
     engine.install(Resident(token, version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(30)
     engine.rows = 40  # type: ignore[attr-defined]
-    with open_front(engine) as opened:
+    with open_front(engine, carried=CarriedStates(SecretStr("a key of the tests"), "index", 600)) as opened:
         yield opened
     engine.close()
 
@@ -288,3 +290,42 @@ def test_clients_that_go_away_leave_no_request_in_work(front: Front, client: htt
     while time.monotonic() < end and front.in_work() > 0:
         assert client.get("/v2/health/live").status_code == 200
     assert front.in_work() == 0
+
+
+@pytest.fixture(scope="module")
+def carried(client: httpx.Client) -> str:
+    """A valid state of user 1, as call 1 gave it out."""
+    answer = client.post("/v1/user", json={**USER, "carry_state": True})
+    return str(answer.json()["user_state"])
+
+
+def infer_with_state(state: bytes) -> bytes:
+    tensors = [*TENSORS, Tensor("user_state", "BYTES", (1,), [state])]
+    inputs = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors]
+    message: Any = pb.ModelInferRequest(model_name="prerank", inputs=inputs, raw_input_contents=[encode_raw(one) for one in tensors])
+    return bytes(message.SerializeToString())
+
+
+def test_a_damaged_user_state_is_refused_by_name_on_every_route(client: httpx.Client, channel: grpc.Channel, carried: str) -> None:
+    def post(state: str) -> list[httpx.Response]:
+        inputs = [*JSON_INFER["inputs"], {"name": "user_state", "datatype": "BYTES", "shape": [1], "data": [state]}]  # type: ignore[misc]
+        bodies = {"/v1/rank": {**RANK, "user_state": state}, INFER: {"inputs": inputs}}
+        return [client.post(path, json=body) for path, body in bodies.items()]
+
+    assert [answer.status_code for answer in post(carried)] == [200, 200] and post(carried)[0].json()["rung"] == "carried"
+    assert ask(channel, "ModelInfer", infer_with_state(carried.encode())) is grpc.StatusCode.OK
+
+    @settings(FUZZ, max_examples=60)
+    @given(damaged(carried.encode()))
+    @example(b"")
+    @example(b"AAAA")
+    @example(carried.encode() + b"AAAA")
+    def fuzz(raw: bytes) -> None:
+        if raw == carried.encode():
+            return
+        for answer in post(raw.decode(errors="replace")):
+            check_answer(answer)
+            assert raw == b"" or answer.json()["code"] in ("bad_user_state", "bad_request"), answer.text
+        assert ask(channel, "ModelInfer", infer_with_state(raw)) in ALLOWED
+
+    fuzz()

@@ -4,12 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from infra.clock import SystemClock
 from infra.control_log import ControlLog
+from infra.kafka.admin import apply_topics
 from infra.kafka.reader import SourceRecord
+from infra.metrics import Metrics
+from infra.processes import wait_until
 from schemas.events import ServerReport, encode_record
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
+from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
+from serving.reports import Reporter
 from streams.core.misbehaviour import Book, Report, ReportRules
 from streams.rollback import RollbackWatch
 from streams.server_reports import ServerReports
@@ -71,3 +77,15 @@ def test_a_report_is_read_as_it_was_sent_and_what_is_none_is_passed_over() -> No
         reports.take(record(wrong))
     assert reports.passed_over == 4 and len(reports.book()) == 1
     reports.close()
+
+
+def test_what_a_server_sends_is_what_a_worker_hears(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    reports = ServerReports(bootstrap_servers, topic_prefix, SystemClock())
+    reporter = Reporter(Metrics(), bootstrap_servers, topic_prefix, "host:1", 0.05, lambda: VersionToken(4, 0, "aaaaaaaa"))
+    reports.start()
+    reporter.start()
+    wait_until(lambda: ("host:1", 4) in reports.book(), 120, "a report to arrive", poll_s=0.02)
+    reporter.close()
+    reports.close()
+    assert reports.passed_over == 0

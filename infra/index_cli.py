@@ -44,6 +44,7 @@ def list_versions(as_json: AsJson = False) -> None:
 def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
     from infra.index_parts import read_manifest
+    from schemas.index.manifest import WORK_SKIPPED
 
     settings = _settings()
     log = _open_log(settings)
@@ -57,6 +58,8 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
             "rows": manifest.rows,
             "digest": manifest.digest,
             "data_digest": manifest.data_digest,
+            "work_done": {cause: n for cause, n in manifest.work.items() if cause not in WORK_SKIPPED},
+            "work_skipped": {cause: n for cause, n in manifest.work.items() if cause in WORK_SKIPPED},
             "lsh_version": manifest.lsh_version,
             "row_bytes": manifest.layout.row_bytes,
             "columns": [f"{c.name}:{c.dtype}[{c.width}]" for c in manifest.layout.columns],

@@ -38,7 +38,7 @@ METRICS = (
     Metric("updates_superseded", "counter", "Updates that lost to a newer order.", ("topic", "shard")),
     Metric("dead_letters", "counter", "Rejected updates, by reason.", ("topic", "disposition")),
     Metric("rows_encoded", "counter", "Rows through the item half.", ("shard",)),
-    Metric("rows_skipped", "counter", "Rows that needed no network.", ("shard",)),
+    Metric("work_skipped", "counter", "Rows that needed no network, and updates that needed no row, by cause.", ("shard", "cause")),
     Metric("micro_batch_seconds", "histogram", "One micro-batch from read to written.", ("shard",), _FRESHNESS_S),
     Metric("batch_stage_seconds", "histogram", "One micro-batch, by stage: decode, fold, rows, write.", ("stage",), _STAGE_S),
     Metric("stored_seconds", "histogram", "From a record's time to written in its shard.", ("topic",), _FRESHNESS_S),

@@ -55,7 +55,10 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True)
 class SealJob:
-    """Which shard of which revision to seal. `delta_position` was read before the checkpoint directory was made (sealer.py)."""
+    """Which shard of which revision to seal. `delta_position` was read before the checkpoint directory was made (sealer.py).
+
+    built: rows of the full part by cause, for the seal's counts.
+    """
 
     version: int
     revision: int
@@ -65,6 +68,7 @@ class SealJob:
     full: Part
     delta_position: int = -1
     checkpoint_directory: str = ""
+    built: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

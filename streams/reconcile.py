@@ -26,7 +26,7 @@ from schemas.errors import AifError
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import SERVABLE, EntryKind
-from schemas.index.manifest import Seal
+from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.build_jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
@@ -269,7 +269,7 @@ class Reconciler:
                 return self._build_job(status, action, known, directory)
             assert known.full is not None, action
             common = (status.checkpoint_sha256, status.encoder_fingerprint, known.full)
-            unprepared = SealJob(action.version, action.revision, action.shard, *common)
+            unprepared = SealJob(action.version, action.revision, action.shard, *common, built=known.built)
             return prepare_seal(unprepared, self._seal_points.pop(action), functools.partial(create_checkpoint, task), directory)
 
         self._jobs.begin((action.shard, action.version), task, prepare)
@@ -374,7 +374,8 @@ def _accept_full(shard: Shard, job: BuildJob, result: BuildResult) -> bool:
         return False
     if any(result.source_offsets[topic] < began for topic, began in known.building_from_offsets.items()):
         return False
-    shard.update_version(job.version, full=result.part, sealed_increments=0)
+    built = {BUILD_COMPUTED: result.part.rows - result.reused, BUILD_TAKEN_OVER: result.reused}
+    shard.update_version(job.version, full=result.part, sealed_increments=0, built=built)
     return True
 
 

@@ -68,6 +68,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         merged = merge_parts(encoder.layout, read_full_part(store, job.full, encoder.layout), reader.scan_increments(job.version))
         digest = digest_blocks(encoder, merged, progress)
         source_offsets, source_ms = reader.next_offsets, reader.source_ms
+        work = reader.work_of(job.version) | dict(job.built)
     seal = Seal(
         job.shard,
         job.full,
@@ -79,6 +80,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         digest.data_hexdigest,
         job.encoder_fingerprint,
         source_ms,
+        work,
     )
     failpoint("before-seal")
     store.put_bytes(seal_path(job.version, job.revision, job.shard, new_unique()), encode_seal(seal))

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from streams.core.shard_state import (
     encode_identity,
     encode_shard_state,
     encode_shard_version,
+    fold_work,
 )
 from streams.core.stale import dependencies_of
 from streams.shard_decode import DecodedRecord, decode_source_record
@@ -171,7 +173,7 @@ class Shard:
         after = self._advanced(decoded, counts)
         self._put_components(batch, items.values())
         watch.lap(result, "fold")
-        self._put_rows(batch, list(items.values()), after, outgoing, result)
+        after = fold_work(after, self._put_rows(batch, list(items.values()), after, outgoing, result))
         watch.lap(result, "rows")
         self._commit(batch, after, outgoing)
         watch.lap(result, "write")
@@ -208,8 +210,11 @@ class Shard:
             if item.embedding is not None and item.embedding is not item.before_embedding:
                 batch.put(EMBEDDINGS, item.key, encode_embedding_component(item.embedding))
 
-    def _put_rows(self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: Outgoing, result: BatchResult) -> None:
-        """Rows and deltas for EVERY version that receives increments."""
+    def _put_rows(
+        self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: Outgoing, result: BatchResult
+    ) -> dict[int, Counter[str]]:
+        """Rows and deltas for EVERY version that receives increments; the work of each."""
+        done: dict[int, Counter[str]] = {}
         for version, encoder in sorted(self._encoders.items()):
             prefix = increment_prefix(version)
             rows = encode_row_changes(
@@ -223,7 +228,9 @@ class Shard:
             if rows.changes:
                 self._add_deltas(version, rows.changes, after, outgoing)
             result.work += rows.work
+            done[version] = rows.work
         self._add_watermark_if_due(after, outgoing)
+        return done
 
     def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: Outgoing) -> None:
         """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""

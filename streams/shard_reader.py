@@ -53,6 +53,10 @@ class ShardReader:
         """Next offset per source topic at the checkpoint."""
         return dict(self.state.next_offsets)
 
+    def work_of(self, version: int) -> dict[str, int]:
+        """Rows computed and work that was not needed for a version since it began here, by cause."""
+        return dict(self.state.work.get(str(version), {}))
+
     @property
     def source_ms(self) -> int:
         """Record time of the newest source record in it, 0 = none."""

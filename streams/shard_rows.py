@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from schemas.index.layout import ORDER, RowLayout, decode_increment
+from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
 from schemas.model.spec import ModelSpec
 from streams.core.item_change import ItemChange
 from streams.core.item_state import encode_order, order_of
@@ -21,8 +22,7 @@ from streams.core.stale import Dependencies, Stale
 
 # Work skipped and done, by cause; counted for people, not part of any invariant.
 _VECTOR, _SIGNATURE = int(Stale.VECTOR), int(Stale.SIGNATURE)  # operators of flags cost more than the rest of the plan
-ENCODED, REWRITTEN, REMOVED = "rows_encoded", "rows_rewritten", "rows_removed"
-SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "skipped_identical", "skipped_no_features"
+REMOVED = "rows_removed"
 
 
 class RowEncoder(Protocol):

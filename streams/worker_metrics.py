@@ -12,13 +12,12 @@ from infra.kafka.admin import end_offsets
 from infra.metrics import Metrics
 from infra.rocks import DiskFacts
 from schemas.index.lifecycle import State
+from schemas.index.manifest import ENCODED, WORK_SKIPPED
 from schemas.topics import SHARD_TOPICS
 from streams.batch_result import BatchResult
-from streams.shard_rows import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
 
 EndOffsets = Callable[[str], Mapping[int, int]]  # by whole topic name
 Place = tuple[str, int]  # topic, shard
-_SKIPPED = (REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES)
 _SEEN_MAX = 1_000  # observations of one partition's end that are kept
 _CLOCK_AHEAD_MS = 1_000
 _OF_DISK = ("shard_keys", "shard_bytes", "shard_compaction_debt_bytes")
@@ -64,7 +63,8 @@ class WorkerMetrics:
         for (topic, disposition), count in result.dead_letters.items():
             counter("dead_letters").labels(topic, disposition).inc(count)
         counter("rows_encoded").labels(shard).inc(result.work[ENCODED])
-        counter("rows_skipped").labels(shard).inc(sum(result.work[cause] for cause in _SKIPPED))
+        for cause in WORK_SKIPPED & result.work.keys():
+            counter("work_skipped").labels(shard, cause).inc(result.work[cause])
         self._metrics.histogram("micro_batch_seconds").labels(shard).observe(seconds)
         for stage, spent_s in result.stage_s.items():
             self._metrics.histogram("batch_stage_seconds").labels(stage).observe(spent_s)

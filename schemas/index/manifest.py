@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
@@ -16,6 +16,11 @@ from schemas.index.digest import version_digest
 from schemas.index.layout import FORMAT, RowLayout, decode_layout
 from schemas.limits import MANIFEST_BYTES_MAX
 from schemas.token import VersionToken
+
+# Causes in a seal's `work`. The first of each line is work done, the others are work that was not needed.
+ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "rows_rewritten", "skipped_identical", "skipped_no_features"
+BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
+WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Seal:
     source_offsets   next offset per shard topic: what is before is in the parts
     rows, digest, data_digest   of the merged view
     source_ms        record time of the newest source record in the parts, 0 = none: how fresh a reader of these parts alone is
+    work             by cause: rows computed, rows and updates that needed no network, since the version began in this shard
     """
 
     shard: int
@@ -57,6 +63,7 @@ class Seal:
     data_digest: str
     encoder_fingerprint: str
     source_ms: int = 0
+    work: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,12 @@ class Manifest:
     def rows(self) -> int:
         """Items in the version when it was sealed."""
         return sum(s.rows for s in self.seals)
+
+    @property
+    def work(self) -> dict[str, int]:
+        """Work of all shards, by cause."""
+        causes = sorted({cause for seal in self.seals for cause in seal.work})
+        return {cause: sum(seal.work.get(cause, 0) for seal in self.seals) for cause in causes}
 
     @property
     def digest(self) -> str:

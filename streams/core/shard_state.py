@@ -49,6 +49,7 @@ class ShardVersion:
     building_from_offsets  next offsets when its increments began: a full part must not be older (B6)
     full                   its full part once built; sealed_revision: last revision this shard has sealed, -1 = none
     sealed_increments      rows of the last sealed incremental part, 0 after the full part was written anew
+    built                  rows of the full part by cause: computed, taken over
     """
 
     version: int
@@ -60,22 +61,36 @@ class ShardVersion:
     full: Part | None = None
     sealed_revision: int = -1
     sealed_increments: int = 0
+    built: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """What changes with every micro-batch. `source_ms` is the record time of the newest source record, 0 before the first."""
+    """What changes with every micro-batch. `source_ms` is the record time of the newest source record, 0 before the first.
+
+    work: by version (as text) and cause, rows computed and work that was not needed, since the version began here (shard_rows.py).
+    """
 
     next_offsets: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(SHARD_TOPICS, 0))
     counters: Counters = field(default_factory=lambda: {topic: TopicCounts() for topic in SHARD_TOPICS})
     next_outbox: int = 0
     next_delta: int = 0
     source_ms: int = 0
+    work: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def delta_offsets(self) -> tuple[int, int]:
         """Next offsets in the order of a delta header."""
         return self.next_offsets[SHARD_TOPICS[0]], self.next_offsets[SHARD_TOPICS[1]]
+
+
+def fold_work(state: ShardState, done: Mapping[int, Mapping[str, int]]) -> ShardState:
+    """The state with the work of one batch, by version; versions that did not take part are over and forgotten."""
+    work = {}
+    for version, causes in done.items():
+        before = state.work.get(str(version), {})
+        work[str(version)] = {cause: before.get(cause, 0) + causes.get(cause, 0) for cause in before.keys() | causes.keys()}
+    return dataclasses.replace(state, work=work)
 
 
 _COUNTS = tuple(f.name for f in dataclasses.fields(TopicCounts))

@@ -194,3 +194,21 @@ def test_a_shard_takes_no_batch_before_every_published_version_is_started(world:
     worker.settle()
     assert world.reader(4) == world.oracle(4)
     worker.close()
+
+
+def test_the_work_of_a_version_and_what_it_was_spared_is_in_its_seals_by_cause(world: World, worker: Worker) -> None:
+    fill(world, 100)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    world.publish_items(upsert(7, 5, category=1, price=3.0), upsert(8, 5, category=1, price=3.0))
+    world.publish_items(upsert(7, 6, category=1, price=3.0, stock=5), upsert(8, 6, category=1, price=3.0), delete(9, 9))
+    worker.step()
+    world.publish_items(upsert(7, 7, category=1, price=3.0, stock=6))
+    worker.settle()
+    world.write(Entry(EntryKind.WANT, 0, version=4, revision=1, cause="revise"))
+    worker.settle()
+    work = world.manifest(4).work
+    assert work["build_computed"] == 98 and work["build_taken_over"] == 0
+    assert work["rows_encoded"] == 2 and work["rows_rewritten"] == 1 and work["rows_removed"] == 1
+    assert worker.tasks[0].shard.state.work.keys() == {"4"}

@@ -4,6 +4,7 @@ from collections import Counter
 
 from infra.metrics import Metrics
 from infra.rocks import DiskFacts
+from schemas.index.manifest import WORK_SKIPPED
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.batch_result import BatchResult
 from streams.core.shard_state import TopicCounts
@@ -31,7 +32,8 @@ def test_a_batch_is_counted_by_topic_disposition_and_work() -> None:
     assert shown(metrics, "aif_updates_superseded_total", **place) == 6
     assert shown(metrics, "aif_dead_letters_total", topic=ITEM_FEATURES, disposition="schema") == 2
     assert shown(metrics, "aif_rows_encoded_total", shard="3") == 8
-    assert shown(metrics, "aif_rows_skipped_total", shard="3") == 16
+    skipped = {cause: shown(metrics, "aif_work_skipped_total", shard="3", cause=cause) for cause in WORK_SKIPPED}
+    assert skipped == {"rows_rewritten": 4, "skipped_identical": 10, "skipped_no_features": 2, "build_taken_over": None}
     assert shown(metrics, "aif_micro_batch_seconds_sum", shard="3") == 0.5
     assert shown(metrics, "aif_micro_batch_seconds_count", shard="3") == 2
 

@@ -1,6 +1,7 @@
 """`aif eval data`: one model, trained on a catalogue that a mapping file describes, against the plain scores that it must beat.
 
 Here: the held-out users' candidates as a matrix, the plain scores, measures and figures. Not here: reading files (infra/data), training.
+Histories are as long as SimTier sees them: most of what a shop's heavy buyers buy again they bought long ago.
 Histories and item features are as of the evaluation time; nothing later is in the events (infra/data/mapped_catalogue.py).
 
     popularity   what the catalogue calls popularity (positives of the last days, or clicks times bid)
@@ -36,6 +37,7 @@ from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.losses import DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices
+from streams.training.similarity_start import start_from_similarity
 from streams.training.trainer import TrainOptions, default_spec, fit
 
 USERS_MAX = 100_000
@@ -87,7 +89,8 @@ def run_data(options: DataOptions) -> Figures:
     spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, "hash_bits": options.hash_bits})
     data = join_events(spec, _w_hash(spec), read_events(catalogue), every_item=True)
     network = AifNetwork(spec, _w_hash(spec))
-    report = fit(network, data, _train_options(options))
+    start_from_similarity(network)
+    report = fit(network, data, _train_options(options, spec))
     evaluation = catalogue.evaluation()
     candidates = collect_candidates(evaluation)
     measured = {name: measure(candidates, scores) for name, scores in plain_scores(candidates).items()}
@@ -104,8 +107,9 @@ def run_data(options: DataOptions) -> Figures:
     return figures
 
 
-def _train_options(options: DataOptions) -> TrainOptions:
+def _train_options(options: DataOptions, spec: ModelSpec) -> TrainOptions:
     return TrainOptions(
+        behaviours_max=spec.simtier_behaviours,
         steps_max=options.steps,
         seed=options.seed,
         learning_rate=options.learning_rate,
@@ -150,7 +154,7 @@ def plain_scores(candidates: Candidates) -> dict[str, np.ndarray]:
 def model_scores(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, candidates: Candidates) -> np.ndarray:
     """The network's scores [U, C]; an item that the log does not describe comes last."""
     questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
-    logits_UC = score_questions(network, questions, TrainOptions.behaviours_max).astype(np.float64)
+    logits_UC = score_questions(network, questions, network.spec.simtier_behaviours).astype(np.float64)
     scores_UC = 1 / (1 + np.exp(-logits_UC)) * (questions.bid_QC if network.spec.rank_by == "ecpm" else 1.0)
     return np.where(questions.row_QC >= 0, scores_UC, -1.0)
 

@@ -1,10 +1,14 @@
-"""Named places at which a process can be told to die, for tests of crashes: `failpoint("after-write")`. Off by default: then it does nothing.
+"""Named places at which a process can be told to die, and disks that can be told to fail, for tests of crashes. Off by default: then it does nothing.
 
-The environment variable FAILPOINT switches one on: `NAME:PASSES:FILE` kills the process with SIGKILL, as the kernel would, when it passes NAME for the
-PASSES-th time, and makes FILE first, so that whoever set it knows. Children inherit it. Not here: who kills and what must hold (infra/bench/crash.py).
+`failpoint("after-write")`: the environment variable FAILPOINT switches one on. `NAME:PASSES:FILE` kills the process with SIGKILL, as the kernel would,
+when it passes NAME for the PASSES-th time, and makes FILE first, so that whoever set it knows. Children inherit it.
+`failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, every write to a database or an index
+store on a disk fails with ENOSPC or EIO, in every process that inherits it.
+Not here: who kills and what must hold (infra/bench/crash.py).
 Invariant: a name that is not in FAILPOINTS can neither be passed nor armed, so the list is complete.
 """
 
+import errno
 import os
 import signal
 import threading
@@ -17,6 +21,11 @@ VARIABLE = "FAILPOINT"  # not AIF_...: it is no setting
 WRITING = ("before-write", "after-write", "after-outbox-send", "before-outbox-confirm", "before-checkpoint")  # passed all the time
 VERSIONING = ("after-building", "before-seal", "after-manifest", "before-control-append", "after-control-append", "before-snapshot")
 FAILPOINTS = frozenset((*WRITING, *VERSIONING))
+
+
+DISK_VARIABLE = "FAILING_DISK"
+DISK_FULL, DISK_BROKEN = "full", "broken"
+_DISK_ERRORS = {DISK_FULL: errno.ENOSPC, DISK_BROKEN: errno.EIO}
 
 
 class _Armed:
@@ -54,3 +63,14 @@ def failpoint(name: str) -> None:
     if _ARMED is not None and _ARMED.name == name:
         _ARMED.take_pass()
     assert name in FAILPOINTS, name
+
+
+_DISK = os.environ.get(DISK_VARIABLE)
+
+
+def failing_disk() -> OSError | None:
+    """What a write to the disk must fail with now."""
+    if _DISK is None:
+        return None
+    number = next((number for name, number in _DISK_ERRORS.items() if Path(_DISK, name).exists()), 0)
+    return OSError(number, os.strerror(number)) if number else None

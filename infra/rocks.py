@@ -34,6 +34,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from infra.failpoints import failing_disk
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 DEFAULT_FAMILY = "default"
@@ -176,7 +177,10 @@ class Database:
 
     def _open(self) -> None:
         access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
+        self._failed = ""
         with MappedErrors(self.path, "open"):
+            if not self.read_only:
+                self._fail_as_told()
             found = Rdict.list_cf(str(self.path), _options(False)) if (self.path / "CURRENT").exists() else []
             names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
             families = {name: _options(False) for name in sorted(names)}
@@ -230,7 +234,15 @@ class Database:
     def write(self, batch: Batch, sync: bool = False) -> None:
         """Apply a batch, all or nothing. `sync`: also safe from a power cut (a kill never loses a write)."""
         with MappedErrors(self.path, f"write of {len(batch)} changes"):
+            self._fail_as_told()
             self._database.write(batch.raw, _write_options(sync))
+
+    def _fail_as_told(self) -> None:
+        """A disk that is told to fail (infra/failpoints.py): as RocksDB, the handle goes on failing until it is opened again."""
+        failing = failing_disk()
+        self._failed = self._failed or (f"IO error: {failing.strerror}: While appending to file" if failing else "")
+        if self._failed:
+            raise Exception(self._failed)  # what rocksdict raises
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""

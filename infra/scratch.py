@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from infra.failpoints import failing_disk
 from infra.files import TEMPORARY_PREFIX
 from schemas.errors import Unavailable
 
@@ -60,6 +61,9 @@ class ScratchFolders:
 def disk_errors(what: str) -> Iterator[None]:
     """A block that writes files of the index store on this machine. Raises Unavailable (`disk_full`, `store_unwritable`) for an OSError."""
     try:
+        failing = failing_disk()
+        if failing is not None:
+            raise failing
         yield
     except OSError as error:
         code = "disk_full" if error.errno in (28, 122) else "store_unwritable"

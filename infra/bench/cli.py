@@ -35,7 +35,8 @@ def crash(
     rate: Annotated[float, typer.Option(min=1.0, help="Updates per second all the while.")] = 200.0,
     as_json: AsJson = False,
 ) -> None:
-    """Kill worker and broker under traffic, then count: kills, acknowledged, lost, doubled, catch_up_p50_s, digest_equal."""
+    """Kill worker and broker and fail the disk under traffic, then count: kills, acknowledged, lost, doubled, dead_letters_missing, dead_letters_wrong,
+    catch_up_p50_s, digest_equal."""
     from infra.bench.crash import measure_crash
 
     print_figures(measure_crash(kills, seed, items, rate).as_dict(), as_json)

@@ -1,10 +1,12 @@
 """`aif bench crash`: a worker, its builders and the broker are killed again and again under traffic; then everything is counted.
 
     kinds     kill -9 at a named failpoint (infra/failpoints.py), kill -9 at a random moment, SIGSTOP for longer than the session timeout and
-              then CONT, kill -9 of the broker; a new checkpoint now and then, so that builds and seals are hit too
+              then CONT, kill -9 of the broker, a disk that is full or broken for some seconds; a new checkpoint now and then, so that builds
+              and seals are hit too
     recovery  without a hand: the worker is started again at once, as a service manager would; caught up = readers were told that everything
               published before the kill is applied
-    judged    by a plain fold of the topics (crash_traffic.py) against the counters of the shards, and by the digest of a replay
+    judged    by a plain fold of the topics (crash_traffic.py) against the counters of the shards and the set of dead letters, and by the digest
+              of a replay
 
 Everything is drawn from `seed`; moments are real, so a run is repeatable in kind, not in detail.
 """
@@ -20,14 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.bench.crash_traffic import Traffic, count_topic
+from infra.bench.crash_traffic import DeadLetter, Traffic, count_topic
 from infra.bench.report import Figures
 from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, tell
 from infra.broker.server import start_broker
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
 from infra.demo.stage import SHARDS, json_figures
-from infra.failpoints import VARIABLE, VERSIONING, WRITING
+from infra.failpoints import DISK_BROKEN, DISK_FULL, DISK_VARIABLE, VARIABLE, VERSIONING, WRITING
+from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
 from schemas.topics import SHARD_TOPICS
@@ -38,8 +41,10 @@ _FAILPOINT_S_MAX = 20.0  # a failpoint that is not passed by then: killed at tha
 _CATCH_UP_S_MAX = 120.0
 _RANDOM_S = (0.2, 4.0)
 _PASSES_MAX = dict.fromkeys(WRITING, 40) | dict.fromkeys(VERSIONING, 3) | {"before-checkpoint": 2}
-FAILPOINT, MOMENT, FREEZE, BROKER = "failpoint", "moment", "freeze", "broker"
-_WEIGHTS = {FAILPOINT: 50, MOMENT: 40, FREEZE: 4, BROKER: 6}
+_DISK_FAILS_S = 3.0  # for so long
+FAILPOINT, MOMENT, FREEZE, BROKER, FULL, BROKEN = "failpoint", "moment", "freeze", "broker", "disk_full", "disk_broken"
+_WEIGHTS = {FAILPOINT: 50, MOMENT: 35, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3}
+_DISK_FAULTS = {FULL: DISK_FULL, BROKEN: DISK_BROKEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class Campaign:
 
     def start_worker(self, plan: Plan | None) -> None:
         """A worker with the next plan's failpoint armed."""
-        environment = {}
+        self._disk.mkdir(exist_ok=True)
+        environment = {DISK_VARIABLE: str(self._disk)}
         if plan is not None and plan.kind == FAILPOINT:
             self._fired.unlink(missing_ok=True)
             environment[VARIABLE] = f"{plan.name}:{plan.passes}:{self._fired}"
@@ -99,15 +105,20 @@ class Campaign:
     def _fired(self) -> Path:
         return self.stage.directory / "fired"
 
+    @property
+    def _disk(self) -> Path:
+        return self.stage.directory / "failing-disk"
+
     def kill(self, plan: Plan, following: Plan | None) -> None:
         """Carries out one plan and waits until everything published before it is applied again."""
         assert self.worker is not None
         if plan.new_version:
             self.stage.publish_model(self.catalogue, seed=self.versions)
             self.versions += 1
-        if plan.kind in (FREEZE, BROKER):
+        if plan.kind in (FREEZE, BROKER, FULL, BROKEN):
             time.sleep(plan.after_s)
-            began, ends = self._freeze() if plan.kind == FREEZE else self._kill_broker()
+            act = {FREEZE: self._freeze, BROKER: self._kill_broker}.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind]))
+            began, ends = act()
         else:
             self._wait_moment(plan)
             began = time.monotonic()
@@ -155,6 +166,14 @@ class Campaign:
         assert self.stage.broker.bootstrap_servers == broker.bootstrap_servers, "the broker came back at another address"
         return began, self._ends_from_now()
 
+    def _fail_disk(self, fault: str) -> tuple[float, dict[int, tuple[int, ...]]]:
+        """Every write of the worker and its builders fails for a while. What it consumes meanwhile it has to consume again."""
+        switch = self._disk / fault
+        switch.touch()
+        time.sleep(_DISK_FAILS_S)
+        switch.unlink()
+        return time.monotonic(), self._ends_from_now()
+
     def _ends_from_now(self) -> dict[int, tuple[int, ...]]:
         """End offsets with something in every shard that came after this moment: only who is back can have applied it."""
         before, ends = self.stage.source_ends(), dict[int, tuple[int, ...]]()
@@ -199,23 +218,40 @@ def _judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
     """Counts the topics by a fold of our own and compares: what is missing is lost, what is too much is doubled."""
     found = _count_shards(stage)
     lost = doubled = expected_total = 0
+    dead_letters = set[DeadLetter]()
     missing = dict(traffic.acknowledged)
     for topic in SHARD_TOPICS:
         records = list(read_topic(stage.bootstrap_servers, topic, prefix=stage.topic_prefix))
         for record in records:
             missing.pop((topic, record.partition, record.offset), None)
-        for shard, expected in count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset))).items():
+        judged = count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset)))
+        dead_letters |= judged.dead_letters
+        for shard, expected in judged.counts.items():
             expected_total += expected["consumed"]
             for name, wanted in expected.items():
                 lost += max(0, wanted - found[shard][topic][name])
             doubled += sum(max(0, count - expected[name]) for name, count in found[shard][topic].items())
+    dead_letters_found = _read_dead_letters(stage)
     replay = stage.run("replay", "replay", "--directory", str(stage.directory / "replay"), "--json")
     figures.add("acknowledged", len(traffic.acknowledged), "updates")
     figures.add("not_acknowledged", traffic.not_acknowledged, "records")
     figures.add("in_topics", expected_total, "updates")
     figures.add("lost", lost + len(missing), "updates")
     figures.add("doubled", doubled, "updates")
+    figures.add("dead_letters", len(dead_letters), "updates")
+    figures.add("dead_letters_missing", len(dead_letters - dead_letters_found), "updates")
+    figures.add("dead_letters_wrong", len(dead_letters_found - dead_letters), "updates")
     figures.add("digest_equal", json_figures(replay)["digest_equal"], "1 or 0")
+
+
+def _read_dead_letters(stage: BenchStage) -> set[DeadLetter]:
+    """Where the dead letters came from; one that was sent twice counts once (A5)."""
+    found = set[DeadLetter]()
+    for topic in SHARD_TOPICS:
+        for record in read_topic(stage.bootstrap_servers, dead_letter_topic(topic), prefix=stage.topic_prefix):
+            source = decode_dead_letter(list(record.headers))
+            found.add((source.topic, source.partition, source.offset, source.index))
+    return found
 
 
 def _count_shards(stage: BenchStage) -> dict[int, dict[str, dict[str, int]]]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Self
 
 from confluent_kafka import KafkaException, Producer
@@ -37,6 +38,7 @@ _BAD_RECORDS = (
 )
 _CHANGES_AT_ONCE = 512
 Counts = Counter[str]  # consumed, applied, superseded, dead_lettered
+DeadLetter = tuple[str, int, int, int]  # topic, partition, offset, index in the record
 
 
 class Traffic:
@@ -131,9 +133,18 @@ class Traffic:
             yield from self._catalogue.price_changes(_CHANGES_AT_ONCE, self._seed * 10_000 + n)
 
 
-def count_topic(topic: str, records: Iterable[SourceRecord]) -> dict[int, Counts]:
-    """By partition, what must have become of every update: a fold over plain dictionaries, the records of a partition in offset order."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What must have become of every update of a topic: how often by partition, and which ones are dead letters."""
+
+    counts: dict[int, Counts]
+    dead_letters: set[DeadLetter]
+
+
+def count_topic(topic: str, records: Iterable[SourceRecord]) -> Judged:
+    """A fold over plain dictionaries, the records of a partition in offset order."""
     counts: dict[int, Counts] = {shard: Counter() for shard in range(SHARDS)}
+    dead_letters = set[DeadLetter]()
     newest: dict[Any, tuple[int, ...]] = {}
     for record in records:
         for index, update in _updates(record):
@@ -142,12 +153,13 @@ def count_topic(topic: str, records: Iterable[SourceRecord]) -> dict[int, Counts
             order = _order(topic, record, index, update)
             if order is None:
                 count["dead_lettered"] += 1
+                dead_letters.add((topic, record.partition, record.offset, index))
             elif order > newest.get(update["item_id"], (-1,)):
                 newest[update["item_id"]] = order
                 count["applied"] += 1
             else:
                 count["superseded"] += 1
-    return counts
+    return Judged(counts, dead_letters)
 
 
 def _updates(record: SourceRecord) -> list[tuple[int, Any]]:

@@ -44,6 +44,40 @@ def test_a_name_that_is_not_in_the_list_cannot_be_passed() -> None:
         failpoint("somewhere")
 
 
+DISK = """
+import os, sys
+from pathlib import Path
+from infra.index_store import open_index_store
+from infra.rocks import open_database
+from schemas.errors import Unavailable
+folder, switch = Path(sys.argv[1]), Path(os.environ["FAILING_DISK"])
+database, store = open_database(folder / "d", ("a",)), open_index_store(str(folder / "s"))
+def write(n):
+    batch = database.new_batch()
+    batch.put("a", b"%d" % n, b"x")
+    database.write(batch)
+def code(call):
+    try: call()
+    except Unavailable as error: return error.code
+for name in ("full", "broken"):
+    (switch / name).touch()
+    print(code(lambda: write(1)), code(lambda: store.put_bytes("a", b"")), code(database.reopen))
+    (switch / name).unlink()
+    print(code(database.reopen), code(lambda: write(3)), code(lambda: store.put_bytes("a", b"")))
+print([key.decode() for key, _ in database.scan("a")])
+"""
+
+
+def test_a_disk_that_is_told_to_fail_fails_every_write_and_a_database_until_it_is_opened_again(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DISK, str(tmp_path)], env={"FAILING_DISK": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "disk_full disk_full disk_full" and lines[2] == "database_failed store_unwritable database_failed"
+    assert lines[1] == lines[3] == "None None None"
+    assert lines[4] == "['3']"
+
+
 def test_every_failpoint_of_the_list_is_passed_somewhere_in_the_code() -> None:
     root = Path(__file__).parents[2]
     code = "".join(path.read_text() for folder in ("infra", "streams") for path in (root / folder).rglob("*.py"))

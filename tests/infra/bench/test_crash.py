@@ -25,9 +25,11 @@ def record(topic: str, offset: int, value: object) -> SourceRecord:
 def test_the_count_is_that_of_a_plain_fold() -> None:
     updates = [{"item_id": 1, "version": 5}, {"item_id": 1, "version": 4}, {"item_id": 2, "version": -1}, {"item_id": 1, "version": 5}]
     records = [record(ITEM_FEATURES, 0, b"\xff"), record(ITEM_FEATURES, 1, {"schema": 1, "updates": updates})]
-    assert count_topic(ITEM_FEATURES, records)[0] == {"consumed": 5, "applied": 2, "superseded": 1, "dead_lettered": 2}
+    judged = count_topic(ITEM_FEATURES, records)
+    assert judged.counts[0] == {"consumed": 5, "applied": 2, "superseded": 1, "dead_lettered": 2}
+    assert judged.dead_letters == {(ITEM_FEATURES, 0, 0, 0), (ITEM_FEATURES, 0, 1, 2)}
     again = [record(NEW_ITEMS, n, {"schema": 1, "updates": [{"item_id": 1, "embedding": [1.0]}]}) for n in range(3)]
-    assert count_topic(NEW_ITEMS, again)[0] == {"consumed": 3, "applied": 3}
+    assert count_topic(NEW_ITEMS, again).counts[0] == {"consumed": 3, "applied": 3}
 
 
 @pytest.mark.timeout(300)
@@ -37,3 +39,4 @@ def test_a_short_campaign_loses_nothing_and_doubles_nothing() -> None:
     assert figures.value("kills") == 2 and figures.value("kills_failpoint") == 1
     assert figures.value("acknowledged") > 100  # type: ignore[operator]
     assert (figures.value("lost"), figures.value("doubled"), figures.value("digest_equal")) == (0, 0, 1)
+    assert (figures.value("dead_letters_missing"), figures.value("dead_letters_wrong")) == (0, 0)

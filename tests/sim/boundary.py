@@ -48,8 +48,14 @@ class Boundary:
     # --- directories -------------------------------------------------------------------------------------------------------
 
     def open_shard(self, directory: Path, number: int, init: Init, clock: Clock) -> Shard:
-        database = open_memory_database(directory, COLUMN_FAMILIES, self.disk_of(directory), self.world.write_point)
-        return Shard(database, number, init, clock)  # type: ignore[arg-type]
+        database = open_memory_database(
+            directory, COLUMN_FAMILIES, self.disk_of(directory), self.world.write_point, self.world.find_disk_fault
+        )
+        try:
+            return Shard(database, number, init, clock)  # type: ignore[arg-type]
+        except BaseException:
+            database.close()
+            raise
 
     def open_shard_reader(self, checkpoint_dir: Path) -> ShardReader:
         disk = self.disk_of(checkpoint_dir)

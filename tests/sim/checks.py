@@ -54,15 +54,18 @@ def sim_encoder(world: World, version: int, sha256: str = "") -> SimEncoder:
 
 
 def check_answer(world: World, server: Server) -> None:
-    """What a server would answer now."""
+    """What a server would answer now. What was right and has not changed since is right: the records that it was compared with stay what they are."""
     resident = server.served
     if resident is None or resident.error:
         return
     encoder, followed = sim_encoder(world, resident.version, resident.checkpoint_sha256), _is_followed(world, resident)
-    for shard, oracle in enumerate(world.oracles):
-        for key, (order, row) in resident.rows[shard].items():
-            check_row(oracle, encoder, key, order, row, f"{server.name} serves {resident.version}.{resident.revision}")
-        if followed:
+    changed, resident.unchecked = resident.unchecked, {}
+    for shard, key in changed:
+        order, row = resident.rows[shard][key]
+        check_row(world.oracles[shard], encoder, key, order, row, f"{server.name} serves {resident.version}.{resident.revision}")
+    for shard, oracle in enumerate(world.oracles if followed else ()):
+        if changed or resident.checked.get(shard) != resident.watermark[shard]:
+            resident.checked[shard] = dict(resident.watermark[shard])
             check_watermark(oracle, resident, shard, server.name)
 
 

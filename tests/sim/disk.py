@@ -1,8 +1,9 @@
-"""A host's disk: directories that stand for RocksDB, with what a power cut does to them.
+"""A host's disk: directories that stand for RocksDB, with what a power cut and a disk that fails do to them.
 
 Here: `Directory` (the bytes, durable or not) and `MemoryDatabase` (an open handle, the interface of infra/rocks.py `Database`). Not here: who owns one.
 Invariants, as of RocksDB with its write-ahead log: a batch is written whole or not at all; a killed process loses nothing that `write` returned from;
-a power cut loses an end of what was written since the last synced write, never something in between.
+a power cut loses an end of what was written since the last synced write, never something in between. After a write that failed, all of it is there or
+nothing, and every further one fails until the directory is opened again. A directory has one owner at a time.
 """
 
 import contextlib
@@ -10,12 +11,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from schemas.errors import Unavailable
+
 Families = dict[str, dict[bytes, bytes]]
 Put = tuple[str, bytes, bytes]
 Delete = tuple[str, bytes, None]
 DeleteRange = tuple[str, bytes, None, bytes]
 Change = Put | Delete | DeleteRange
 BeforeWrite = Callable[[str], None]
+Fault = tuple[str, bool]  # the code of the error, and whether what was written is there all the same
+FindFault = Callable[[], Fault | None]
 
 
 class MemoryBatch:
@@ -54,9 +59,10 @@ class MemoryScan(Iterator[tuple[bytes, bytes]]):
 
 
 class Directory:
-    """The bytes of one database. `tail` = what was written since the last synced write, oldest first."""
+    """The bytes of one database. `tail` = what was written since the last synced write, oldest first; `owner` has it open for writing."""
 
     def __init__(self, families: Iterable[str] = ()) -> None:
+        self.owner: MemoryDatabase | None = None
         self.families: Families = {name: {} for name in families}
         self._durable: Families = {name: {} for name in self.families}
         self.tail: list[list[Change]] = []
@@ -111,6 +117,12 @@ class Disk:
         for directory in self.directories.values():
             directory.lose_tail(choose(len(directory.tail)))
 
+    def free(self) -> None:
+        """Its processes are dead: nobody holds a directory."""
+        for directory in self.directories.values():
+            if directory.owner is not None:
+                directory.owner.close()
+
     def remove(self, path: str) -> None:
         """Forget a directory and those below it."""
         for name in [n for n in self.directories if n == path or n.startswith(path + "/")]:
@@ -118,12 +130,38 @@ class Disk:
 
 
 class MemoryDatabase:
-    """An open directory. `point(what)` is called before and after every write: the process may end there."""
+    """An open directory. `point(what)` is called before and after every write: the process may end there. `find_fault()`: the disk may fail."""
 
-    def __init__(self, path: Path, disk: Disk, directory: Directory, point: BeforeWrite = lambda _: None, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        disk: Disk,
+        directory: Directory,
+        point: BeforeWrite = lambda _: None,
+        read_only: bool = False,
+        find_fault: FindFault = lambda: None,
+    ) -> None:
         self.path, self.read_only, self.is_open = path, read_only, True
-        self._disk, self.directory, self._point = disk, directory, point
+        self._disk, self.directory, self._point, self._find_fault = disk, directory, point, find_fault
         self._gathered: MemoryBatch | None = None
+        self._broken = False
+        if not read_only:
+            self._own()
+
+    def _own(self) -> None:
+        if self.directory.owner is not None:
+            raise Unavailable("database_locked", f"{self.path}: another owner has it open")
+        self._fail()
+        self.directory.owner = self
+
+    def _fail(self, changes: Sequence[Change] = (), sync: bool = False) -> None:
+        """Raises Unavailable when the disk fails now, or has failed since the directory was opened."""
+        fault = ("database_failed", False) if self._broken else self._find_fault()
+        if fault is not None:
+            self._broken = True
+            if fault[1] and changes:
+                self.directory.write(list(changes), sync)
+            raise Unavailable(fault[0], f"{self.path}: the disk fails")
 
     @property
     def column_families(self) -> tuple[str, ...]:
@@ -149,6 +187,7 @@ class MemoryDatabase:
             self._gathered.changes += batch.changes
             return
         self._point("before a write")
+        self._fail(batch.changes, sync)
         self.directory.write(batch.changes, sync)
         self._point("after a write")
 
@@ -170,11 +209,21 @@ class MemoryDatabase:
     def create_checkpoint(self, directory: Path) -> None:
         self._disk.directories[str(directory)] = self.directory.copy()
 
+    def reopen(self) -> None:
+        self.close()
+        self._broken = False
+        self._own()
+        self.is_open = True
+
     def close(self) -> None:
         self.is_open = False
+        if self.directory.owner is self:
+            self.directory.owner = None
 
 
-def open_memory_database(path: Path, families: Sequence[str], disk: Disk, point: BeforeWrite = lambda _: None) -> MemoryDatabase:
+def open_memory_database(
+    path: Path, families: Sequence[str], disk: Disk, point: BeforeWrite = lambda _: None, find_fault: FindFault = lambda: None
+) -> MemoryDatabase:
     """Opens or creates."""
     directory = disk.directories.setdefault(str(path), Directory(families))
-    return MemoryDatabase(path, disk, directory, point)
+    return MemoryDatabase(path, disk, directory, point, find_fault=find_fault)

@@ -27,6 +27,7 @@ SCHEMA = FeatureSchema(
     multimodal="mm",
     multimodal_is_input=False,
 )
+SCHEMA_FINGERPRINT = SCHEMA.fingerprint
 SPEC = ModelSpec(schema=SCHEMA, width=4, bridges=2, hash_bits=16)
 LAYOUT = row_layout(SPEC)
 _NETWORK = ("vector", "bridge")

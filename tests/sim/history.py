@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from infra.control_log import ControlLog
-from schemas.errors import Incompatible
+from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind, State, Wish
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
@@ -239,7 +239,7 @@ class History:
         entry = self.world.random.choice(plan_operations(state) or [None])
         if entry is None:
             return
-        with contextlib.suppress(Incompatible):
+        with contextlib.suppress(Incompatible, Unavailable):
             ControlLog(self.world.store).append(lambda _: entry)  # type: ignore[arg-type]
             self.world.say("operator: %s %d %s", entry.kind, entry.version, entry.cause)
 
@@ -286,7 +286,8 @@ class History:
     def _round(self) -> None:
         self.world.clock.seconds += 0.2
         for worker in self.workers:
-            worker.decide_checkpoint()
+            if worker.log.refresh().newest_decided + 1 < self.world.checkpoints.end:
+                worker.decide_checkpoint()
             if worker.tasks or worker.report.errors:
                 worker.reconcile()
             while worker.jobs:

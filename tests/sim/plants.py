@@ -204,6 +204,17 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(Shard, "_commit", commit)]
 
 
+@_plant(
+    "after a write that failed a shard goes on with the state it had, though all of the write may be there",
+    "applied",
+    "dead letters",
+    "components",
+    "watermark",
+)
+def _state_kept_after_a_failed_write(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(Shard, "recover", lambda shard: shard._database.reopen())]
+
+
 @_plant("an assignment commits the stored offsets but leaves zeros out", "applied", "progress", "records follow without a hole")
 def _zero_not_committed(_: World, __: Boundary) -> Sequence[Replacement]:
     def plan_positions(stored: Mapping[str, int], committed: Mapping[str, int]) -> dict[str, int]:

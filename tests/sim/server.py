@@ -45,7 +45,9 @@ class Resident:
     seen: list[dict[str, int]]
     loaded: list[frozenset[bytes]]  # keys in its parts, for the checks
     error: str = ""
-    was_frozen: bool = False  # noted by the checks
+    was_frozen: bool = False  # noted by the checks, as the next two
+    unchecked: dict[tuple[int, bytes], None] = field(default_factory=dict)  # (shard, key) of rows that are new since the last look
+    checked: dict[int, dict[str, int]] = field(default_factory=dict)  # by shard, the watermark at the last look
 
     def apply(self, shard: int, key: bytes, value: bytes) -> None:
         """One change, by the row-order rule."""
@@ -53,6 +55,7 @@ class Resident:
         held = self.rows[shard].get(key)
         if held is None or may_replace(order, held[0]):
             self.rows[shard][key] = order, row
+            self.unchecked[shard, key] = None
 
 
 def advance_watermark(watermark: dict[str, int], seen: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
@@ -139,6 +142,7 @@ class Server:
             resident.watermark.append(dict(seal.source_offsets))
             resident.seen.append(dict(seal.source_offsets))
             resident.loaded.append(frozenset(resident.rows[-1]))
+            resident.unchecked.update(dict.fromkeys((seal.shard, key) for key in resident.rows[-1]))
         world.point("loaded")
         self._check_positions(resident.positions)
         for shard in range(world.shards):

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.retention import StoreFile
+from tests.sim.disk import FindFault
 
 PART_FILE = "000001.sst"
 Point = Callable[[str], None]
@@ -18,20 +19,26 @@ class MemoryStore:
 
     url = "memory"
 
-    def __init__(self, point: Point, now_ms: Callable[[], int]) -> None:
+    def __init__(self, point: Point, now_ms: Callable[[], int], find_fault: FindFault = lambda: None) -> None:
         self.files: dict[str, bytes] = {}
         self.modified: dict[str, int] = {}
         self.parts: dict[str, list[Any]] = {}  # directory of a part or snapshot -> what its files hold
-        self._point, self._now_ms = point, now_ms
+        self._point, self._now_ms, self._find_fault = point, now_ms, find_fault
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """Of several writers one gets True; a process may die before, or after without knowing."""
         self._point(path)
+        self._fail(path)
         if path in self.files:
             return False
         self.place(path, data)
         self._point(path)
         return True
+
+    def _fail(self, path: str) -> None:
+        """A disk that fails: nothing is there, because a file is put in place last."""
+        if self._find_fault() is not None:
+            raise Unavailable("disk_full", path)
 
     def put_bytes(self, path: str, data: bytes) -> None:
         if not self.put_exclusive(path, data) and self.files[path] != data:
@@ -52,6 +59,7 @@ class MemoryStore:
 
     def put_part(self, directory: str, content: "list[Any]") -> None:
         """A part, as one file."""
+        self._fail(directory)
         self.parts[directory] = content
         self.place(f"{directory}/{PART_FILE}", b"")
 

@@ -70,7 +70,13 @@ def test_a_simulated_directory_is_a_rocksdb_directory(tmp_path: Path) -> None:
     simulated.create_checkpoint(Path("h/c"))
     change(real, 99)
     change(simulated, 99)
-    real.close()
+    for database, opened in (
+        (real, lambda: open_database(tmp_path / "d")),
+        (simulated, lambda: open_memory_database(Path("h/d"), FAMILIES, disk)),
+    ):
+        with pytest.raises(Unavailable, match="database_locked"):
+            opened()
+        database.close()
     with open_database(tmp_path / "d", FAMILIES) as again, open_read_only(tmp_path / "c") as checkpoint:
         assert held(again) == held(open_memory_database(Path("h/d"), FAMILIES, disk))
         assert held(checkpoint) == held(open_memory_database(Path("h/c"), FAMILIES, disk)) == before
@@ -84,8 +90,31 @@ def test_a_power_cut_keeps_what_was_synced_and_a_beginning_of_the_rest() -> None
             batch = database.new_batch()
             batch.put("a", KEYS[n], b"x")
             database.write(batch, sync=sync)
+        database.close()
         disk.lose_tails(lambda unsynced, kept=kept: min(kept, unsynced))  # type: ignore[misc]
         assert [k for k, _ in open_memory_database(Path("h/d"), FAMILIES, disk).scan("a")] == KEYS[: 2 + kept]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_write_that_failed_is_there_whole_or_not_at_all_and_the_next_one_needs_a_reopen(is_there: bool) -> None:
+    disk, faults = Disk(), [("disk_full", is_there), None, None, None]
+    database = open_memory_database(Path("h/d"), FAMILIES, disk)
+    database._find_fault = lambda: faults.pop(0)
+
+    def write(*keys: bytes) -> str:
+        batch = database.new_batch()
+        for key in keys:
+            batch.put("a", key, b"x")
+        try:
+            database.write(batch)
+        except Unavailable as error:
+            return error.code
+        return "written"
+
+    assert (write(KEYS[0], KEYS[1]), write(KEYS[2])) == ("disk_full", "database_failed")
+    database.reopen()
+    assert write(KEYS[3]) == "written"
+    assert [k for k, _ in database.scan("a")] == [*(KEYS[:2] if is_there else []), KEYS[3]]
 
 
 # --- the store ----------------------------------------------------------------------------------------------------------------

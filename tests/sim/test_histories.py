@@ -41,6 +41,8 @@ def test_histories_hold_what_they_are_for() -> None:
         "revive",
         "now starts at",
         "a builder of",
+        "('disk_full', True)",
+        "('database_failed', False)",
         "withheld",
     }
     for seed in range(2_000):

@@ -8,6 +8,7 @@ come again; the sender puts outbox entries into their topics in order, any prefi
 removed. A worker that the group has given up (a pause longer than its session) goes on with its shards, seals and log entries until it notices.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from infra.control_log import ControlLog
 from infra.index_parts import read_manifest
+from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
@@ -34,7 +36,7 @@ from streams.snapshot_keeper import SnapshotTimes
 from streams.store_keeper import KeepSettings
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk
-from tests.sim.encoder import FINGERPRINT, SCHEMA, SimEncoders
+from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders
 from tests.sim.world import Violation, World
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ RESEAL_S = 100.0
 SNAPSHOT_S = 60.0
 GRACE_S, KEPT_VERSIONS = 80.0, 3
 OUTBOX_PAGE = 1_000
+REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})  # of streams/shard_task.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,18 @@ class Task:
         self.positions = dict(positions)  # of the consumer
         self.sent = self.acknowledged = -1
         self.gaps = GapWatch()
+        self.broken = False  # its database must be opened again before the next step
+
+    def _run(self, step: Callable[[Shard], T]) -> T:
+        """As streams/shard_task.py: after a write that failed the directory is opened again before the next step."""
+        try:
+            if self.broken:
+                self.shard.recover()
+                self.broken = False
+            return step(self.shard)
+        except Unavailable as error:
+            self.broken = self.broken or error.code in REOPEN_CODES
+            raise
 
     def admit(self) -> None:
         self.admitted = True
@@ -81,7 +96,7 @@ class Task:
         if world.is_busy(self.worker, self.thread):
             return Done(None, Unavailable("shard_busy", "a batch runs"))
         try:
-            return Done(step(self.shard))
+            return Done(self._run(step))
         except Exception as error:
             return Done(None, error)
 
@@ -113,8 +128,15 @@ class Task:
         self.worker.world.say("%s applies %s/%d %d to %d", self.worker.name, topic, self.number, start, end - 1)
         self.positions[topic] = end
         try:
-            self.shard.apply(log.records[start:end])
+            self._apply(log.records[start:end])
             self.gaps.passed((topic, self.number))
+        except Unavailable as error:
+            if error.code != "encoder_missing":
+                raise
+            self.positions[topic] = (
+                start  # a version whose `building` was written after all: the batch waits until the reconciler has seen it
+            )
+            return
         except Incompatible as error:
             if error.code != "offset_gap" or not self.gaps.seek_is_due((topic, self.number), [start]):
                 raise Violation("records follow without a hole", str(error)) from error
@@ -122,6 +144,17 @@ class Task:
         self.worker.world.committed[topic, self.number] = end
         if self.worker.world.random.random() < 0.8:
             self.send()
+
+    def _apply(self, records: list[SourceRecord]) -> None:
+        """Tried again until the disk takes it."""
+        while True:
+            try:
+                self._run(lambda shard: shard.apply(records))
+                return
+            except Unavailable as error:
+                if error.code not in REOPEN_CODES:
+                    raise
+            self.worker.world.point("a batch is tried again")
 
     # --- messages out ---------------------------------------------------------------------------------------------------------
 
@@ -139,8 +172,11 @@ class Task:
 
     def tick(self) -> None:
         """A due watermark; what is acknowledged is removed."""
-        if self.closed:
-            return
+        if not self.closed:
+            with contextlib.suppress(Unavailable):  # the next tick does it
+                self._run(lambda _: self._tick())
+
+    def _tick(self) -> None:
         if self.shard.write_watermark() or self.worker.world.calm or self.worker.world.random.random() < 0.5:
             self.send()
         acknowledged = self.sent if self.worker.world.calm else self.sent - self.worker.world.random.randrange(6)
@@ -203,6 +239,7 @@ class Worker:
         self.world.say("%s dies%s", self.name, ", its host loses power" if power else "")
         if power:
             self.disk.lose_tails(lambda n: self.world.random.randrange(n + 1))
+        self.disk.free()
 
     # --- shards ---------------------------------------------------------------------------------------------------------------
 
@@ -212,11 +249,22 @@ class Worker:
         logs = {topic: world.topics[topic, number] for topic in SHARD_TOPICS}
         ranges = {topic: LogRange(log.start, log.end) for topic, log in logs.items()}
         world.point("an assignment")
-        shard = start_shard(Path(self.name, "shards", f"{number:05d}"), number, world.init, world.clock, ranges, world.store)  # type: ignore[arg-type]
+        shard = self._start_shard(number, ranges)
         committed = {topic: world.committed.get((topic, number), log.start) for topic, log in logs.items()}
         positions = plan_positions(shard.next_offsets, committed)
         world.say("%s opens shard %d at %s, reads from %s", self.name, number, shard.next_offsets, positions)
         self.tasks[number] = Task(self, shard, positions)
+
+    def _start_shard(self, number: int, ranges: Mapping[str, LogRange]) -> Shard:
+        """Tried again while a disk fails; the partitions are paused meanwhile."""
+        world, directory = self.world, Path(self.name, "shards", f"{number:05d}")
+        while True:
+            try:
+                return start_shard(directory, number, world.init, world.clock, ranges, world.store)  # type: ignore[arg-type]
+            except Unavailable as error:
+                if error.code not in REOPEN_CODES:
+                    raise
+            world.point("an assignment is tried again")
 
     def close(self, number: int) -> None:
         """The shard is given away."""
@@ -268,10 +316,11 @@ class Worker:
             record = self.world.checkpoints.records[offset]
             self.world.note_want(offset)
             sha256 = checkpoint_sha256(record)
-            self.world.store.put_bytes(checkpoint_path(sha256), record.encode())
             entry = _decision(version, record, sha256, self.world.clock.now_ms(), self.name)
-            if append_entry(self.log, lambda s: entry if entry.version > s.newest_decided else None):
-                self.world.say("%s: %s %d", self.name, entry.kind, version)
+            with contextlib.suppress(Unavailable):  # a disk that fails: the record is decided later
+                self.world.store.put_bytes(checkpoint_path(sha256), record.encode())
+                if append_entry(self.log, lambda s: entry if entry.version > s.newest_decided else None):
+                    self.world.say("%s: %s %d", self.name, entry.kind, version)
 
 
 def plan_checkpoint(world: World, state: ControlState) -> tuple[int, int]:
@@ -296,7 +345,7 @@ def _decision(version: int, record: str, sha256: str, now_ms: int, by: str) -> E
         cause=cause,
         checkpoint_sha256=sha256,
         model_id="sim",
-        feature_schema=SCHEMA.fingerprint,
+        feature_schema=SCHEMA_FINGERPRINT,
         encoder_fingerprint=FINGERPRINT,
         label=f"replay-{version}" if cause is Cause.ADOPT else "",
     )
@@ -352,7 +401,8 @@ class Group:
                 self.world.say("%s does not know that it lost shard %d", former.name, number)
         worker.close(number)  # what it had from an earlier assignment
         self.owner[number] = worker
-        self.world.run(worker, "assignment", lambda: worker.open(number))
+        if worker.alive:  # it may have died with the shard before
+            self.world.run(worker, "assignment", lambda: worker.open(number))
 
     def notice(self) -> None:
         """Workers that lost a shard learn it."""

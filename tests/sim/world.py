@@ -66,6 +66,7 @@ class Chances:
     overtake: float = 0.05
     rare_kill: float = 0.05
     rare_overtake: float = 0.3
+    disk_fault: float = 0.01
 
 
 @dataclass
@@ -100,7 +101,7 @@ class World:
         self.seed, self.random = seed, random.Random(seed)
         self.chances, self.calm = chances, False
         self.clock = Clock()
-        self.store = MemoryStore(self.store_point, self.clock.now_ms)
+        self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)
         self.shards = shards
         self.init = _init(shards)
         self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
@@ -174,6 +175,14 @@ class World:
             self._pass(path, self.chances.rare_kill, self.chances.rare_overtake, self.log_steps)
         else:
             self.point(path)
+
+    def find_disk_fault(self) -> tuple[str, bool] | None:
+        """Whether a disk fails at this write: the code of the error, and whether what was written is there all the same."""
+        if self.calm or not self._stack or self.random.random() >= self.chances.disk_fault:
+            return None
+        fault = self.random.choice(("disk_full", "database_failed")), self.random.random() < 0.5
+        self.say("a disk of %s fails: %s", self._stack[-1].name, fault)
+        return fault
 
     def _pass(self, what: str, kill: float, overtake: float, steps: Sequence[Callable[[], None]]) -> None:
         if self.calm or not self._stack:

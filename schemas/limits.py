@@ -53,6 +53,7 @@ HTTP_HEADER_BYTES_MAX = 64 * KIB  # all headers of one request
 CONNECTIONS_MAX = 1024  # open at once on one port
 BEHAVIOURS_PER_REQUEST_MAX = 20_000
 BEHAVIOURS_PER_USER_MAX = 100_000  # what the user view keeps of one user: the newest
+STATE_EXTENSIONS_MAX = 64  # new behaviours added to a user's sums before they are made anew: rows change, and sums round
 REQUEST_ID_CHARS_MAX = 128
 DEADLINE_MS_MAX = 60_000
 UNKNOWN_ITEMS_NAMED_MAX = 100

@@ -46,9 +46,9 @@ class FoundUser:
     history: KnownUser
     offsets: HistoryOffsets | None
 
-    def work(self, version: int | None) -> UserWork:
-        """For the engine, on `version` (None = the current one)."""
-        return UserWork(self.history.profile, self.history.behaviours, version)
+    def work(self, version: int | None, base: UserState | None = None) -> UserWork:
+        """For the engine, on `version` (None = the current one); `base`: an earlier state of this history to go on from."""
+        return UserWork(self.history.profile, self.history.behaviours, version, base)
 
     def profile_work(self, version: int | None) -> UserWork:
         """The same without the behaviours."""
@@ -86,12 +86,20 @@ class Users:
         """Keeps a state for later calls."""
         self.pool.put(asked.key(state.version), state, found.offsets)
 
+    def work(self, asked: Asked, found: FoundUser, version: int) -> UserWork:
+        """The work of a user half; a kept state of the same user's own history is what it goes on from: new behaviours are all that is read."""
+        lease = self.pool.find_last(asked.user, {version}) if found.offsets is not None else None
+        if lease is None:
+            return found.work(version)
+        with lease:
+            return found.work(version, lease.state)
+
     def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int) -> Flight:
         """The user half on `version`, under way; its state will be kept."""
         expected_ms = engine.queue_ms() + engine.predict_ms("user", len(found.history.behaviours))
         key = (asked.key(version), found.offsets)
         return self.flights.join_or_start(
-            key, lambda: engine.submit_user(found.work(version)), expected_ms, lambda state: self.keep(asked, found, state)
+            key, lambda: engine.submit_user(self.work(asked, found, version)), expected_ms, lambda state: self.keep(asked, found, state)
         )
 
     def show(self) -> None:

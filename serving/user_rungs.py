@@ -75,7 +75,7 @@ class UserRungs:
             return await _wait(flight, deadline, situation.rank_ms)
         if rung is Rung.INLINE:
             found = await self._users.find(asked)
-            return Half(rung, work=found.work(number), found=found)
+            return Half(rung, work=self._users.work(asked, found, number), found=found)
         if rung is Rung.LAST_CACHED:
             lease = self._users.pool.find_last(asked.user, self._versions(version, pinned))
             return None if lease is None else Half(rung, lease.state, lease=lease)

@@ -15,6 +15,7 @@ import torch
 from schemas.model.head_split import fold_context
 from schemas.model.inputs import encode_context
 from schemas.model.network import AifNetwork
+from serving.engine.extended_state import extend_user_state
 from serving.engine.folded_user import FoldedUser, fold_user
 from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch, score_part
 from serving.engine.panels import pad_columns
@@ -41,8 +42,9 @@ class CpuScorer:
         self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
     def user_state(self, work: UserWork) -> EngineUserState:
-        """Call 1."""
-        return build_user_state(self.network, self.version, self.tables, work, folds=True)
+        """Call 1, on from the state of an earlier one where that is given and fits."""
+        extended = extend_user_state(self.network, self.version, self.tables, work)
+        return extended or build_user_state(self.network, self.version, self.tables, work, folds=True)
 
     def on_applied(self, applied: Applied) -> None:
         """The columns are the slot's own memory: nothing to copy."""

@@ -39,6 +39,8 @@ class EngineUserState:
     behaviours: int
     behaviours_without_row: int
     cold: bool
+    newest: BehaviourEvent | None = None  # the last behaviour in it
+    extensions: int = 0  # how often it was gone on from instead of made anew
 
 
 def join_behaviours(spec: ModelSpec, tables: Tables, events: Sequence[BehaviourEvent]) -> tuple[Behaviours, int]:
@@ -83,11 +85,18 @@ def build_user_state(network: AifNetwork, version: int, tables: Tables, work: Us
     behaviours, missing = join_behaviours(spec, tables, work.behaviours)
     profile = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [work.profile]))
     inputs = map_tensors(UserInputs(profile, behaviours), lambda t: t.to(device))
-    states = map_tensors(network.user_states(inputs), lambda t: t.clone())  # a view would keep a whole history alive
+    return keep_states(network, version, network.user_states(inputs), work, missing, folds)
+
+
+def keep_states(
+    network: AifNetwork, version: int, states: UserStates, work: UserWork, missing: int, folds: bool, extensions: int = 0
+) -> EngineUserState:
+    """Call 1's result as it is kept. `missing` = behaviours whose item has no row."""
+    states = map_tensors(states, lambda t: t.clone())  # a view would keep a whole history alive
     folded = fold_user(network.head, states) if folds else None
     size_bytes = count_bytes(states) + (folded.size_bytes if folded else 0)
-    cold = not work.profile and not work.behaviours
-    return EngineUserState(version, states, folded, size_bytes, len(work.behaviours), missing, cold)
+    cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
+    return EngineUserState(version, states, folded, size_bytes, len(work.behaviours), missing, cold, newest, extensions)
 
 
 def count_bytes(value: object) -> int:

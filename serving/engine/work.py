@@ -23,11 +23,15 @@ from schemas.users import BehaviourEvent
 
 @dataclass(frozen=True, slots=True)
 class UserWork:
-    """Call 1 of one user. `version` None = the current one; a version that is not resident fails with `version_gone`. Behaviours oldest first."""
+    """Call 1 of one user. `version` None = the current one; a version that is not resident fails with `version_gone`. Behaviours oldest first.
+
+    `base`: an earlier state of the same user, whose behaviours are the first of these. A scorer that can goes on from it.
+    """
 
     profile: Mapping[str, Any] = field(default_factory=dict)
     behaviours: Sequence[BehaviourEvent] = ()
     version: int | None = None
+    base: "UserState | None" = None
 
 
 class UserState(Protocol):

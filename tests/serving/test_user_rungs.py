@@ -13,6 +13,7 @@ from infra.processes import wait_until
 from schemas.errors import Unavailable
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import encode_kafka_key, partition_of
+from schemas.requests import InlineBehaviour
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from serving.client import AifClient
 from serving.core.admission import Costs, Job, fold_cost
@@ -204,3 +205,36 @@ def test_an_avoided_user_half_is_tried_again_in_time(front: Front, client: AifCl
     make_slow(front, 1, 250.0)
     rungs = [client.rank(1, [1, 2], deadline_ms=200).rung for _ in range(12)]
     assert rungs[0] != "inline" and rungs[-1] in ("inline", "cached")
+
+
+@dataclass
+class WatchedEngine(FakeEngine):
+    """Keeps the work of user halves, of both calls."""
+
+    seen: list[UserWork] = field(default_factory=list)
+
+    def submit_user(self, work: UserWork) -> "Future[Any]":
+        self.seen.append(work)
+        return super().submit_user(work)
+
+    def submit_rank(self, work: RankWork) -> "Future[Any]":
+        if work.user is not None:
+            self.seen.append(work.user)
+        return super().submit_rank(work)
+
+
+def test_a_user_half_goes_on_from_the_kept_state_of_the_users_own_history_and_of_nothing_else() -> None:
+    engine = WatchedEngine()
+    with open_front(engine) as front, AifClient(front.url) as client:
+        tell(front, 1, 0)
+        client.user(1)
+        tell(front, 1, 1)
+        client.rank(1, [1, 2])
+        client.user(1, behaviours=[InlineBehaviour(item_id=1)])
+        client.user(2)
+        engine.previous, engine.current = engine.current, dataclasses.replace(engine.current, version=8)
+        tell(front, 1, 2)
+        client.user(1)
+    first, inline, given, other, flipped = engine.seen
+    assert inline.base is not None and (inline.base.behaviours, len(inline.behaviours)) == (1, 2)
+    assert first.base is given.base is other.base is flipped.base is None

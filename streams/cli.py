@@ -10,6 +10,7 @@ from streams.replay_cli import register as register_replay
 from streams.shard_cli import register as register_shards
 from streams.training.cli import register as register_train
 from streams.training.evaluation.cli import register as register_eval
+from streams.training.following.cli import register as register_online
 
 
 def commands(app: typer.Typer) -> None:
@@ -21,6 +22,7 @@ def commands(app: typer.Typer) -> None:
     register_replay(app)
     register_train(app)
     register_eval(app)
+    register_online(app)
 
 
 def bench_nearline(

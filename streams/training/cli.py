@@ -45,6 +45,9 @@ def train(
     snapshot: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Read what `aif export` wrote here instead of the topics.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
+    ] = 1,
     follow: Annotated[
         bool,
         typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish."),
@@ -77,7 +80,21 @@ def train(
     from streams.training.program import TrainPlan, run_training
 
     plan = TrainPlan(
-        out, model, warm_start, name, seconds, steps, more, more_seconds, seed, threads, publish, wait_impressions, state, snapshot
+        out,
+        model,
+        warm_start,
+        name,
+        seconds,
+        steps,
+        more,
+        more_seconds,
+        seed,
+        threads,
+        publish,
+        wait_impressions,
+        state,
+        snapshot,
+        processes,
     )
     figures = run_training(settings, plan)
     if as_json:

@@ -49,6 +49,7 @@ class TrainPlan:
     wait_impressions: int = 0
     state: Path | None = None
     snapshot: Path | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,16 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
         learning_rate=TrainOptions.learning_rate if first and plan.warm_start is None else TrainOptions.learning_rate / 4,
         seed=plan.seed + number,
     )
-    report = fit(network, data, options, lambda share: progress.update(task, completed=share), states)
+
+    def tell(share: float) -> None:
+        progress.update(task, completed=share)
+
+    if plan.processes > 1:
+        from streams.training.team import fit_in_processes
+
+        report = fit_in_processes(network, data, options, plan.processes, tell, states)
+    else:
+        report = fit(network, data, options, tell, states)
     progress.update(task, completed=1.0)
     return report
 

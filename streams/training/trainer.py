@@ -84,6 +84,26 @@ class Learnt:
     applied: bool
 
 
+Forward = Callable[[AifNetwork, TrainingSet, Batch, Callable[[Tensor], Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Team:
+    """How a fit shares its work with other processes (team.py). All of them draw the same batches and take the same steps.
+
+    logits  logits of all tasks [B, C, T] of the whole batch with the gradient of this process's share, None: alone
+    agree   makes one share of the run of everybody's, because clocks differ
+    leads   whether it is this process that keeps the state
+    """
+
+    logits: Forward | None = None
+    agree: Callable[[float], float] = float
+    leads: bool = True
+
+
+ALONE = Team()
+
+
 class VectorTable:
     """Async vectors of every item row, renewed now and then without gradient."""
 
@@ -103,8 +123,8 @@ class VectorTable:
 class _Run:
     """A fit between two steps: everything that the next step depends on."""
 
-    def __init__(self, network: AifNetwork, data: TrainingSet, options: TrainOptions) -> None:
-        self._network, self._data, self._options = network, data, options
+    def __init__(self, network: AifNetwork, data: TrainingSet, options: TrainOptions, team: Team) -> None:
+        self._network, self._data, self._options, self._team = network, data, options, team
         self._chance = np.random.default_rng(options.seed)
         self._optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
         self._vectors = VectorTable(network, data)
@@ -123,7 +143,7 @@ class _Run:
         requests = self._chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
         self._optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
         batch = data.batch(requests, options.behaviours_max)
-        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss).losses
+        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss, self._team.logits).losses
         self.losses.append((float(found.copr.detach()), float(found.click.detach())))
 
     def state(self, about: Mapping[str, Any]) -> TrainerState:
@@ -146,6 +166,7 @@ def fit(
     options: TrainOptions,
     progress: Callable[[float], None] = lambda _: None,
     states: StateFile | None = None,
+    team: Team = ALONE,
 ) -> TrainReport:
     """Trains in place. `progress` gets the share of the run done, 0 to 1. With `states` it goes on from the state there, and keeps it.
 
@@ -155,14 +176,14 @@ def fit(
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
     if not options.steps_max and math.isinf(options.seconds_max):
         raise Misconfigured("no_limit", "training needs a limit: seconds_max or steps_max")
-    run, started = _Run(network, data, options), time.monotonic()
+    run, started = _Run(network, data, options, team), time.monotonic()
     kept = states.read() if states is not None else None
     if kept is not None:
         run.restore(kept)
     saved = run.step
     network.train()
-    while (share := _share(options, run.step, time.monotonic() - started)) < 1.0:
-        if states is not None and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
+    while (share := team.agree(_share(options, run.step, time.monotonic() - started))) < 1.0:
+        if states is not None and team.leads and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
             states.write(run.state(states.about))
             saved = run.step
         run.advance(share)
@@ -189,9 +210,10 @@ def train_step(
     vectors_of: Callable[[Tensor], Tensor],
     optimiser: torch.optim.Optimizer,
     weights: LossWeights,
+    forward: Forward | None = None,
 ) -> Learnt:
-    """One step. The user half runs once per request, the item half once per distinct row."""
-    logits_BCT = task_logits(network, data, batch, vectors_of)
+    """One step. The user half runs once per request, the item half once per distinct row. `forward` None: `task_logits`."""
+    logits_BCT = (forward or task_logits)(network, data, batch, vectors_of)
     labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC, batch.outcomes_BCT)
     losses = batch_losses(weights, logits_BCT[..., 0], labels, network.spec.rank_by, logits_BCT[..., 1:])
     optimiser.zero_grad(set_to_none=True)

@@ -1,0 +1,178 @@
+"""What following is worth: in a world that moves, the HR@K of a model that is frozen and of the same one that goes on learning.
+
+Here: one run over all periods, and its figures. Not here: the world (infra/data/world_drift.py), the picture (drift_report.py). No broker: rounds
+go straight from the world into the view and the learner that `aif train --follow` has.
+At the beginning of each period both rank the same candidates for the same held-out users, whose histories are known to both; the truth is the
+world's eCPM of that period. Then the follower learns what the period showed: it is always a period behind.
+
+    recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
+
+Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from infra.bench.report import Figures
+from infra.data.world import WorldSize
+from infra.data.world_catalogue import FIRST_ITEM_ID
+from infra.data.world_drift import DriftingCatalogue
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
+from schemas.users import UserHistory
+from streams.training.bootstrap import Bootstrap, Interval
+from streams.training.evaluation.questions import ask, score_questions
+from streams.training.following.learner import OnlineLearner, OnlineOptions
+from streams.training.following.rounds import REQUESTS_MAX
+from streams.training.following.view import View
+from streams.training.histories import build_histories, fold_users
+from streams.training.impressions import Events, TrainingSet, join_folded
+from streams.training.losses import LossWeights
+from streams.training.metrics import UserValues, best_columns, hit_rates
+from streams.training.trainer import TrainOptions, default_spec, fit
+
+K, RELEVANT = 100, 10
+_BEHAVIOURS_MAX = 96
+_LOSS = LossWeights(copr=0.3, click=1.0)
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class DriftPlan:
+    """Sizes of a run. `steps` train the model that one of the two stays."""
+
+    seed: int = 0
+    size: WorldSize = field(default_factory=lambda: WorldSize(items=4_000, users=800, held_out=100, requests_per_user=3))
+    periods: int = 8
+    phase: float = 0.7
+    past_requests_per_user: int = 8
+    steps: int = 600
+    candidates: int = 2_000
+    learning_rate: float = 4e-3
+
+
+@dataclass(frozen=True)
+class DriftCurves:
+    """HR@K of each held-out user at each moment, [T, U] each."""
+
+    frozen_TU: np.ndarray
+    followed_TU: np.ndarray
+
+    @property
+    def late(self) -> slice:
+        """The moments that count: the second half."""
+        return slice((len(self.frozen_TU) + 1) // 2, None)
+
+    def recovered_share(self) -> Interval:
+        """With an interval over users; NaN where the frozen model has lost nothing."""
+        values = (self.frozen_TU[0], self.frozen_TU[self.late].mean(0), self.followed_TU[self.late].mean(0))
+        start, frozen, followed = (UserValues(v, np.ones(len(v))) for v in values)
+        if start.mean() <= frozen.mean():
+            return Interval(float("nan"), float("nan"), float("nan"))
+
+        def share(mean: Callable[[UserValues], np.ndarray]) -> np.ndarray:
+            lost = mean(start) - mean(frozen)
+            return np.divide(mean(followed) - mean(frozen), lost, out=np.full_like(lost, np.nan), where=lost > 0)
+
+        return Bootstrap(len(values[0])).interval_of(share)
+
+
+def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCurves:
+    """Trains on the past, then goes through the periods. The same plan gives the same numbers on one machine."""
+    torch.manual_seed(plan.seed)
+    catalogue = DriftingCatalogue(plan.seed, plan.size, plan.periods, plan.past_requests_per_user, plan.phase)
+    spec = default_spec(catalogue.first.schema)
+    w_hash_KM = make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width)
+    exam = _Exam(catalogue, spec, w_hash_KM, plan.candidates)
+    view = View(spec, w_hash_KM, _BEHAVIOURS_MAX)
+    known = Events(list(catalogue.first.items()), list(catalogue.first.new_items()), list(catalogue.first.users()), [], [])
+    view.fold(known)
+    learner = OnlineLearner(
+        _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress),
+        OnlineOptions(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX, loss=_LOSS),
+    )
+    frozen = AifNetwork(spec, w_hash_KM)
+    frozen.load_state_dict(learner.network.state_dict())
+    rates: list[tuple[np.ndarray, np.ndarray]] = []
+    for period in range(plan.periods + 1):
+        progress("follow", period / (plan.periods + 1))
+        exam.meet(period)
+        rates.append((exam.hit_rates(frozen, period), exam.hit_rates(learner.network, period)))
+        if 0 < period < plan.periods:
+            _follow(catalogue, period, view, learner)
+    progress("follow", 1.0)
+    frozen_TU, followed_TU = (np.stack(of) for of in zip(*rates, strict=True))
+    return DriftCurves(frozen_TU, followed_TU)
+
+
+def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Progress) -> AifNetwork:
+    behaviours, impressions = list(catalogue.behaviours(0)), list(catalogue.impressions(0))
+    view.fold(Events([], [], [], behaviours, []))
+    options = TrainOptions(steps_max=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed, loss=_LOSS)
+    fit(network, view.join(impressions), options, lambda share: progress("train on the past", share))
+    return network
+
+
+def _follow(catalogue: DriftingCatalogue, period: int, view: View, learner: OnlineLearner) -> None:
+    """A period in rounds, as a follower would have it."""
+    view.fold(Events([], [], [], list(catalogue.behaviours(period)), []))
+    impressions = list(catalogue.impressions(period))
+    for first in range(0, len(impressions), REQUESTS_MAX):
+        for _ in learner.learn(view.join(impressions[first : first + REQUESTS_MAX])):
+            pass
+
+
+class _Exam:
+    """The same users and candidates at every moment; what is right moves."""
+
+    def __init__(self, catalogue: DriftingCatalogue, spec: ModelSpec, w_hash_KM: np.ndarray, candidates: int) -> None:
+        self._catalogue, self._spec, first = catalogue, spec, catalogue.first
+        self._users: dict[int | str, UserHistory] = fold_users(list(first.users()), [])
+        self._tables = join_folded(spec, w_hash_KM, list(first.items()), list(first.new_items()), {}, [], every_item=True)
+        rng = first.world.rng(_EXAM)
+        self._rows_UC = np.stack([np.sort(rng.choice(first.item_count, candidates, replace=False)) for _ in catalogue.held_out])
+
+    def meet(self, period: int) -> None:
+        """What the held-out users did before the period: of period 0 and 1 their past."""
+        if period == 1:
+            return
+        wanted = frozenset(self._catalogue.held_out_ids)
+        told = [b for b in self._catalogue.behaviours(max(0, period - 1)) if b.user_id in wanted]
+        for user, history in fold_users([], told).items():
+            self._users[user].behaviours.extend(history.behaviours)
+
+    def hit_rates(self, network: AifNetwork, period: int) -> np.ndarray:
+        """HR@K of each user, [U]."""
+        world, held_out = self._catalogue.world(period), self._catalogue.held_out
+        bid_UC = world.items.bid_I[self._rows_UC]
+        ecpm_UC = world.click_probability(held_out, self._rows_UC) * bid_UC
+        relevant_UC = np.zeros(ecpm_UC.shape, bool)
+        np.put_along_axis(relevant_UC, best_columns(ecpm_UC, RELEVANT), True, 1)
+        logits_UC = score_questions(network, self._questions(period), _BEHAVIOURS_MAX).astype(np.float64)
+        return hit_rates(bid_UC / (1 + np.exp(-logits_UC)), relevant_UC, K).value_U
+
+    def _questions(self, period: int) -> TrainingSet:
+        asked = {user: self._users[user] for user in self._catalogue.held_out_ids}
+        data = dataclasses.replace(self._tables, histories=build_histories(self._spec, self._tables.items, asked))
+        at = self._catalogue.begin_ms(max(period, 1))
+        return ask(data, self._catalogue.held_out_ids, at, FIRST_ITEM_ID + self._rows_UC, {"hour": f"h{at // 3_600_000 % 24}"})
+
+
+_EXAM = 32  # stream of random numbers of the world's generator
+
+
+def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:
+    """The figures of `aif eval online`."""
+    share = curves.recovered_share()
+    for name, value in (("", share.value), ("_low", share.low), ("_high", share.high)):
+        figures.add(f"online_recovered_share{name}", value, "ratio")
+    figures.add("online_start_hr_at_100", float(curves.frozen_TU[0].mean()), "ratio")
+    for name, of_TU in (("frozen", curves.frozen_TU), ("followed", curves.followed_TU)):
+        figures.add(f"online_{name}_hr_at_100", float(of_TU[curves.late].mean()), "ratio")
+        for moment, value in enumerate(of_TU.mean(1).tolist()):
+            figures.add(f"online_{name}_hr_at_100_{moment}", value, "ratio")

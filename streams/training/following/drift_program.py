@@ -1,0 +1,60 @@
+"""One run of `aif eval online`: every seed of the drift that has no file yet, figures over all of them, the picture.
+
+Here: the order of the work, and a file per seed: a run that was stopped goes on. Not here: the drift (drift.py).
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from infra.bench.report import Figures
+from infra.data.world import WorldSize
+from streams.training.following.drift import DriftCurves, DriftPlan, add_drift_figures, run_drift
+from streams.training.following.drift_report import write_picture
+
+SEEDS = 3
+FORM = 1  # of a seed's file and of what is measured: another number, and nothing old is taken
+
+
+def plan_drift(quick: bool) -> list[DriftPlan]:
+    """A small world once, or a larger one that moves further, with every seed."""
+    if quick:
+        return [DriftPlan()]
+    size = WorldSize(items=8_000, users=1_500, held_out=200, requests_per_user=3)
+    return [DriftPlan(seed, size, periods=16, phase=1.0, steps=1_500) for seed in range(SEEDS)]
+
+
+def run_online(out: Path, quick: bool) -> Figures:
+    """Runs what is missing, writes online.png into `out`, returns the figures: users of all seeds together."""
+    torch.set_num_threads(1)
+    plans = plan_drift(quick)
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        found = [_run_seed(plan, out / "online", progress) for plan in plans]
+    curves = DriftCurves(*(np.concatenate([getattr(of, name) for of in found], axis=1) for name in ("frozen_TU", "followed_TU")))
+    figures = Figures("eval online", {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
+    add_drift_figures(figures, curves)
+    write_picture(out / "online.png", curves)
+    return figures
+
+
+def _run_seed(plan: DriftPlan, folder: Path, progress: Progress) -> DriftCurves:
+    told = json.dumps({"form": FORM, **asdict(plan)}, sort_keys=True)
+    path = folder / f"seed-{plan.seed}.{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+    if path.exists():
+        raw = json.loads(path.read_text())
+        return DriftCurves(np.array(raw["frozen"]), np.array(raw["followed"]))
+    task = progress.add_task("", total=1.0)
+    curves = run_drift(plan, lambda what, share: progress.update(task, description=f"seed {plan.seed}: {what}", completed=share))
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"plan": asdict(plan), "frozen": curves.frozen_TU.tolist(), "followed": curves.followed_TU.tolist()}))
+    temporary.replace(path)
+    return curves

@@ -1,0 +1,74 @@
+"""`aif eval online --live`: how long a follower's checkpoint takes from its announcement to live, all parts as real processes.
+
+Here: broker, worker and `aif train --follow` on a catalogue of some size, impressions published while they run. Not here: what following is worth
+(drift.py). Each checkpoint goes the way of everybody's: validated, built over every item, sealed, published, promoted.
+The worker's host has no other work: what serving costs beside a build is `aif bench switch`.
+"""
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from infra.bench.report import Figures
+from infra.bench.stage import BenchStage, open_bench_stage, tell
+from infra.data.world import World, WorldSize
+from infra.data.world_catalogue import WorldCatalogue
+from infra.processes import Child, wait_until
+
+CHECKPOINTS = 3
+_EVERY_S = 5
+_IMPRESSIONS = 200  # between two looks; enough for something new to be learnt before each checkpoint
+_LIVE_S_MAX = 1_800.0
+_PAST = "1000000000000"  # seconds: the world's impressions have their own time, which is long ago
+
+
+def measure_live(items: int) -> Figures:
+    """Publish to live of some checkpoints of one follower, over `items` items."""
+    figures = Figures("eval online --live", {"items": items, "checkpoints": CHECKPOINTS, "every_s": _EVERY_S})
+    catalogue = WorldCatalogue(World(0, WorldSize(items=items, users=500, requests_per_user=40, shown_per_request=12)))
+    with open_bench_stage() as stage:
+        began = tell(f"{items} items: publish")
+        stage.publish_catalogue(catalogue)
+        with stage.publisher() as publisher:
+            publisher.publish_users(catalogue.users())
+            publisher.publish_behaviours(catalogue.behaviours())
+        began = tell("apply and build the first version", began)
+        worker = stage.start_worker()
+        stage.wait_live(stage.publish_model(catalogue), worker)
+        began = tell("follow", began)
+        follower = _start_follower(stage)
+        seconds = _follow(stage, catalogue, follower)
+        tell(f"{len(seconds)} checkpoints live", began)
+    figures.add("publish_to_live_s", statistics.median(seconds), "s")
+    figures.add("publish_to_live_max_s", max(seconds), "s")
+    figures.add("checkpoints", len(seconds), "count")
+    return figures
+
+
+def _start_follower(stage: BenchStage) -> Child:
+    options = ("--follow", "--out", str(stage.directory / "checkpoints"), "--every", str(_EVERY_S), "--late-after", _PAST)
+    return stage.start("follower", "train", *options)
+
+
+def _follow(stage: BenchStage, catalogue: WorldCatalogue, follower: Child) -> list[float]:
+    """Seconds from announcement to live of each checkpoint that got there."""
+    wait_until(lambda: any("ready" in line for line in _lines(follower)), _LIVE_S_MAX, "the follower to be ready", poll_s=0.1)
+    impressions = itertools.cycle(catalogue.impressions())
+    live: dict[int, float] = {}
+    until = time.monotonic() + _LIVE_S_MAX
+    while len(live) < CHECKPOINTS and time.monotonic() < until:
+        assert follower.alive(), follower.log_tail()
+        with stage.publisher() as publisher:
+            publisher.publish_impressions(itertools.islice(impressions, _IMPRESSIONS))
+        told = [line["published"] for line in _lines(follower) if line.get("published")]
+        live |= {p["version"]: p["live_s"] for p in told if p["live_s"] is not None}
+        time.sleep(0.5)
+    return list(live.values())
+
+
+def _lines(child: Child) -> list[Mapping[str, Any]]:
+    """The status lines so far; the log has other lines too."""
+    return [json.loads(line) for line in child.log_path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]

@@ -1,0 +1,131 @@
+"""A fit in several processes on one machine: torch's own DDP over gloo, the same gradients as one process over the whole batch.
+
+Here: `fit_in_processes`. Not here: the loop and the step (trainer.py), which every process runs as it would alone.
+All draw the same batch and each computes the logits of its share of the requests. The logits of the others are gathered, so everybody has the loss of the
+whole batch (its parts are means over requests with pairs, over shown items, over positives: the mean of means over shares would be another
+loss), with gradient through its own share only; what DDP makes of the gradients is their sum. Then all take the same step.
+The data is held once per process.
+
+Arrays: B requests, C shown items, T tasks.
+"""
+
+import datetime as dt
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from schemas.errors import Unavailable
+from schemas.model.inputs import map_tensors
+from schemas.model.network import AifNetwork
+from streams.training.impressions import Batch, TrainingSet
+from streams.training.trainer import Team, TrainOptions, TrainReport, fit, task_logits
+from streams.training.trainer_state import StateFile
+
+_SILENT_S_MAX = 300.0  # a process that does not answer for so long is dead
+_STOP_S_MAX = 30.0
+
+
+def fit_in_processes(
+    network: AifNetwork,
+    data: TrainingSet,
+    options: TrainOptions,
+    processes: int,
+    progress: Callable[[float], None] = lambda _: None,
+    states: StateFile | None = None,
+) -> TrainReport:
+    """`fit` with the work shared by `processes`, of which this one leads. Raises what `fit` does, Unavailable (`team_failed`)."""
+    with tempfile.TemporaryDirectory(prefix="aif-team-") as folder:
+        meeting = Path(folder) / "meeting"
+        context = multiprocessing.get_context("spawn")
+        others = [
+            context.Process(target=_help, args=(rank, processes, meeting, network, data, options, states), daemon=True)
+            for rank in range(1, processes)
+        ]
+        for other in others:
+            other.start()
+        try:
+            with _open_team(0, processes, meeting, network) as team:
+                return fit(network, data, options, progress, states, team)
+        except RuntimeError as error:  # gloo's own: a peer that went away
+            raise Unavailable("team_failed", f"a process of the fit is gone: {error}; start it again, with --state it goes on") from error
+        finally:
+            _end(others)
+
+
+def _help(
+    rank: int, processes: int, meeting: Path, network: AifNetwork, data: TrainingSet, options: TrainOptions, states: StateFile | None
+) -> None:
+    """In another process: the same fit, of which only the gradients leave it."""
+    torch.set_num_threads(1)
+    with _open_team(rank, processes, meeting, network) as team:
+        fit(network, data, options, states=states, team=team)
+
+
+def _end(others: list[BaseProcess]) -> None:
+    for other in others:
+        other.join(_STOP_S_MAX)
+        if other.is_alive():
+            other.kill()
+            other.join()
+
+
+@contextmanager
+def _open_team(rank: int, processes: int, meeting: Path, network: AifNetwork) -> Iterator[Team]:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens to others
+    timeout = dt.timedelta(seconds=_SILENT_S_MAX)
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=processes, timeout=timeout)
+    try:
+        shared = DistributedDataParallel(_Logits(network), find_unused_parameters=True)
+
+        def logits(_: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
+            return gather_logits(shared, data, batch, vectors_of, rank, processes)
+
+        yield Team(logits, _first, rank == 0)
+    finally:
+        dist.destroy_process_group()
+
+
+class _Logits(nn.Module):
+    """`task_logits` as a module, because DDP acts on the call of one."""
+
+    def __init__(self, network: AifNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
+        return task_logits(self.network, data, batch, vectors_of)
+
+
+def gather_logits(
+    shared: nn.Module, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor], rank: int, processes: int
+) -> Tensor:
+    """Logits [B, C, T] of the whole batch: every `processes`-th request is computed here, with gradient, the others elsewhere."""
+    requests = len(batch.rows_BC)
+    own = shared(data, map_tensors(batch, lambda t: t[rank::processes]), vectors_of)
+    if own.requires_grad:
+        own.register_hook(lambda gradient: gradient * processes)  # DDP takes the mean over processes, the loss wants the sum
+    padded = torch.zeros(-(-requests // processes), *own.shape[1:])
+    padded[: len(own)] = own.detach()
+    parts = [torch.empty_like(padded) for _ in range(processes)]
+    dist.all_gather(parts, padded)
+    whole_BCT = torch.zeros(requests, *own.shape[1:])
+    for other in range(processes):
+        places = torch.arange(other, requests, processes)
+        whole_BCT = whole_BCT.index_copy(0, places, own if other == rank else parts[other][: len(places)])
+    return whole_BCT
+
+
+def _first(value: float) -> float:
+    """What the leading process has."""
+    told = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(told, src=0)
+    return float(told)

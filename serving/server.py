@@ -3,7 +3,7 @@
     start    the ports open at once: the process is alive, and not ready until it has a live version and the users' logs are read (C4)
     index    as soon as the control log has an identity, everything that needs the kind of its ids is made
     steady   the event loop answers; one engine thread computes; version follower and user follower are threads of their own
-    SIGTERM  not ready any more, requests in work are answered, then everything is closed in reverse order
+    SIGTERM  not ready any more; requests are still taken for `leave_s`; those in work are answered; then everything is closed in reverse order
 
 Here: wiring and order. Not here: what any of the parts does. Errors at the start are Misconfigured or Incompatible and end the process.
 """
@@ -99,6 +99,8 @@ class RankingServer:
             self._announce(opened)
             living, stopping = asyncio.create_task(self._live()), asyncio.create_task(self._stopping.wait())
             await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                await asyncio.wait({living}, timeout=self.settings.serve.leave_s)
             if living.done():
                 living.result()  # an error of ours: refuse to go on
         finally:

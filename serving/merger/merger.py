@@ -3,10 +3,11 @@
     arrival ──┬── retrieval ─────────────── candidates ──┬── call 2 (rank) ── answer
               └── call 1 (user half) ── version token ───┘
 
-Here: the two-call flow over any servers that speak schemas/requests.py, routing and failover. Not here: which server is whose (core/routing.py),
-retrieval (whatever is given; a stand-in is in retrieval.py), ranking.
+Here: the two-call flow over any servers that speak schemas/requests.py, routing and failover. Not here: which server is whose (core/routing.py), who is
+ready (health.py), retrieval (whatever is given; a stand-in is in retrieval.py), ranking.
 Invariants: call 2 leaves when there are candidates, never later: a call 1 that is late is the server's to wait for. A server lost between the two calls
-costs one recompute on the next one, and no error; a refusal is tried elsewhere once per server, within the deadline.
+costs one recompute on the next one, and no error; with `carries_state` not even that, because call 2 brings the state itself. A refusal is tried
+elsewhere once per server, within the deadline.
 """
 
 import asyncio
@@ -26,7 +27,9 @@ from schemas.requests import RankAnswer, UserAnswer
 from serving.client import decode_error
 from serving.core.routing import ServerLoad, plan_route
 from serving.core.timeline import Span
+from serving.merger.health import poll_servers
 
+POLL_S_DEFAULT = 0.5
 _LOST_S = 1.0  # a server that did not answer is asked last for so long
 _MARGIN_MS = 50  # a server answers by the deadline; its answer still has to arrive
 
@@ -55,6 +58,7 @@ class _Server:
     url: str
     http: httpx.AsyncClient
     in_flight: int = 0
+    ready: bool = True  # as the last probe said
     lost_until_s: float = field(default=float("-inf"))
 
 
@@ -66,7 +70,19 @@ def open_http(url: str) -> httpx.AsyncClient:
 class Merger:
     """Ranks for users over some servers. `partitions` = M of the index. One event loop; close it, or use it with `async with`."""
 
-    def __init__(self, urls: Sequence[str], partitions: int, retrieve: Retrieve, open_client: Open = open_http) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        partitions: int,
+        retrieve: Retrieve,
+        open_client: Open = open_http,
+        *,
+        poll_s: float = POLL_S_DEFAULT,
+        carries_state: bool = False,
+    ) -> None:
+        """`poll_s`: between two probes of a server, from the first request on. `carries_state`: the servers have a key for it (carried_state.py)."""
+        self._poll_s, self._carries_state = poll_s, carries_state
+        self._polling: asyncio.Task[None] | None = None
         self._servers = {url: _Server(url, open_client(url)) for url in urls}
         self._partitions, self._retrieve = partitions, retrieve
         self._calls: set[asyncio.Task[UserAnswer]] = set()
@@ -74,6 +90,7 @@ class Merger:
     async def recommend(self, user: Id, top_k: int = 100, deadline_ms: int = 200, context: Mapping[str, Any] | None = None) -> Merged:
         """The top-k of what retrieval finds. Raises the last error where no server answers, Unavailable (`deadline_passed`) in the end."""
         request = _Request(user, uuid.uuid4().hex, time.perf_counter(), deadline_ms)
+        self._watch_servers()
         route = self.route(user)
         first = asyncio.create_task(self._user_half(request, route[0]))
         self._calls.add(first)
@@ -84,18 +101,23 @@ class Merger:
         body = {"item_ids": [encode_wire_id(one) for one in item_ids], "top_k": top_k, "context": dict(context or {})}
         if user_answer is not None:
             body["version_token"] = user_answer.version_token
+            if user_answer.user_state is not None:
+                body["user_state"] = user_answer.user_state
         return await self._rank(request, route, body, user_answer)
 
     def route(self, user: Id) -> list[str]:
         """The servers in the order in which they are asked for a user."""
         now_s = time.monotonic()
-        loads = [ServerLoad(server.url, now_s >= server.lost_until_s, server.in_flight) for server in self._servers.values()]
+        loads = [
+            ServerLoad(server.url, server.ready and now_s >= server.lost_until_s, server.in_flight) for server in self._servers.values()
+        ]
         return plan_route(partition_of(user, self._partitions), loads)
 
     async def _user_half(self, request: "_Request", url: str) -> UserAnswer:
         """Call 1. What goes wrong here is made good by call 2."""
         started_ms = request.took_ms()
-        answer = UserAnswer.model_validate(await self._post(request, url, "/v1/user", {}))
+        wanted = {"carry_state": True} if self._carries_state else {}
+        answer = UserAnswer.model_validate(await self._post(request, url, "/v1/user", wanted))
         request.note("call 1", started_ms, f"{answer.behaviours} behaviours, version {answer.version_token}")
         return answer
 
@@ -139,6 +161,17 @@ class Merger:
             raise decode_error(answer)
         return answer.json()
 
+    def _watch_servers(self) -> None:
+        if self._polling is None:
+            clients = {server.url: server.http for server in self._servers.values()}
+            self._polling = asyncio.create_task(poll_servers(clients, self._tell, self._poll_s))
+
+    def _tell(self, url: str, ready: bool) -> None:
+        server = self._servers[url]
+        server.ready = ready
+        if ready:
+            server.lost_until_s = float("-inf")
+
     def _forget(self, call: "asyncio.Task[UserAnswer]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
@@ -146,7 +179,7 @@ class Merger:
 
     async def close(self) -> None:
         """Closes the connections; a call 1 that nobody needs any more is cancelled."""
-        calls = list(self._calls)
+        calls: list[asyncio.Task[Any]] = [*self._calls, *([] if self._polling is None else [self._polling])]
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

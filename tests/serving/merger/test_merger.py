@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from infra.kafka.reader import SourceRecord
 from infra.processes import wait_until
@@ -16,6 +17,7 @@ from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import Id, encode_kafka_key, partition_of
 from schemas.token import VersionToken
 from schemas.topics import USER_BEHAVIOURS
+from serving.carried_state import CarriedStates
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine, Resident
 from serving.engine.work import UserWork
@@ -212,6 +214,59 @@ def test_a_rolling_restart_under_load_loses_nothing() -> None:
         stop, answered = asyncio.Event(), list[str]()
         asyncio.run(run())
         assert set(answered[-5:]) == {urls[2]}
+
+
+def test_a_server_that_says_it_is_not_ready_is_left_before_a_request_fails_there_and_taken_again_when_it_is() -> None:
+    with open_front(FakeEngine()) as one, open_front(FakeEngine()) as other:
+        fronts = {front.url: front for front in (one, other)}
+
+        async def run() -> None:
+            async with Merger(list(fronts), M, candidates(1, 2), poll_s=0.02) as merger:
+                mine, next_one = merger.route(1)
+                fronts[mine].ready = (False, "draining")
+                assert (await merger.recommend(1, deadline_ms=20_000)).attempts == 1, "it still answers who comes"
+                await until(lambda: merger.route(1)[0] == next_one)
+                fronts[mine].ready = (True, "")
+                await until(lambda: merger.route(1)[0] == mine)
+
+        asyncio.run(run())
+
+
+def test_a_server_thought_lost_is_asked_first_again_as_soon_as_a_probe_finds_it() -> None:
+    with open_front(FakeEngine()) as one, open_front(FakeEngine()) as other:
+
+        async def run() -> None:
+            async with Merger([one.url, other.url], M, candidates(1, 2), poll_s=0.02) as merger:
+                mine = merger.route(1)[0]
+                merger._servers[mine].lost_until_s = float("inf")
+                assert merger.route(1)[0] != mine
+                await merger.recommend(1, deadline_ms=20_000)
+                await until(lambda: merger.route(1)[0] == mine)
+
+        asyncio.run(run())
+
+
+def test_a_state_that_call_two_brings_itself_survives_the_loss_of_its_server() -> None:
+    def open_one(stack: contextlib.ExitStack) -> Front:
+        engine, _ = stack.enter_context(open_real())
+        return stack.enter_context(open_front(engine, carried=CarriedStates(SecretStr("a key of the tests"), "index", 600)))
+
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        stacks = {front.url: (stack, front) for stack in (first, second) for front in [open_one(stack)]}
+
+        async def lose(_: Id) -> Sequence[Id]:
+            await asyncio.gather(*merger[0]._calls)
+            await asyncio.to_thread(stacks[merger[0].route(1)[0]][0].close)
+            return make_version(SPECS["full"], 40).ids[:5]
+
+        async def run() -> Merged:
+            async with Merger(list(stacks), M, lose, carries_state=True) as opened:
+                merger.append(opened)
+                return await opened.recommend(1, deadline_ms=20_000)
+
+        merger: list[Merger] = []
+        merged = asyncio.run(run())
+        assert (merged.attempts, merged.answer.rung) == (2, "carried")
 
 
 def test_the_stand_in_draws_latencies_and_candidates_as_told_and_again_the_same() -> None:

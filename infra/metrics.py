@@ -87,12 +87,11 @@ METRICS = (
     Metric("flips", "counter", "Version switches of the engine."),
     Metric("version_live", "gauge", "The version that answers, -1 when none."),
     Metric("version_revision", "gauge", "Its revision."),
-    Metric("version_load_seconds", "histogram", "From the control entry to the flip.", (), (0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0)),
-    Metric("flip_seconds", "histogram", "Pause of the engine at a flip.", (), _REQUEST_S),
-    Metric("delta_rows", "counter", "Row changes applied from index-deltas.", ("shard",)),
+    Metric("version_load_seconds", "histogram", "From a version's manifest to the flip.", (), (0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0)),
+    Metric("delta_rows", "counter", "Row changes applied from index-deltas, of all versions in memory."),
     Metric("freshness_age_seconds", "gauge", "Age of the newest source record in the live version."),
-    Metric("freshness_seconds", "histogram", "From a record's time to servable.", ("shard",), _FRESHNESS_S),
-    Metric("digest_mismatches", "counter", "Parts whose digest was not the manifest's."),
+    Metric("visible_seconds", "histogram", "From a record's time to visible in answers of the live version.", ("topic",), _FRESHNESS_S),
+    Metric("versions_corrupted", "counter", "Loads that failed because a file was not what its manifest says."),
     Metric("rows_not_servable", "gauge", "New ids that did not fit into the slot."),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}

@@ -31,6 +31,7 @@ from serving.access import check_exposure
 from serving.carried_state import CarriedStates
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork
+from serving.engine_metrics import EngineMetrics
 from serving.front import Front
 from serving.garbage import calm_collector
 from serving.grpc_api import GrpcApi
@@ -68,6 +69,7 @@ class RankingServer:
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
+        self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions)
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.known: Users | None = None
@@ -79,7 +81,7 @@ class RankingServer:
         self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
         self.users: UserFollower | None = None
         self.draining = False
-        self._flips_counted, self._calmed = 0, False
+        self._calmed = False
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.front.intake.admit = self.paced.check_queue
         self.api = HttpApi(self.front, Views(self._status, self._show_state))
@@ -181,20 +183,11 @@ class RankingServer:
         self.parity.offer(work, result)
 
     def _show_state(self) -> None:
-        status, gauge = self.engine.status(), self.metrics.gauge
-        self.pool.drop_other_versions(frozenset(report.token.version for report in status.residents))
-        self.metrics.counter("flips").inc(status.flips - self._flips_counted)
-        self._flips_counted = status.flips
-        gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
+        self.pool.drop_other_versions(frozenset(report.token.version for report in self.engine.status().residents))
+        self.engine_metrics.show()
+        self.metrics.gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
         if self.known is not None:
             self.known.show()
-        gauge("version_live").set(status.current.version if status.current else -1)
-        gauge("version_revision").set(status.current.revision if status.current else -1)
-        current = next((r for r in status.residents if r.token == status.current), None)
-        if current is not None:
-            gauge("rows_not_servable").set(current.not_servable)
-            if current.source_ms > 0:
-                gauge("freshness_age_seconds").set(max(0.0, time.time() - current.source_ms / 1000))
 
     def _ready(self) -> tuple[bool, str]:
         return readiness(self.versions, self.users, self.draining)

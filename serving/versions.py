@@ -14,6 +14,7 @@ Invariants:
 
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ CATCH_UP_S_MAX = 120.0
 WARM_UP_ROWS = 256
 ENGINE_S_MAX = 60.0
 _CATCH_UP_POLL_S = 0.005
+_LOADS_KEPT = 100
 
 T = TypeVar("T")
 logger = structlog.get_logger("versions")
@@ -80,7 +82,8 @@ class VersionFollower:
         self._loader = Loader(slot_bytes)
         self._held: dict[int, _Held] = {}
         self._last_error = ""
-        self._counters = {"loads": 0, "load_failures": 0, "flips": 0}
+        self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
+        self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # not before this time, pause, log length then
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
@@ -114,8 +117,12 @@ class VersionFollower:
 
     @property
     def counters(self) -> dict[str, int]:
-        """loads, load_failures, flips."""
+        """loads, load_failures, flips; corrupted: failures because a file was not what its manifest says."""
         return dict(self._counters)
+
+    def take_load_seconds(self) -> list[float]:
+        """How long each version took from its manifest to the flip, since the last call."""
+        return [self._load_seconds.popleft() for _ in range(len(self._load_seconds))]
 
     def _run(self) -> None:
         self._attempt(self._loader.start)
@@ -132,6 +139,7 @@ class VersionFollower:
     def _failed(self, error: Exception) -> None:
         self._last_error = str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
         self._counters["load_failures"] += 1
+        self._counters["corrupted"] += isinstance(error, Corrupted)
         _, pause, length = self._retry
         moved = self._log.state.next_number != length
         pause = PAUSE_S_MIN if moved else min(2 * pause, PAUSE_S_MAX)
@@ -236,6 +244,7 @@ class VersionFollower:
         newest = self._log.refresh().current
         if instead or (newest is not None and newest.version == wanted.version):
             self._flip(held)
+            self._load_seconds.append(time.monotonic() - started_s)
         self._retry = (0.0, PAUSE_S_MIN, -1)
         self._last_error = ""
 

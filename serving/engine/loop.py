@@ -27,6 +27,7 @@ from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
+from serving.engine.arrivals import Arrivals
 from serving.engine.candidates import find_candidates
 from serving.engine.changes import Changes
 from serving.engine.scorers import compile_kernels
@@ -70,6 +71,7 @@ class Resident:
     changes_superseded: int = 0
     error: str = ""
     state_made_s: float = field(default_factory=time.monotonic)
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     @property
     def version(self) -> int:
@@ -189,6 +191,11 @@ class Engine:
     def find_resident(self, version: int) -> Resident | None:
         """A version's resident, for a call that `run` brings to this thread. REQUIRES: the engine's thread."""
         return self._find(version)
+
+    def take_arrivals(self) -> list[tuple[str, float]]:
+        """(topic, age in seconds) of what became visible in the current version since the last call; of the others it is forgotten."""
+        taken = {resident.token: resident.arrivals.take() for resident in self._residents.values()}
+        return [] if self._current is None else taken.get(self._current.token, [])
 
     def offer_changes(self, portion: Portion) -> bool:
         """Queues a portion; waits while the queue is full. False once the version is not resident."""
@@ -346,6 +353,8 @@ def _apply_portion(resident: Resident, portion: Portion) -> None:
     except Exception as error:
         resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
         return
+    if portion.next_offsets is not None:
+        resident.arrivals.note(portion.partition, resident.watermark[portion.partition], portion.next_offsets, portion.source_ms)
     if portion.next_position is not None:
         resident.positions[portion.partition] = max(portion.next_position, resident.positions.get(portion.partition, 0))
         resident.source_ms = max(resident.source_ms, portion.source_ms)

@@ -1,0 +1,50 @@
+"""What the engine and its versions are at, as metrics: which version answers, what flipped and loaded, how fresh the rows are.
+
+Here: from the engine's and the follower's own numbers to the process's metrics, several times a second. Not here: the numbers themselves, the table of
+names (infra/metrics.py).
+"""
+
+import time
+
+from infra.metrics import Metrics
+from serving.engine.loop import Engine
+from serving.engine.work import VersionReport
+from serving.versions import VersionFollower
+
+
+class EngineMetrics:
+    """`show` is called by one thread, again and again."""
+
+    def __init__(self, metrics: Metrics, engine: Engine, versions: VersionFollower) -> None:
+        self._metrics, self._engine, self._versions = metrics, engine, versions
+        self._flips, self._corrupted = 0, 0
+        self._applied: dict[int, int] = {}  # row changes of each resident version that are counted already
+
+    def show(self) -> None:
+        """As it is now."""
+        status, gauge, counter = self._engine.status(), self._metrics.gauge, self._metrics.counter
+        counter("flips").inc(status.flips - self._flips)
+        self._flips = status.flips
+        gauge("version_live").set(status.current.version if status.current else -1)
+        gauge("version_revision").set(status.current.revision if status.current else -1)
+        for topic, age_s in self._engine.take_arrivals():
+            self._metrics.histogram("visible_seconds").labels(topic).observe(age_s)
+        for seconds in self._versions.take_load_seconds():
+            self._metrics.histogram("version_load_seconds").observe(seconds)
+        counter("versions_corrupted").inc(self._versions.counters["corrupted"] - self._corrupted)
+        self._corrupted = self._versions.counters["corrupted"]
+        self._count_rows({report.token.version: report.changes_applied for report in status.residents})
+        current = next((r for r in status.residents if r.token == status.current), None)
+        if current is not None:
+            self._show_current(current)
+
+    def _count_rows(self, applied: dict[int, int]) -> None:
+        """A version that was loaded anew counts from 0 again."""
+        new = {version: rows - self._applied.get(version, 0) for version, rows in applied.items()}
+        self._metrics.counter("delta_rows").inc(sum(rows if rows >= 0 else applied[version] for version, rows in new.items()))
+        self._applied = applied
+
+    def _show_current(self, current: VersionReport) -> None:
+        self._metrics.gauge("rows_not_servable").set(current.not_servable)
+        if current.source_ms > 0:
+            self._metrics.gauge("freshness_age_seconds").set(max(0.0, time.time() - current.source_ms / 1000))

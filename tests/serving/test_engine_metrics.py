@@ -1,0 +1,55 @@
+"""The engine's numbers as metrics have the right values, also over a reload."""
+
+import dataclasses
+from typing import Any
+
+from infra.metrics import Metrics
+from schemas.token import VersionToken
+from serving.engine.work import EngineStatus, VersionReport
+from serving.engine_metrics import EngineMetrics
+
+TOKEN = VersionToken(4, 1, "aaaaaaaa")
+REPORT = VersionReport(TOKEN, 10, 20, 3, ("click",), ({},), 0, {0: 0}, 7, 0)
+
+
+class FakeEngine:
+    """What `EngineMetrics` asks of an engine and of the follower of versions."""
+
+    def __init__(self) -> None:
+        self.residents: tuple[VersionReport, ...] = (REPORT,)
+        self.flips, self.counters = 2, {"corrupted": 1}
+        self.arrivals, self.loads = [("new-items", 0.3)], [4.0]
+
+    def status(self) -> EngineStatus:
+        return EngineStatus("cpu", self.residents[0].token if self.residents else None, self.residents, 0, 0, 0, 0, self.flips)
+
+    def take_arrivals(self) -> list[tuple[str, float]]:
+        taken, self.arrivals = self.arrivals, []
+        return taken
+
+    def take_load_seconds(self) -> list[float]:
+        taken, self.loads = self.loads, []
+        return taken
+
+
+def test_what_is_shown_is_counted_once() -> None:
+    engine, metrics = FakeEngine(), Metrics()
+    shown = EngineMetrics(metrics, engine, engine)  # type: ignore[arg-type]
+
+    def value(name: str, **labels: Any) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    for _ in range(2):
+        shown.show()
+    assert [value(f"aif_{name}_total") for name in ("flips", "delta_rows", "versions_corrupted")] == [2, 7, 1]
+    assert (value("aif_version_live"), value("aif_version_revision"), value("aif_rows_not_servable")) == (4, 1, 3)
+    assert value("aif_visible_seconds_count", topic="new-items") == 1 and value("aif_version_load_seconds_sum") == 4.0
+    engine.residents = (
+        dataclasses.replace(REPORT, changes_applied=2),
+        dataclasses.replace(REPORT, token=VersionToken(5, 0, "b"), changes_applied=3),
+    )
+    shown.show()
+    assert value("aif_delta_rows_total") == 7 + 2 + 3  # the version was loaded anew and counts from 0
+    engine.residents = ()
+    shown.show()
+    assert value("aif_version_live") == -1

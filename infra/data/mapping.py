@@ -364,4 +364,6 @@ def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
     part.end()
     if section.name != "items" or len(set(ways) & set(rest)) != 1:
         raise section.reject(key, f"{', '.join(ways)} derive features of [items], one of them a feature")
+    if "of" in rest and source.count_days is None:
+        raise section.reject(key, "of says what count_days counts; nothing else has it")
     return source

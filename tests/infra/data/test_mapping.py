@@ -46,6 +46,7 @@ def _write(tmp_path: Path, text: str) -> Path:
         (ITEMS + "[items.features]\na = { count_days = 3, clusters = 4 }\n", "derive features of .items., one of them a feature"),
         (ITEMS + '[items.features]\na = { days_since = "ever" }\n', "days_since is 'ever', expected one of first, last"),
         (ITEMS + '[items.features]\na = { count_days = 3, of = "buyers" }\n', "of is 'buyers', expected one of behaviours, users"),
+        (ITEMS + '[items.features]\na = { clusters = 4, of = "users" }\n', "of says what count_days counts"),
         (ITEMS + "[items.features]\na = { taken_together = 1 }\n", "expected a whole number from 2"),
     ],
 )

@@ -21,6 +21,7 @@ from serving.engine.work import UserState
 from serving.user_store import HistoryOffsets
 
 TTL_S_DEFAULT = 600.0
+_SWEEP_SHARE = 0.05  # of the TTL: how much longer than it a state may take up room
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class StatePool:
         self._kept: OrderedDict[StateKey, _Kept] = OrderedDict()
         self._by_user: dict[Id, set[StateKey]] = {}
         self.size_bytes = 0
+        self._swept: frozenset[int] | None = None  # the resident versions of which nothing else is kept; None: look again
+        self._sweep_due_s = 0.0
         self.events: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -89,6 +92,8 @@ class StatePool:
             self.events["no_room"] += 1
             return
         self._kept[key] = _Kept(state, offsets, self._clock())
+        if self._swept is not None and key.version not in self._swept:
+            self._swept = None
         self._by_user.setdefault(key.user, set()).add(key)
         self.size_bytes += state.size_bytes
         self.events["kept"] += 1
@@ -112,11 +117,19 @@ class StatePool:
         return Lease(max(found, key=lambda kept: kept.made_s)) if found else None
 
     def drop_other_versions(self, resident: frozenset[int]) -> int:
-        """Forgets the states of versions that no slot holds any more, and those past their age, unless a request holds them. Returns how many."""
-        end_s = self._clock() - self._ttl_s
-        gone = [key for key, kept in self._kept.items() if not kept.leases and (key.version not in resident or kept.made_s < end_s)]
+        """Forgets the states of versions that no slot holds any more, and those past their age, unless a request holds them. Returns how many.
+
+        Called all the time: every state is looked at only where the versions changed, something was held, or it is time for the old ones.
+        """
+        now_s = self._clock()
+        if resident == self._swept and now_s < self._sweep_due_s:
+            return 0
+        old_s = now_s - self._ttl_s
+        out = [key for key, kept in self._kept.items() if key.version not in resident or kept.made_s < old_s]
+        gone = [key for key in out if not self._kept[key].leases]
         for key in gone:
             self._remove(key)
+        self._swept, self._sweep_due_s = resident if len(gone) == len(out) else None, now_s + _SWEEP_SHARE * self._ttl_s
         self.events["dropped"] += len(gone)
         return len(gone)
 

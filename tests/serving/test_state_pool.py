@@ -87,6 +87,17 @@ def test_states_of_a_version_that_left_go_unless_a_request_holds_them() -> None:
     assert pool.drop_other_versions(frozenset({2})) == 1 and len(pool) == 1
 
 
+def test_a_state_that_lands_after_its_version_left_goes_at_the_next_look_and_an_old_one_in_time() -> None:
+    clock = Clock()
+    pool = StatePool(10, 1_000, ttl_s=100, clock=clock)
+    pool.put(StateKey(5, 2), state(2))
+    assert pool.drop_other_versions(frozenset({2})) == 0
+    pool.put(StateKey(6, 1), state(1))
+    assert pool.drop_other_versions(frozenset({2})) == 1 and StateKey(5, 2) in pool
+    clock.now_s += 101
+    assert pool.drop_other_versions(frozenset({2})) == 1 and len(pool) == 0
+
+
 def test_the_empty_users_key_is_nobody_elses() -> None:
     assert prior_key(1) == StateKey("", 1)
 

@@ -14,6 +14,7 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 
 import contextlib
+import itertools
 import json
 import weakref
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,7 @@ class Batch:
 class Scan(Iterator[tuple[bytes, bytes]]):
     """(key, value) in key order of the moment it began. Raises Corrupted where rocksdict would end early; `close()` frees its iterator."""
 
-    def __init__(self, path: Path, family: str, iterator: RdictIter, end: bytes | None) -> None:
+    def __init__(self, path: Path, family: str, iterator: RdictIter | None, end: bytes | None) -> None:
         self._path, self._family, self._end_key = path, family, end
         self._iterator: RdictIter | None = iterator
 
@@ -151,6 +152,51 @@ class Scan(Iterator[tuple[bytes, bytes]]):
     def close(self) -> None:
         """Give the iterator back; the scan is at its end."""
         self._iterator = None
+
+
+class FrozenScan(Scan):
+    """The same over a directory that nobody writes, at two thirds of the cost: one call a row. rocksdict's `items()` ends early in silence at a
+    corrupt block, so where it ended a plain iterator must end too."""
+
+    def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes | None) -> None:
+        self._column_family, self._next_key = column_family, start
+        self._rows: Iterator[tuple[bytes, bytes]] = iter(column_family.items(from_key=start))
+        super().__init__(path, family, None, end)
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if not (rows := self.take(1)):
+            raise StopIteration
+        return rows[0]
+
+    def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        """The next rows, at most `rows_max`; fewer only at the end."""
+        rows = list(itertools.islice(self._rows, rows_max))
+        if rows:
+            self._next_key = rows[-1][0] + b"\0"
+        if len(rows) < rows_max and self._rows is not _NO_ROWS:
+            self._check_end()
+        if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
+            self.close()
+            rows = [row for row in rows if row[0] < self._end_key]
+        return rows
+
+    def _check_end(self) -> None:
+        self.close()
+        with MappedErrors(self._path, f"scan of {self._family}"):
+            after = self._column_family.iter()
+            after.seek(self._next_key)
+            if after.valid():
+                raise Corrupted(
+                    "database_corrupted", f"a scan of {self._family} in {self._path} ended before {after.key().hex()}; rebuild it"
+                )
+            after.status()
+
+    def close(self) -> None:
+        """Give the iterator back; the scan is at its end."""
+        self._rows = _NO_ROWS
+
+
+_NO_ROWS: Iterator[tuple[bytes, bytes]] = iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +257,12 @@ class Database:
     def scan(self, family: str = DEFAULT_FAMILY, start: bytes = b"", end: bytes | None = None) -> Scan:
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
         with MappedErrors(self.path, f"scan of {family}"):
-            iterator = self._families[family].iter()
-            iterator.seek(start)
-        scan = Scan(self.path, family, iterator, end)
+            if self.read_only:
+                scan: Scan = FrozenScan(self.path, family, self._families[family], start, end)
+            else:
+                iterator = self._families[family].iter()
+                iterator.seek(start)
+                scan = Scan(self.path, family, iterator, end)
         self._scans.add(scan)
         return scan
 

@@ -136,12 +136,16 @@ class Feature:
         return min(max((x - self.mean) / self.scale, -NUMBER_MAX), NUMBER_MAX)
 
     def numbers(self, values: Sequence[object]) -> np.ndarray:
-        """`number` of many values: float64 [R], the same bits. A logarithm is taken one by one, because NumPy's may differ in the last bit."""
+        """`number` of many values: float64 [R], the same bits."""
         if len(values) < _COLUMN_ROWS_MIN or not _PLAIN_NUMBERS.issuperset(map(type, values)):
             return np.array([self.number(value) for value in values], np.float64)
-        x_R = np.array(values, np.float64)
-        x_R[~np.isfinite(x_R)] = self.default
+        return self.numbers_in(np.array(values, np.float64))
+
+    def numbers_in(self, x_R: np.ndarray) -> np.ndarray:
+        """`number` of a float64 column in which NaN stands for missing: float64 [R], the same bits."""
+        x_R = np.where(np.isfinite(x_R), x_R, self.default)
         if self.transform == Transform.LOG1P:
+            # One by one, because NumPy's logarithm may differ in the last bit.
             x_R = np.copysign(list(map(math.log1p, np.abs(x_R).tolist())), x_R)
         return np.clip((x_R - self.mean) / self.scale, -NUMBER_MAX, NUMBER_MAX)
 
@@ -244,7 +248,11 @@ class FeatureSchema:
         values = [r.get(self.bid) for r in records]
         if len(values) < _COLUMN_ROWS_MIN or not _PLAIN_NUMBERS.issuperset(map(type, values)):
             return np.array([self.bid_of(r) for r in records], np.float64)
-        x_R = np.array(values, np.float64)
+        return self.bids_in(np.array(values, np.float64))
+
+    def bids_in(self, x_R: np.ndarray) -> np.ndarray:
+        """`bid_of` of a float64 column in which NaN stands for missing: float64 [R]. The schema must have a bid."""
+        assert self.bid is not None
         return np.where(np.isfinite(x_R) & (x_R > 0), np.minimum(x_R, BID_MAX), self.item(self.bid).default)
 
     def categories_of(self, records: Sequence[Mapping[str, Any]]) -> list[int]:

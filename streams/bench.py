@@ -127,7 +127,7 @@ class _Rates:
 
 def _build(encoder: RowEncoder, reader: ShardReader) -> int:
     """What a builder does up to the bytes of its file, which are written at disk speed."""
-    return sum(len(block) for block in encode_blocks(encoder, reader.scan_items()))
+    return sum(len(block) for block in encode_blocks(encoder, reader.scan_blocks()))
 
 
 def _take_floors(checkpoint: Checkpoint, reader: ShardReader, rates: _Rates) -> None:

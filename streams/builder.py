@@ -12,7 +12,7 @@ that an earlier part has with the same inputs are taken from there (base_rows.py
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,14 @@ import numpy as np
 from infra.index_parts import write_full_part
 from infra.index_store import IndexStore
 from schemas.errors import Incompatible
-from schemas.index.layout import ORDER, RowBlock
+from schemas.index.layout import RowBlock
 from schemas.limits import ROWS_PER_FILE_BLOCK
 from streams.base_rows import BaseRows, open_base
-from streams.build_jobs import SLICE_ROWS, BuildJob, BuildResult
+from streams.build_jobs import BuildJob, BuildResult
 from streams.build_slices import SLICE_ITEMS, BuildSlices
 from streams.encoders import Encoder
-from streams.shard_reader import ShardReader, StoredItem, open_shard_reader
+from streams.shard_reader import ShardReader, open_shard_reader
+from streams.stored.item_block import ItemBlock
 
 Progress = Callable[[int], None]  # rows done so far
 
@@ -38,7 +39,7 @@ def build_full_part(store: IndexStore, encoder: Encoder, job: BuildJob, progress
         base = open_base(store, job, reader, encoder.layout)
         if job.slices_directory:
             return _build_in_slices(store, encoder, job, reader, base, progress)
-        blocks = encode_blocks(encoder, reader.scan_items(), job.slice_rows, progress, base)
+        blocks = encode_blocks(encoder, reader.scan_blocks(rows=job.slice_rows), progress, base)
         return BuildResult(write_full_part(store, job.version, job.shard, blocks, encoder.layout), reader.next_offsets, base.reused)
 
 
@@ -46,11 +47,12 @@ def _build_in_slices(
     store: IndexStore, encoder: Encoder, job: BuildJob, reader: ShardReader, base: BaseRows, progress: Progress
 ) -> BuildResult:
     slices = BuildSlices(Path(job.slices_directory), job, encoder.layout)
-    items = iter(reader.scan_items(slices.next_key))
+    rows_at_once = min(job.slice_rows, SLICE_ITEMS)
+    items = reader.scan_blocks(slices.next_key, rows=rows_at_once)
     while (first := next(items, None)) is not None:
-        run = itertools.chain((first,), itertools.islice(items, SLICE_ITEMS - 1))
+        run = itertools.chain((first,), itertools.islice(items, SLICE_ITEMS // rows_at_once - 1))
         done, reused = slices.rows, base.reused
-        blocks = encode_blocks(encoder, run, job.slice_rows, lambda rows, done=done: progress(done + rows), base)  # type: ignore[misc]
+        blocks = encode_blocks(encoder, run, lambda rows, done=done: progress(done + rows), base)  # type: ignore[misc]
         slices.add(blocks, reader.next_offsets, lambda reused=reused: base.reused - reused)  # type: ignore[misc]
     return slices.finish(store, reader.next_offsets)
 
@@ -67,31 +69,28 @@ def check_encoder(encoder: Encoder, wanted_fingerprint: str, version: int) -> No
 
 def encode_blocks(
     encoder: Encoder,
-    items: Iterable[StoredItem],
-    slice_rows: int = SLICE_ROWS,
+    items: Iterable[ItemBlock],
     progress: Progress = lambda _: None,
     base: BaseRows | None = None,
 ) -> Iterator[RowBlock]:
-    """Rows of items in key order, in blocks of at most ROWS_PER_FILE_BLOCK; a slice of items is encoded at once."""
-    assert slice_rows % ROWS_PER_FILE_BLOCK == 0, f"slice of {slice_rows} rows is no multiple of {ROWS_PER_FILE_BLOCK}"
-    remaining, done = iter(items), 0
-    while taken := list(itertools.islice(remaining, slice_rows)):
-        orders = np.frombuffer(b"".join(i.order for i in taken), ORDER)
-        rows = _encode_slice(encoder, taken, orders, base)
-        for at in range(0, len(taken), ROWS_PER_FILE_BLOCK):
+    """Rows of items in key order, in blocks of at most ROWS_PER_FILE_BLOCK; each block of items is encoded at once."""
+    done = 0
+    for block in items:
+        rows = _encode_block(encoder, block, base)
+        for at in range(0, len(block), ROWS_PER_FILE_BLOCK):
             cut = slice(at, at + ROWS_PER_FILE_BLOCK)
-            yield RowBlock([i.key for i in taken[cut]], orders[cut], rows[cut])
-        done += len(taken)
+            yield RowBlock(block.keys[cut], block.orders_R[cut], rows[cut])
+        done += len(block)
         progress(done)
 
 
-def _encode_slice(encoder: Encoder, items: Sequence[StoredItem], orders_R: np.ndarray, base: BaseRows | None) -> np.ndarray:
+def _encode_block(encoder: Encoder, block: ItemBlock, base: BaseRows | None) -> np.ndarray:
     """Rows of some items; those that the base has are not computed."""
     if base is None or base.is_empty:
-        return encoder.encode([i.raw_features for i in items], [i.embedding for i in items])
-    rows_R = np.zeros(len(items), encoder.layout.dtype)
-    missing = np.flatnonzero(~base.take([i.key for i in items], orders_R["input_hash"], rows_R))
+        return encoder.encode(block.features, block.embeddings)
+    rows_R = np.zeros(len(block), encoder.layout.dtype)
+    missing = np.flatnonzero(~base.take(block.keys, block.orders_R["input_hash"], rows_R))
     if len(missing):
-        some = [items[i] for i in missing]
-        rows_R[missing] = encoder.encode([i.raw_features for i in some], [i.embedding for i in some])
+        some = block.take(missing)
+        rows_R[missing] = encoder.encode(some.features, some.embeddings)
     return rows_R

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from infra.index_store import IndexStore
-from schemas.features import encode_features, encode_realtime_rows
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.encode_rows import encode_rows, encoder_fingerprint
 from schemas.model.lsh import encode_signatures
+from streams.stored.item_block import EmbeddingValues, compile_blocks
+from streams.stored.item_columns import ItemColumns, compile_columns, encode_columns
 
 Raw = Mapping[str, Any]
 Embedding = np.ndarray | None
@@ -53,13 +54,13 @@ class RowEncoder:
         """All columns of R items: structured array [R] of the layout's dtype."""
         mm_RM, has_R = self._stack(embeddings)
         rows = np.zeros(len(raw_features), self.layout.dtype)
-        vectors = {self._schema.multimodal: mm_RM} if self._schema.multimodal else {}
-        encoded = encode_rows(self._network, encode_features(self._schema.item_half_inputs, raw_features, vectors))
+        columns = encode_columns(self._schema, raw_features, mm_RM)
+        encoded = encode_rows(self._network, columns.inputs)
         # a width of 1 is stored as a scalar
         rows["vector"] = encoded.vectors_RD.reshape(rows["vector"].shape)
         rows["bridge"] = encoded.bridge_RN.reshape(rows["bridge"].shape)
         self._sign(rows, mm_RM, has_R, np.ones(len(rows), bool))
-        self._fill_plain(rows, raw_features)
+        self._fill_plain(rows, columns)
         return rows
 
     def rewrite(
@@ -67,13 +68,19 @@ class RowEncoder:
     ) -> np.ndarray:
         """Rows [R] whose item-half inputs did not change: vector and bridge are kept, the signature is made anew where stale (bool [R])."""
         rows = np.array(old_rows, self.layout.dtype)
-        self._sign(rows, *self._stack(embeddings), np.asarray(signature_stale, bool))
-        self._fill_plain(rows, raw_features)
+        mm_RM, has_R = self._stack(embeddings)
+        self._sign(rows, mm_RM, has_R, np.asarray(signature_stale, bool))
+        self._fill_plain(rows, encode_columns(self._schema, raw_features, mm_RM))
         return rows
 
     def _stack(self, embeddings: Sequence[Embedding]) -> tuple[np.ndarray, np.ndarray]:
         """mm_RM float32, and has_R bool: whether this model can read the item's embedding; zeros where not."""
         width = self._schema.mm_width
+        if isinstance(embeddings, EmbeddingValues) and self._schema.multimodal:
+            mm_RM, has_R = embeddings.stack(width)
+            finite_R = np.isfinite(mm_RM).all(axis=1)
+            mm_RM[~finite_R] = 0
+            return mm_RM, has_R & finite_R
         mm_RM, has_R = np.zeros((len(embeddings), width), np.float32), np.zeros(len(embeddings), bool)
         at = [r for r, embedding in enumerate(embeddings) if embedding is not None and embedding.shape == (width,)]
         if at and self._schema.multimodal:
@@ -94,13 +101,12 @@ class RowEncoder:
             rows["signature"][at] = encode_signatures(mm_RM[at], self._w_hash_KM).reshape(rows["signature"][at].shape)
             rows["has_signature"][at] = 1
 
-    def _fill_plain(self, rows: np.ndarray, raw_features: Sequence[Raw]) -> None:
+    def _fill_plain(self, rows: np.ndarray, columns: ItemColumns) -> None:
         """The columns that need no network."""
-        schema = self._schema
-        rows["category"] = schema.categories_of(raw_features)
-        rows["bid"] = schema.bids_of(raw_features)
-        if schema.realtime_features:
-            rows["realtime"] = encode_realtime_rows(schema, raw_features).reshape(rows["realtime"].shape)
+        rows["category"] = columns.category_R
+        rows["bid"] = columns.bid_R
+        if self._schema.realtime_features:
+            rows["realtime"] = columns.realtime_RQ.reshape(rows["realtime"].shape)
 
 
 class EncoderCache:
@@ -108,6 +114,8 @@ class EncoderCache:
 
     def __init__(self, store: IndexStore, kept: int = _ENCODERS_KEPT) -> None:
         torch.set_num_threads(1)  # parallelism is over shards and processes; a row's bits do not depend on it
+        compile_columns()
+        compile_blocks()
         self._store, self._kept = store, kept
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 

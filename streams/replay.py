@@ -205,7 +205,7 @@ def _encode_shard(
         assert offsets == dict(one.end), f"replayed to {offsets}, the plan says {one.end}"
 
         def digested() -> Iterator[RowBlock]:
-            for block in encode_blocks(encoder, reader.scan_items()):
+            for block in encode_blocks(encoder, reader.scan_blocks()):
                 digest.update(block)
                 progress(f"shard {one.shard}: encode", digest.rows, max(digest.rows, seal.rows if seal is not None else 0))
                 yield block

@@ -4,20 +4,24 @@ Here: `ShardReader`. Not here: who takes the checkpoint (streams/builder.py, str
 therefore reads only from a checkpoint (protocol B8). The directory must be private and writable (infra/rocks.py says why).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from infra.rocks import Database, open_read_only
+from infra.rocks import Database, Scan, open_read_only
 from schemas.errors import Corrupted
-from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
+from streams.build_jobs import SLICE_ROWS
+from streams.core.item_state import DEAD_AT, decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
+from streams.stored.item_block import ItemBlock, cut_item_block
 
 _PAGE_ROWS = 512
+_key, _value = itemgetter(0), itemgetter(1)
 
 
 @dataclass(slots=True)  # not frozen: one is made for every item of a build, and freezing triples its cost
@@ -84,6 +88,22 @@ class ShardReader:
                 embedding = head[1] if head is not None and head[0] == key else None
                 yield StoredItem(key, encode_stored_order(features, embedding), features, embedding)
 
+    def scan_blocks(self, start_key: bytes = b"", end_key: bytes | None = None, rows: int = SLICE_ROWS) -> Iterator[ItemBlock]:
+        """The same items, `rows` in a block, fewer only in the last: what a build reads."""
+        embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key, end_key), rows)
+        scan = self._database.scan(FEATURES, start_key, end_key)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        while page := scan.take(rows):
+            live = [row for row in page if not row[1][DEAD_AT]] if min(map(len, map(_value, page))) > DEAD_AT else page
+            keys += map(_key, live)
+            values += map(_value, live)
+            if len(keys) >= rows:
+                yield cut_item_block(keys[:rows], values[:rows], embeddings.take(keys[:rows]))
+                del keys[:rows], values[:rows]
+        if keys:
+            yield cut_item_block(keys, values, embeddings.take(keys))
+
     def _rows(self, family: str, start_key: bytes, end_key: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """A scan read in pages: half the cost of one row after the other."""
         scan = self._database.scan(family, start_key, end_key)
@@ -105,6 +125,29 @@ class ShardReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Embeddings:
+    """The embeddings of ascending runs of keys, out of a scan. What is held is bounded, whatever lies between two keys."""
+
+    def __init__(self, scan: Scan, page_rows: int) -> None:
+        self._scan, self._page_rows = scan, page_rows
+        self._held: dict[bytes, bytes] = {}
+        self._last, self._ended = b"", False
+
+    def take(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """One for each key, None where there is none. The next call's keys come after these."""
+        while not self._ended and self._last < keys[-1]:
+            page = self._scan.take(self._page_rows)
+            self._ended = len(page) < self._page_rows
+            self._held.update(page)
+            self._last = page[-1][0] if page else self._last
+            if len(self._held) > 4 * self._page_rows:
+                wanted = set(keys)
+                self._held = {k: v for k, v in self._held.items() if k in wanted or k > keys[-1]}
+        found = list(map(self._held.get, keys))
+        self._held = {k: v for k, v in self._held.items() if k > keys[-1]} if self._last > keys[-1] else {}
+        return found
 
 
 def open_shard_reader(checkpoint_dir: Path) -> ShardReader:

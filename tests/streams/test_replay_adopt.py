@@ -47,7 +47,7 @@ def adopt(world: World, worker: Worker) -> None:
     task.shard.create_checkpoint(world.folder / "replayed")
     adoption = Adoption(world.store, "backfill", encoder_of(7))
     with open_shard_reader(world.folder / "replayed") as reader:
-        adoption.keep(0, encode_blocks(encoder_of(7), reader.scan_items()), reader.next_offsets)
+        adoption.keep(0, encode_blocks(encoder_of(7), reader.scan_blocks()), reader.next_offsets)
     assert adoption.publish(NoPublisher(), NoPublisher()) == 7  # type: ignore[arg-type]
     world.publish_items(*(upsert(i, 2, price=0.5) for i in range(10)), delete(20, 2), upsert(900, 1, price=2.0))
     world.publish_embeddings(embed(31, *range(6)))

@@ -94,7 +94,7 @@ def expected_digest(stage: WorkerStage, records: list[SourceRecord]) -> str:
         shard.create_checkpoint(stage.directory / f"oracle-{n}-copy")
         shard.close()
         with open_shard_reader(stage.directory / f"oracle-{n}-copy") as reader:
-            digests.append(digest_blocks(encoder, encode_blocks(encoder, reader.scan_items())).hexdigest)
+            digests.append(digest_blocks(encoder, encode_blocks(encoder, reader.scan_blocks())).hexdigest)
     return version_digest(digests)
 
 

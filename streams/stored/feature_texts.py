@@ -1,0 +1,263 @@
+"""Stored features of many items, canonical JSON in one buffer, read as columns in one compiled pass.
+
+Here: `FeatureTexts`, which reads as mappings one by one, and `read_cells`: for each wanted name of each text what kind of value stands there, its
+number, its place. Not here: what a model makes of cells (item_columns.py), JSON in general.
+Only what `encode_raw_features` writes is read: ASCII, names ascending, no blanks. What is not plainly so (an escape in a text, a number that two words do
+not decide, a value inside a value) makes the whole text `False` in `plain_R`, and its owner decodes it with Python: slower, the same values.
+
+Arrays: T bytes of all texts, R texts, F wanted names, ascending.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, overload
+
+import numba
+import numpy as np
+
+from streams.core.item_state import decode_raw_features
+from streams.stored.decimal_numbers import U, to_double
+
+ABSENT, WHOLE, FLOAT, TEXT, BOOLEAN, LIST = range(6)  # kinds of cells; null counts as absent
+
+_QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,:{}[]')
+_MINUS, _PLUS, _POINT, _ZERO, _NINE, _E = (ord(c) for c in "-+.09e")
+_TRUE, _FALSE, _NULL = (ord(c) for c in "tfn")
+_DIGITS_MAX = 19
+_BAD = -1
+
+
+class FeatureTexts(Sequence[Mapping[str, Any]]):
+    """R texts: text_T uint8, from starts_R to ends_R."""
+
+    def __init__(self, text_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
+        self.text_T, self.starts_R, self.ends_R = text_T, starts_R, ends_R
+
+    @classmethod
+    def join(cls, texts: Sequence[bytes]) -> "FeatureTexts":
+        """From texts that lie apart."""
+        ends_R = np.fromiter(accumulate(map(len, texts)), np.int64, len(texts))
+        starts_R = np.concatenate((np.zeros(min(1, len(texts)), np.int64), ends_R[:-1]))
+        return cls(np.frombuffer(b"".join(texts), np.uint8), starts_R, ends_R)
+
+    def __len__(self) -> int:
+        return len(self.starts_R)
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> "FeatureTexts": ...
+    def __getitem__(self, place: int | slice) -> "Mapping[str, Any] | FeatureTexts":
+        if isinstance(place, slice):
+            return FeatureTexts(self.text_T, self.starts_R[place], self.ends_R[place])
+        return decode_raw_features(self.text_T[self.starts_R[place] : self.ends_R[place]].tobytes())
+
+    def take(self, places: np.ndarray) -> "FeatureTexts":
+        """Some of them."""
+        return FeatureTexts(self.text_T, self.starts_R[places], self.ends_R[places])
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """kinds_FR uint8; numbers_FR float64, NaN where there is no number (true is 1, false 0); begins_FR, ends_FR int64: the text of a value, without
+    the quotes or brackets; plain_R bool: texts of which all this is known."""
+
+    kinds_FR: np.ndarray
+    numbers_FR: np.ndarray
+    begins_FR: np.ndarray
+    ends_FR: np.ndarray
+    plain_R: np.ndarray
+
+
+def read_cells(texts: FeatureTexts, names: Sequence[str]) -> Cells:
+    """The cells of `names`, which ascend."""
+    assert list(names) == sorted(names), names
+    shape, rows = (len(names), len(texts)), len(texts)
+    cells = Cells(
+        np.zeros(shape, np.uint8), np.full(shape, np.nan), np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(rows, np.bool_)
+    )
+    raw = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, raw)], dtype=np.int64)
+    wanted = np.frombuffer(b"".join(raw), np.uint8)
+    _read_texts(
+        texts.text_T,
+        texts.starts_R,
+        texts.ends_R,
+        wanted,
+        ends,
+        cells.kinds_FR,
+        cells.numbers_FR,
+        cells.begins_FR,
+        cells.ends_FR,
+        cells.plain_R,
+    )
+    return cells
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _order(text: np.ndarray, begin: int, end: int, names: np.ndarray, name: int, name_end: int) -> int:
+    """Below, equal to or above 0 as text[begin:end] is to names[name:name_end]."""
+    shared = min(end - begin, name_end - name)
+    for i in range(shared):
+        if text[begin + i] != names[name + i]:
+            return np.int64(text[begin + i]) - np.int64(names[name + i])
+    return (end - begin) - (name_end - name)
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _pass_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> int:
+    """The place of the closing quote if the text at `begin` is the wanted name `f`, as it mostly is; else -1."""
+    name = name_ends_F1[f]
+    at_end = begin + name_ends_F1[f + 1] - name
+    if at_end >= end or text[at_end] != _QUOTE:
+        return _BAD
+    for i in range(at_end - begin):
+        if text[begin + i] != names[name + i]:
+            return _BAD
+    return at_end
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def skip_text(text: np.ndarray, at: int, end: int) -> int:
+    """The place of the closing quote of the text that begins at `at`; -1 if it holds what Python must read."""
+    while at < end:
+        byte = text[at]
+        if byte == _QUOTE:
+            return at
+        if byte == _ESCAPE or byte >= 0x80:
+            return _BAD
+        at += 1
+    return _BAD
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def read_number(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tuple[int, bool]:
+    """(the place after a number, whether it is whole); its fp64 bits in `bits_1`. The place is -1 if Python must read it."""
+    negative = text[at] == _MINUS
+    at += 1 if negative else 0
+    whole, digits, power, is_whole, seen = U(0), 0, 0, True, at
+    while at < end and _ZERO <= text[at] <= _NINE:
+        whole = whole * U(10) + U(text[at] - _ZERO)
+        digits += 1 if digits > 0 or text[at] != _ZERO else 0
+        at += 1
+    if at == seen:
+        return _BAD, False
+    if at < end and text[at] == _POINT:
+        is_whole = False
+        at += 1
+        seen = at
+        while at < end and _ZERO <= text[at] <= _NINE:
+            whole = whole * U(10) + U(text[at] - _ZERO)
+            digits += 1 if digits > 0 or text[at] != _ZERO else 0
+            at += 1
+        power = seen - at
+    if digits > _DIGITS_MAX:
+        return _BAD, False
+    if at < end and text[at] == _E:
+        is_whole = False
+        at += 1
+        down = at < end and text[at] == _MINUS
+        if at < end and (text[at] == _MINUS or text[at] == _PLUS):
+            at += 1
+        seen, scale = at, 0
+        while at < end and _ZERO <= text[at] <= _NINE and at - seen < 4:
+            scale = scale * 10 + np.int64(text[at] - _ZERO)
+            at += 1
+        power += -scale if down else scale
+    if whole == U(0):
+        bits_1[0] = U(0)
+    elif is_whole:
+        bits_1.view(np.float64)[0] = float(whole)
+    elif not to_double(whole, power, bits_1):
+        return _BAD, False
+    if negative and not (is_whole and whole == U(0)):
+        bits_1[0] |= U(1 << 63)
+    return at, is_whole
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _skip_list(text: np.ndarray, at: int, end: int) -> int:
+    """The place of the closing bracket of a list of plain values."""
+    while at < end:
+        byte = text[at]
+        if byte == _LIST_END:
+            return at
+        if byte in (_LIST, _OPEN):
+            return _BAD
+        if byte == _QUOTE:
+            at = skip_text(text, at + 1, end)
+            if at < 0:
+                return _BAD
+        at += 1
+    return _BAD
+
+
+@numba.njit(nogil=True, cache=True)
+def _read_texts(
+    text: np.ndarray,
+    starts_R: np.ndarray,
+    ends_R: np.ndarray,
+    names: np.ndarray,
+    name_ends_F1: np.ndarray,
+    kinds_FR: np.ndarray,
+    numbers_FR: np.ndarray,
+    begins_FR: np.ndarray,
+    ends_FR: np.ndarray,
+    plain_R: np.ndarray,
+) -> None:
+    bits_1, count = np.zeros(1, np.uint64), name_ends_F1.shape[0] - 1
+    number_1 = bits_1.view(np.float64)
+    for r in range(starts_R.shape[0]):
+        at, end, f = starts_R[r] + 1, ends_R[r] - 1, 0
+        if end < at or text[at - 1] != _OPEN or text[end] != _CLOSE:
+            continue
+        good = True
+        while at < end:
+            if text[at] != _QUOTE:
+                good = False
+                break
+            name = at + 1
+            at = _pass_name(text, name, end, names, name_ends_F1, f) if f < count else _BAD
+            wanted = at >= 0
+            if not wanted:
+                at = skip_text(text, name, end)
+            if at < 0 or at + 2 >= end + 1 or text[at + 1] != _COLON:
+                good = False
+                break
+            while f < count and not wanted:
+                order = _order(text, name, at, names, name_ends_F1[f], name_ends_F1[f + 1])
+                if order <= 0:
+                    wanted = order == 0
+                    break
+                f += 1
+            at += 2
+            byte, begin, kind = text[at], at, ABSENT
+            bits_1[0] = U(0x7FF8000000000000)
+            if byte == _MINUS or _ZERO <= byte <= _NINE:
+                at, is_whole = read_number(text, at, end, bits_1)
+                kind, value_end = WHOLE if is_whole else FLOAT, at
+            elif byte == _QUOTE:
+                begin = at + 1
+                value_end = skip_text(text, begin, end)
+                kind, at = TEXT, value_end + 1 if value_end >= 0 else _BAD
+            elif byte == _LIST:
+                begin = at + 1
+                value_end = _skip_list(text, begin, end)
+                kind, at = LIST, value_end + 1 if value_end >= 0 else _BAD
+            elif byte in (_TRUE, _FALSE):
+                kind, at = BOOLEAN, at + (4 if byte == _TRUE else 5)
+                number_1[0], value_end = 1.0 if byte == _TRUE else 0.0, at
+            elif byte == _NULL:
+                at += 4
+                value_end = at
+            else:
+                at, value_end = _BAD, _BAD
+            if at < 0 or at > end or (at < end and text[at] != _COMMA):
+                good = False
+                break
+            if wanted:
+                kinds_FR[f, r], numbers_FR[f, r], begins_FR[f, r], ends_FR[f, r] = kind, number_1[0], begin, value_end
+                f += 1
+            at += 1
+        plain_R[r] = good

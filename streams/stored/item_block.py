@@ -1,0 +1,156 @@
+"""Items of a shard as it stores them, many at once: keys, orders, features, embeddings, cut out of the stored bytes without a Python object an item.
+
+Here: `ItemBlock` and `EmbeddingValues`. Not here: reading them (streams/shard_reader.py), the bytes of one component (core/item_state.py), columns
+(item_columns.py).
+
+Arrays: R items, T bytes, M width of the embedding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import overload
+
+import numba
+import numpy as np
+
+from schemas.errors import Corrupted
+from schemas.index.layout import HASH_FACTOR, ORDER
+from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
+from streams.stored.feature_texts import FeatureTexts
+
+_FEATURES_HEAD, _EMBEDDING_HEAD = FEATURES_HEADER.size, EMBEDDING_HEADER.size
+# Where a header has what an order repeats: item_state.py `encode_stored_order`.
+_CHANGED, _CHANGED_END, _HASH = 18, 36, 37
+_EMBEDDING_CHANGED, _EMBEDDING_HASH = 10, 20
+_ORDER_EMBEDDING, _ORDER_HASH, _ORDER_BYTES = 18, 28, ORDER.itemsize
+_FACTOR = np.uint64(HASH_FACTOR)
+_BYTE = np.uint64(255)
+
+
+class EmbeddingValues(Sequence[np.ndarray | None]):
+    """R embeddings, float32 each, or None: bytes from starts_R (-1 = none) to ends_R of bytes_T."""
+
+    def __init__(self, bytes_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
+        self.bytes_T, self.starts_R, self.ends_R = bytes_T, starts_R, ends_R
+
+    def __len__(self) -> int:
+        return len(self.starts_R)
+
+    @overload
+    def __getitem__(self, place: int) -> np.ndarray | None: ...
+    @overload
+    def __getitem__(self, place: slice) -> "EmbeddingValues": ...
+    def __getitem__(self, place: int | slice) -> "np.ndarray | EmbeddingValues | None":
+        if isinstance(place, slice):
+            return EmbeddingValues(self.bytes_T, self.starts_R[place], self.ends_R[place])
+        start = self.starts_R[place]
+        return None if start < 0 else np.frombuffer(self.bytes_T[start : self.ends_R[place]].tobytes(), np.float32)
+
+    def take(self, places: np.ndarray) -> "EmbeddingValues":
+        """Some of them."""
+        return EmbeddingValues(self.bytes_T, self.starts_R[places], self.ends_R[places])
+
+    def stack(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """float32 [R, M] with zeros where there is none of this width, and bool [R], where there is one."""
+        out_RT = np.zeros((len(self), 4 * width), np.uint8)
+        has_R = (self.starts_R >= 0) & (self.ends_R - self.starts_R == 4 * width)
+        _copy_values(self.bytes_T, self.starts_R, has_R, out_RT)
+        return out_RT.view(np.float32), has_R
+
+
+@dataclass(frozen=True, slots=True)
+class ItemBlock:
+    """R live items in key order: index keys, orders_R (ORDER), and their two components."""
+
+    keys: list[bytes]
+    orders_R: np.ndarray
+    features: FeatureTexts
+    embeddings: EmbeddingValues
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, places: np.ndarray) -> "ItemBlock":
+        """Some of them."""
+        keys = [self.keys[place] for place in places.tolist()]
+        return ItemBlock(keys, self.orders_R[places], self.features.take(places), self.embeddings.take(places))
+
+
+def cut_item_block(keys: list[bytes], features: Sequence[bytes], embeddings: Sequence[bytes | None]) -> ItemBlock:
+    """A block of live items from their components as they are stored. Raises Corrupted (`bad_features_component`, `bad_embedding_component`)."""
+    text_T, starts_R, ends_R = _join(features)
+    present = [value for value in embeddings if value is not None]
+    bytes_T, some_starts, some_ends = _join(present)
+    _check_sizes(starts_R, ends_R, some_starts, some_ends)
+    embedding_starts_R, embedding_ends_R = some_starts, some_ends
+    if len(present) < len(keys):
+        at_R = np.fromiter((value is not None for value in embeddings), np.bool_, len(keys))
+        embedding_starts_R, embedding_ends_R = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
+        embedding_starts_R[at_R], embedding_ends_R[at_R] = some_starts, some_ends
+    orders = np.empty((len(keys), _ORDER_BYTES), np.uint8)
+    _cut_orders(text_T, starts_R, bytes_T, embedding_starts_R, orders)
+    values_R = np.where(embedding_starts_R < 0, -1, embedding_starts_R + _EMBEDDING_HEAD)
+    return ItemBlock(
+        keys,
+        orders.reshape(-1).view(ORDER),
+        FeatureTexts(text_T, starts_R + _FEATURES_HEAD, ends_R),
+        EmbeddingValues(bytes_T, values_R, embedding_ends_R),
+    )
+
+
+def _join(values: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All bytes, where each value starts, where it ends."""
+    ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
+    return np.frombuffer(b"".join(values), np.uint8), np.concatenate((np.zeros(min(1, len(values)), np.int64), ends[:-1])), ends
+
+
+def _check_sizes(starts_R: np.ndarray, ends_R: np.ndarray, embedding_starts: np.ndarray, embedding_ends: np.ndarray) -> None:
+    sizes, embedding_sizes = ends_R - starts_R, embedding_ends - embedding_starts
+    if (sizes < _FEATURES_HEAD).any():
+        raise Corrupted("bad_features_component", f"features component of {sizes.min()} bytes, expected at least {_FEATURES_HEAD}")
+    torn = embedding_sizes[(embedding_sizes < _EMBEDDING_HEAD) | ((embedding_sizes - _EMBEDDING_HEAD) % 4 != 0)]
+    if len(torn):
+        raise Corrupted("bad_embedding_component", f"embedding component of {torn[0]} bytes, expected {_EMBEDDING_HEAD} + 4 a number")
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _word(bytes_T: np.ndarray, at: int) -> int:
+    word = np.uint64(0)
+    for i in range(8):
+        word |= np.uint64(bytes_T[at + i]) << np.uint64(8 * i)
+    return word
+
+
+@numba.njit(nogil=True, cache=True)
+def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, embedding_starts_R: np.ndarray, out: np.ndarray) -> None:
+    """What `encode_stored_order` makes of each live item, side by side: uint8 [R, 37]."""
+    for r in range(starts_R.shape[0]):
+        start, embedding = starts_R[r], embedding_starts_R[r]
+        for i in range(_CHANGED_END - _CHANGED):
+            out[r, i] = text_T[start + _CHANGED + i]
+        hashed = _word(text_T, start + _HASH)
+        for i in range(_ORDER_HASH - _ORDER_EMBEDDING):
+            if embedding >= 0:
+                out[r, _ORDER_EMBEDDING + i] = bytes_T[embedding + _EMBEDDING_CHANGED + i]
+            else:
+                out[r, _ORDER_EMBEDDING + i] = 255 if i < 8 else 0  # offset -1, index 0
+        if embedding >= 0:
+            hashed += _FACTOR * _word(bytes_T, embedding + _EMBEDDING_HASH)
+        for i in range(8):
+            out[r, _ORDER_HASH + i] = np.uint8((hashed >> np.uint64(8 * i)) & _BYTE)
+        out[r, _ORDER_BYTES - 1] = text_T[start + _CHANGED_END]
+
+
+@numba.njit(nogil=True, cache=True)
+def _copy_values(bytes_T: np.ndarray, starts_R: np.ndarray, has_R: np.ndarray, out_RT: np.ndarray) -> None:
+    for r in range(starts_R.shape[0]):
+        if has_R[r]:
+            for i in range(out_RT.shape[1]):
+                out_RT[r, i] = bytes_T[starts_R[r] + i]
+
+
+def compile_blocks() -> None:
+    """Takes the kernels of this file from numba's cache, or compiles them."""
+    block = cut_item_block([b""], [bytes(_FEATURES_HEAD) + b"{}"], [bytes(_EMBEDDING_HEAD + 4)])
+    block.embeddings.stack(1)

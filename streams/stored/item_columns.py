@@ -1,0 +1,237 @@
+"""Columns of items for one model: what a FeatureSchema makes of raw features, as arrays.
+
+Here: `ItemColumns`, from mappings (the specification: schemas/features.py feature by feature) and from stored texts (the same bits, compiled). Not here:
+the network, rows (streams/encoder.py).
+Invariant: both ways give the same bits for every item whose text is what `encode_raw_features` writes; a text that is not plainly readable goes the first way.
+
+Arrays: R items, F wanted features, Q realtime features, and those of FeatureBlock.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+
+from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime_rows
+from schemas.limits import BAG_VALUES_MAX
+from streams.stored.bucket_hash import find_bucket, new_memory, start_words
+from streams.stored.decimal_numbers import U
+from streams.stored.feature_texts import BOOLEAN, LIST, TEXT, WHOLE, Cells, FeatureTexts, read_cells, read_number, skip_text
+
+_QUOTE, _COMMA, _MINUS, _ZERO, _NINE = (ord(c) for c in '",-09')
+
+
+@dataclass(frozen=True, slots=True)
+class ItemColumns:
+    """inputs: of the item half; category_R int64 bucket of the SIM category; bid_R float64; realtime_RQ float32."""
+
+    inputs: FeatureBlock
+    category_R: np.ndarray
+    bid_R: np.ndarray
+    realtime_RQ: np.ndarray
+
+
+def encode_columns(schema: FeatureSchema, raw_features: Sequence[Mapping[str, Any]], mm_RM: np.ndarray) -> ItemColumns:
+    """Columns of R items; `mm_RM` float32 are their embeddings, zeros where missing."""
+    if isinstance(raw_features, FeatureTexts):
+        return _columns_of_texts(schema, raw_features, mm_RM)
+    return _columns_of_mappings(schema, raw_features, mm_RM)
+
+
+def _columns_of_mappings(schema: FeatureSchema, raw_features: Sequence[Mapping[str, Any]], mm_RM: np.ndarray) -> ItemColumns:
+    vectors = {schema.multimodal: mm_RM} if schema.multimodal else {}
+    return ItemColumns(
+        encode_features(schema.item_half_inputs, raw_features, vectors),
+        np.array(schema.categories_of(raw_features), np.int64),
+        schema.bids_of(raw_features),
+        encode_realtime_rows(schema, raw_features),
+    )
+
+
+def _columns_of_texts(schema: FeatureSchema, texts: FeatureTexts, mm_RM: np.ndarray) -> ItemColumns:
+    reader = _Reader(schema, texts)
+    columns = ItemColumns(reader.inputs(mm_RM), reader.category(), reader.bid(), reader.realtime())
+    left_R = np.flatnonzero(~reader.cells.plain_R)
+    if len(left_R):
+        _replace(columns, left_R, _columns_of_mappings(schema, list(texts.take(left_R)), mm_RM[left_R]))
+    return columns
+
+
+def _replace(columns: ItemColumns, places: np.ndarray, others: ItemColumns) -> None:
+    for name in FeatureBlock.__slots__:
+        getattr(columns.inputs, name)[places] = getattr(others.inputs, name)
+    columns.category_R[places], columns.bid_R[places], columns.realtime_RQ[places] = others.category_R, others.bid_R, others.realtime_RQ
+
+
+class _Reader:
+    """One block of texts, read for one schema."""
+
+    def __init__(self, schema: FeatureSchema, texts: FeatureTexts) -> None:
+        self._schema, self._texts = schema, texts
+        names = sorted(f.name for f in schema.of(Scope.ITEM) if f.name != schema.multimodal)
+        self._place_of = {name: f for f, name in enumerate(names)}
+        self.cells: Cells = read_cells(texts, names)
+        self._known_buckets: dict[str, np.ndarray] = {}
+
+    def inputs(self, mm_RM: np.ndarray) -> FeatureBlock:
+        features, rows = self._schema.item_half_inputs, len(self._texts)
+        by_kind = {kind: [f for f in features if f.kind is kind] for kind in Kind}
+        block = FeatureBlock(
+            np.zeros((rows, len(by_kind[Kind.CATEGORICAL])), np.int64),
+            np.zeros((rows, len(by_kind[Kind.NUMERIC])), np.float32),
+            np.zeros((rows, len(by_kind[Kind.BAG]), BAG_VALUES_MAX if by_kind[Kind.BAG] else 0), np.int64),
+            np.zeros((rows, sum(f.width for f in by_kind[Kind.EMBEDDING])), np.float32),
+        )
+        for c, feature in enumerate(by_kind[Kind.CATEGORICAL]):
+            block.categorical_RC[:, c] = self._buckets(feature)
+        for n, feature in enumerate(by_kind[Kind.NUMERIC]):
+            block.numeric_RN[:, n] = self._numbers(feature)
+        for b, feature in enumerate(by_kind[Kind.BAG]):
+            self._read_bags(feature, block.bags_RBV[:, b])
+        at = 0
+        for feature in by_kind[Kind.EMBEDDING]:
+            self._read_vectors(feature, mm_RM, block.embeddings_RE[:, at : at + feature.width])
+            at += feature.width
+        return block
+
+    def category(self) -> np.ndarray:
+        name = self._schema.sim_category
+        return np.zeros(len(self._texts), np.int64) if name is None else self._buckets(self._schema.item(name))
+
+    def bid(self) -> np.ndarray:
+        name = self._schema.bid
+        return np.ones(len(self._texts)) if name is None else self._schema.bids_in(self.cells.numbers_FR[self._place_of[name]])
+
+    def realtime(self) -> np.ndarray:
+        features = self._schema.realtime_features
+        columns = [self._numbers(f) if f.kind is Kind.NUMERIC else self._buckets(f) for f in features]
+        return np.array(columns, np.float32).reshape(len(features), len(self._texts)).T
+
+    def _numbers(self, feature: Feature) -> np.ndarray:
+        return feature.numbers_in(self.cells.numbers_FR[self._place_of[feature.name]])
+
+    def _buckets(self, feature: Feature) -> np.ndarray:
+        known = self._known_buckets.get(feature.name)
+        if known is None:
+            f, rows = self._place_of[feature.name], len(self._texts)
+            known = self._known_buckets[feature.name] = np.zeros(rows, np.int64)
+            of_truth = np.array([feature.bucket(False), feature.bucket(True)], np.int64)
+            kinds, numbers, begins, ends = self._cells_of(f)
+            start_8, memory = start_words(feature.salt), new_memory(rows)
+            _fill_buckets(self._texts.text_T, kinds, numbers, begins, ends, feature.buckets, start_8, memory, of_truth, known)
+        return known
+
+    def _read_bags(self, feature: Feature, out_RV: np.ndarray) -> None:
+        kinds, _, begins, ends = self._cells_of(self._place_of[feature.name])
+        start_8, memory = start_words(feature.salt), new_memory(4 * len(self._texts))
+        _fill_bags(self._texts.text_T, kinds, begins, ends, feature.buckets, start_8, memory, out_RV, self.cells.plain_R)
+
+    def _read_vectors(self, feature: Feature, mm_RM: np.ndarray, out_RE: np.ndarray) -> None:
+        if feature.name == self._schema.multimodal:
+            np.clip(mm_RM, -NUMBER_MAX, NUMBER_MAX, out=out_RE)
+            return
+        kinds, _, begins, ends = self._cells_of(self._place_of[feature.name])
+        values_RE = np.zeros((len(self._texts), feature.width))
+        _fill_vectors(self._texts.text_T, kinds, begins, ends, values_RE, self.cells.plain_R)
+        np.clip(values_RE, -NUMBER_MAX, NUMBER_MAX, out=values_RE)
+        out_RE[:] = values_RE
+
+    def _cells_of(self, f: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        cells = self.cells
+        return cells.kinds_FR[f], cells.numbers_FR[f], cells.begins_FR[f], cells.ends_FR[f]
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill_buckets(
+    text: np.ndarray,
+    kinds_R: np.ndarray,
+    numbers_R: np.ndarray,
+    begins_R: np.ndarray,
+    ends_R: np.ndarray,
+    buckets: int,
+    start_8: np.ndarray,
+    memory: np.ndarray,
+    of_truth_2: np.ndarray,
+    out_R: np.ndarray,
+) -> None:
+    """The bucket of a text or a whole number as it is printed, of true and false; 0 for anything else."""
+    for r in range(kinds_R.shape[0]):
+        if kinds_R[r] == TEXT or kinds_R[r] == WHOLE:
+            out_R[r] = find_bucket(text, begins_R[r], ends_R[r] - begins_R[r], buckets, start_8, memory)
+        elif kinds_R[r] == BOOLEAN:
+            out_R[r] = of_truth_2[np.int64(numbers_R[r])]
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill_bags(
+    text: np.ndarray,
+    kinds_R: np.ndarray,
+    begins_R: np.ndarray,
+    ends_R: np.ndarray,
+    buckets: int,
+    start_8: np.ndarray,
+    memory: np.ndarray,
+    out_RV: np.ndarray,
+    plain_R: np.ndarray,
+) -> None:
+    """The buckets of a list's first values as they are printed."""
+    bits_1 = np.zeros(1, np.uint64)
+    for r in range(kinds_R.shape[0]):
+        if kinds_R[r] != LIST or not plain_R[r]:
+            continue
+        at, end, v = begins_R[r], ends_R[r], 0
+        while at < end and v < out_RV.shape[1]:
+            begin, value_end = at, at
+            if text[at] == _QUOTE:
+                begin = at + 1
+                value_end = skip_text(text, begin, end)
+                at = value_end + 1
+            elif text[at] == _MINUS or _ZERO <= text[at] <= _NINE:
+                value_end, _ = read_number(text, at, end, bits_1)
+                at = value_end
+            else:
+                value_end = -1
+            if value_end < 0 or (at < end and text[at] != _COMMA):
+                plain_R[r] = False
+                break
+            out_RV[r, v] = find_bucket(text, begin, value_end - begin, buckets, start_8, memory)
+            at, v = at + 1, v + 1
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill_vectors(
+    text: np.ndarray, kinds_R: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, out_RE: np.ndarray, plain_R: np.ndarray
+) -> None:
+    """Lists of exactly as many numbers as the vector is wide; zeros for other lists, and for what is none."""
+    bits_1 = np.zeros(1, np.uint64)
+    number_1 = bits_1.view(np.float64)
+    width = out_RE.shape[1]
+    for r in range(kinds_R.shape[0]):
+        if kinds_R[r] != LIST or not plain_R[r]:
+            continue
+        at, end, e, good = begins_R[r], ends_R[r], 0, True
+        while at < end:
+            if not (text[at] == _MINUS or _ZERO <= text[at] <= _NINE):
+                plain_R[r] = good = False  # a text makes it no vector, true makes it one: Python decides
+                break
+            at, _ = read_number(text, at, end, bits_1)
+            if at < 0 or (at < end and text[at] != _COMMA):
+                plain_R[r] = good = False
+                break
+            if e < width:
+                out_RE[r, e] = number_1[0]
+            at, e = at + 1, e + 1
+        if not good or e != width:
+            out_RE[r, :] = 0.0
+
+
+def compile_columns() -> None:
+    """Takes every kernel of this folder from numba's cache, or compiles it: what is asked later never waits for it."""
+    schema = FeatureSchema((Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=2), Feature("b", Scope.ITEM, Kind.BAG, buckets=2)))
+    encode_columns(schema, FeatureTexts.join([b'{"a":1,"b":["x",0.5]}']), np.zeros((1, 0), np.float32))
+    _fill_vectors(np.zeros(1, np.uint8), *(np.zeros(0, t) for t in (np.uint8, np.int64, np.int64)), np.zeros((0, 1)), np.zeros(0, np.bool_))
+
+
+assert U is np.uint64

@@ -208,6 +208,7 @@ class DiskFacts:
     compaction_debt_bytes: int
 
 
+_FLUSHING = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
 _FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
 
 
@@ -304,6 +305,17 @@ class Database:
         with MappedErrors(self.path, "flush"):
             for family in self._families.values():
                 family.flush(True)
+
+    def begin_flush(self) -> None:
+        """The same in the background: returns at once, and `is_flushing` says when it is over. A checkpoint writes memtables too, in the caller's time."""
+        with MappedErrors(self.path, "flush"):
+            for family in self._families.values():
+                family.flush(False)
+
+    def is_flushing(self) -> bool:
+        """Whether memtables are on their way to table files."""
+        with MappedErrors(self.path, "read of properties"):
+            return any(family.property_int_value(name) for family in self._families.values() for name in _FLUSHING)
 
     def sync(self) -> None:
         """Make everything written so far safe from a power cut."""

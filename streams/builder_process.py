@@ -6,6 +6,7 @@ ends when the socket closes; the kernel kills it when the parent dies. One torch
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
 """
 
+import os
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -23,6 +24,8 @@ from streams.sealer import write_seal
 from streams.shard_snapshot import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
+# A build takes what increments and requests leave: a tenth of a core that they want too, all of one that is idle.
+_NICENESS = 10
 
 
 def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progress) -> Result:
@@ -69,6 +72,7 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
 
 def main() -> None:
     """Entry point of the process."""
+    os.nice(_NICENESS)
     torch.set_num_threads(1)
     settle_garbage_collection()
     serve_jobs(Connection(int(sys.argv[1])), open_index_store(sys.argv[2]))

@@ -7,6 +7,7 @@ outlives its job, nor this process (the next one empties `scratch` at its start)
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ T = TypeVar("T")
 JobKey = tuple[int, int]  # shard, version
 
 _SHARD_STEP_S_MAX = 60.0
+_FLUSH_POLL_S, _FLUSH_POLLS_MAX = 0.02, 250  # then the checkpoint does what is left
 
 
 class OwnedShard(Protocol):
@@ -54,7 +56,12 @@ def on_shard(task: OwnedShard, step: Callable[[Shard], T]) -> T:
 
 
 def create_checkpoint(task: OwnedShard, into: Path) -> None:
-    """A checkpoint of the shard, taken between two micro-batches."""
+    """A checkpoint of the shard, taken between two micro-batches. What it would write in their time is written before, beside them."""
+    on_shard(task, Shard.begin_flush)
+    for _ in range(_FLUSH_POLLS_MAX):
+        if not on_shard(task, Shard.is_flushing):
+            break
+        time.sleep(_FLUSH_POLL_S)
     on_shard(task, lambda shard: shard.create_checkpoint(into))
 
 

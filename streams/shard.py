@@ -359,8 +359,17 @@ class Shard:
         """How large the directory is."""
         return self._database.facts()
 
+    def begin_flush(self) -> None:
+        """Writes what only memory and the log hold to table files, in the background: a checkpoint then finds little to write."""
+        self._database.begin_flush()
+
+    def is_flushing(self) -> bool:
+        """Whether that still goes on."""
+        return self._database.is_flushing()
+
     def create_checkpoint(self, directory: Path) -> None:
-        """A consistent copy of everything at this moment, for builders and seals: hard links, milliseconds."""
+        """A consistent copy of everything at this moment, for builders and seals: hard links, and what memory holds is written; milliseconds after
+        a flush, 0.7 s with 40 MB in memory."""
         failpoint("before-checkpoint")
         self._database.create_checkpoint(directory)
 

@@ -206,6 +206,12 @@ class MemoryDatabase:
         batch.delete_range(family, start, end)
         self.write(batch)
 
+    def begin_flush(self) -> None:
+        """Nothing of it can be seen."""
+
+    def is_flushing(self) -> bool:
+        return False
+
     def create_checkpoint(self, directory: Path) -> None:
         self._disk.directories[str(directory)] = self.directory.copy()
 

@@ -26,8 +26,9 @@ from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.encode_rows import encode_rows, encoder_fingerprint
 from schemas.model.lsh import encode_signatures
+from streams.stored.changed_inputs import compile_changes
 from streams.stored.item_block import EmbeddingValues, compile_blocks
-from streams.stored.item_columns import ItemColumns, compile_columns, encode_columns
+from streams.stored.item_columns import PlainColumns, compile_columns, encode_columns, encode_plain_columns
 
 Raw = Mapping[str, Any]
 Embedding = np.ndarray | None
@@ -60,7 +61,7 @@ class RowEncoder:
         rows["vector"] = encoded.vectors_RD.reshape(rows["vector"].shape)
         rows["bridge"] = encoded.bridge_RN.reshape(rows["bridge"].shape)
         self._sign(rows, mm_RM, has_R, np.ones(len(rows), bool))
-        self._fill_plain(rows, columns)
+        self._fill_plain(rows, columns.plain)
         return rows
 
     def rewrite(
@@ -68,9 +69,9 @@ class RowEncoder:
     ) -> np.ndarray:
         """Rows [R] whose item-half inputs did not change: vector and bridge are kept, the signature is made anew where stale (bool [R])."""
         rows = np.array(old_rows, self.layout.dtype)
-        mm_RM, has_R = self._stack(embeddings)
-        self._sign(rows, mm_RM, has_R, np.asarray(signature_stale, bool))
-        self._fill_plain(rows, encode_columns(self._schema, raw_features, mm_RM))
+        if (stale_R := np.asarray(signature_stale, bool)).any():
+            self._sign(rows, *self._stack(embeddings), stale_R)
+        self._fill_plain(rows, encode_plain_columns(self._schema, raw_features))
         return rows
 
     def _stack(self, embeddings: Sequence[Embedding]) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +102,7 @@ class RowEncoder:
             rows["signature"][at] = encode_signatures(mm_RM[at], self._w_hash_KM).reshape(rows["signature"][at].shape)
             rows["has_signature"][at] = 1
 
-    def _fill_plain(self, rows: np.ndarray, columns: ItemColumns) -> None:
+    def _fill_plain(self, rows: np.ndarray, columns: PlainColumns) -> None:
         """The columns that need no network."""
         rows["category"] = columns.category_R
         rows["bid"] = columns.bid_R
@@ -116,6 +117,7 @@ class EncoderCache:
         torch.set_num_threads(1)  # parallelism is over shards and processes; a row's bits do not depend on it
         compile_columns()
         compile_blocks()
+        compile_changes()
         self._store, self._kept = store, kept
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 

@@ -7,7 +7,7 @@ other row is encoded. Both ways give the same bits.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,9 @@ from schemas.model.spec import ModelSpec
 from streams.core.item_change import ItemChange
 from streams.core.item_state import encode_order, order_of
 from streams.core.stale import Dependencies, Stale
+from streams.stored.changed_inputs import find_changed_inputs
+from streams.stored.feature_texts import FeatureTexts
+from streams.stored.item_block import EmbeddingValues
 
 # Work skipped and done, by cause; counted for people, not part of any invariant.
 _VECTOR, _SIGNATURE = int(Stale.VECTOR), int(Stale.SIGNATURE)  # operators of flags cost more than the rest of the plan
@@ -50,6 +53,7 @@ class RowEncoder(Protocol):
         ...
 
 
+_AT_ONCE_MIN = 8  # items; below it arrays cost more than they save
 _HASH_AT = int(ORDER.fields["input_hash"][1]) if ORDER.fields else 0
 _DEAD_AT = ORDER.itemsize - 1  # the byte after the hash, and the last
 OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increments of this version by index key
@@ -68,11 +72,13 @@ def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: S
     result = RowChanges()
     to_encode: list[ItemChange] = []
     to_rewrite: list[tuple[ItemChange, Stale]] = []
+    changed = [pair for item in items if item.is_live for pair in item.changed_texts]
+    known = find_changed_inputs(changed, dependencies.inputs) if len(changed) >= _AT_ONCE_MIN else {}
     for item in items:
         if not item.is_live:
             _remove(item, result)
             continue
-        stale = item.stale(dependencies)
+        stale = item.stale(dependencies, known)
         if stale is Stale.NOTHING:
             result.work[SKIPPED_IDENTICAL] += 1
         elif int(stale) & _VECTOR:
@@ -137,8 +143,11 @@ def _encode(encoder: RowEncoder, items: Sequence[ItemChange], result: RowChanges
         result.work[ENCODED] += len(items)
 
 
-def _inputs(items: Sequence[ItemChange]) -> tuple[list[Any], list[np.ndarray | None]]:
-    return [item.raw_features for item in items], [item.embedding_values for item in items]
+def _inputs(items: Sequence[ItemChange]) -> tuple[Sequence[Mapping[str, Any]], Sequence[np.ndarray | None]]:
+    if len(items) < _AT_ONCE_MIN:
+        return [item.raw_features for item in items], [item.embedding_values for item in items]
+    texts = [item.features.raw for item in items if item.features is not None]
+    return FeatureTexts.join(texts), EmbeddingValues.join([None if item.embedding is None else item.embedding.values for item in items])
 
 
 def _add(items: Sequence[ItemChange], rows: np.ndarray, result: RowChanges) -> None:

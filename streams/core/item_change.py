@@ -6,6 +6,7 @@ Invariant: `stale` and `is_tombstone` look at every step, never only at the firs
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from streams.core.item_state import (
     fold_embedding,
     fold_features,
 )
-from streams.core.stale import EVERYTHING, Dependencies, Stale
+from streams.core.stale import BY_INPUTS, EVERYTHING, Dependencies, Stale
+
+_NOTHING_KNOWN: Mapping[tuple[bytes, bytes], bool] = MappingProxyType({})
 
 
 class ItemChange:
@@ -64,14 +67,23 @@ class ItemChange:
             return False
         return self._embedding_changed or any(before is None or before.dead != after.dead for before, after in self._steps)
 
-    def stale(self, dependencies: Dependencies) -> Stale:
-        """What of a live item's row the batch made stale."""
+    @property
+    def changed_texts(self) -> list[tuple[bytes, bytes]]:
+        """Canonical features before and after each step between two live states that differ."""
+        return [(a.raw, b.raw) for a, b in self._steps if a is not None and not a.dead and not b.dead and a.raw != b.raw]
+
+    def stale(self, dependencies: Dependencies, known: Mapping[tuple[bytes, bytes], bool] = _NOTHING_KNOWN) -> Stale:
+        """What of a live item's row the batch made stale. `known`: of some of `changed_texts` whether an input of the item half is another."""
         stale = dependencies.by_embedding if self._embedding_changed else Stale.NOTHING
         for before, after in self._steps:
             if before is None or before.dead != after.dead:
                 return EVERYTHING
             if before.raw != after.raw:
-                stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
+                inputs_differ = known.get((before.raw, after.raw))
+                if inputs_differ is None:
+                    stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
+                else:
+                    stale |= BY_INPUTS if inputs_differ else Stale.ROW
         return stale
 
     @property

@@ -28,6 +28,7 @@ class Stale(enum.IntFlag):
     VECTOR = 4
 
 
+BY_INPUTS = Stale.ROW | Stale.VECTOR
 EVERYTHING = Stale.ROW | Stale.SIGNATURE | Stale.VECTOR
 
 
@@ -41,7 +42,7 @@ class Dependencies:
     def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stale:
         """What a change from `before` to `after` makes stale; the two are known to differ somewhere."""
         differ = _print_differently(list(map(before.get, self.inputs)), list(map(after.get, self.inputs)))
-        return Stale.ROW | Stale.VECTOR if differ else Stale.ROW
+        return BY_INPUTS if differ else Stale.ROW
 
 
 def _print_differently(before: list[object], after: list[object]) -> bool:

@@ -34,6 +34,12 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
     def __init__(self, bytes_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
         self.bytes_T, self.starts_R, self.ends_R = bytes_T, starts_R, ends_R
 
+    @classmethod
+    def join(cls, values: Sequence[bytes | None]) -> "EmbeddingValues":
+        """From values that lie apart."""
+        bytes_T, some_starts, some_ends = _join([value for value in values if value is not None])
+        return cls(bytes_T, *_spread(values, some_starts, some_ends))
+
     def __len__(self) -> int:
         return len(self.starts_R)
 
@@ -83,11 +89,7 @@ def cut_item_block(keys: list[bytes], features: Sequence[bytes], embeddings: Seq
     present = [value for value in embeddings if value is not None]
     bytes_T, some_starts, some_ends = _join(present)
     _check_sizes(starts_R, ends_R, some_starts, some_ends)
-    embedding_starts_R, embedding_ends_R = some_starts, some_ends
-    if len(present) < len(keys):
-        at_R = np.fromiter((value is not None for value in embeddings), np.bool_, len(keys))
-        embedding_starts_R, embedding_ends_R = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
-        embedding_starts_R[at_R], embedding_ends_R[at_R] = some_starts, some_ends
+    embedding_starts_R, embedding_ends_R = _spread(embeddings, some_starts, some_ends)
     orders = np.empty((len(keys), _ORDER_BYTES), np.uint8)
     _cut_orders(text_T, starts_R, bytes_T, embedding_starts_R, orders)
     values_R = np.where(embedding_starts_R < 0, -1, embedding_starts_R + _EMBEDDING_HEAD)
@@ -103,6 +105,16 @@ def _join(values: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All bytes, where each value starts, where it ends."""
     ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
     return np.frombuffer(b"".join(values), np.uint8), np.concatenate((np.zeros(min(1, len(values)), np.int64), ends[:-1])), ends
+
+
+def _spread(values: Sequence[bytes | None], starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the values that are there, with -1 for the others."""
+    if len(starts) == len(values):
+        return starts, ends
+    at_R = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    starts_R, ends_R = np.full(len(values), -1, np.int64), np.full(len(values), -1, np.int64)
+    starts_R[at_R], ends_R[at_R] = starts, ends
+    return starts_R, ends_R
 
 
 def _check_sizes(starts_R: np.ndarray, ends_R: np.ndarray, embedding_starts: np.ndarray, embedding_ends: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Columns of items for one model: what a FeatureSchema makes of raw features, as arrays.
 
-Here: `ItemColumns`, from mappings (the specification: schemas/features.py feature by feature) and from stored texts (the same bits, compiled). Not here:
-the network, rows (streams/encoder.py).
+Here: `ItemColumns` and the plain ones of them, from mappings (the specification: schemas/features.py, feature by feature) and from stored texts
+(the same bits, compiled). Not here: the network, rows (streams/encoder.py).
 Invariant: both ways give the same bits for every item whose text is what `encode_raw_features` writes; a text that is not plainly readable goes the first way.
 
 Arrays: R items, F wanted features, Q realtime features, and those of FeatureBlock.
@@ -17,60 +17,69 @@ import numpy as np
 from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime_rows
 from schemas.limits import BAG_VALUES_MAX
 from streams.stored.bucket_hash import find_bucket, new_memory, start_words
-from streams.stored.decimal_numbers import U
 from streams.stored.feature_texts import BOOLEAN, LIST, TEXT, WHOLE, Cells, FeatureTexts, read_cells, read_number, skip_text
+
+Raw = Mapping[str, Any]
 
 _QUOTE, _COMMA, _MINUS, _ZERO, _NINE = (ord(c) for c in '",-09')
 
 
 @dataclass(frozen=True, slots=True)
-class ItemColumns:
-    """inputs: of the item half; category_R int64 bucket of the SIM category; bid_R float64; realtime_RQ float32."""
+class PlainColumns:
+    """What a row has without the network: category_R int64 bucket of the SIM category; bid_R float64; realtime_RQ float32."""
 
-    inputs: FeatureBlock
     category_R: np.ndarray
     bid_R: np.ndarray
     realtime_RQ: np.ndarray
 
 
-def encode_columns(schema: FeatureSchema, raw_features: Sequence[Mapping[str, Any]], mm_RM: np.ndarray) -> ItemColumns:
+@dataclass(frozen=True, slots=True)
+class ItemColumns:
+    """All of a row's columns: the inputs of the item half, and the plain ones."""
+
+    inputs: FeatureBlock
+    plain: PlainColumns
+
+
+def encode_columns(schema: FeatureSchema, raw_features: Sequence[Raw], mm_RM: np.ndarray) -> ItemColumns:
     """Columns of R items; `mm_RM` float32 are their embeddings, zeros where missing."""
-    if isinstance(raw_features, FeatureTexts):
-        return _columns_of_texts(schema, raw_features, mm_RM)
-    return _columns_of_mappings(schema, raw_features, mm_RM)
-
-
-def _columns_of_mappings(schema: FeatureSchema, raw_features: Sequence[Mapping[str, Any]], mm_RM: np.ndarray) -> ItemColumns:
-    vectors = {schema.multimodal: mm_RM} if schema.multimodal else {}
-    return ItemColumns(
-        encode_features(schema.item_half_inputs, raw_features, vectors),
-        np.array(schema.categories_of(raw_features), np.int64),
-        schema.bids_of(raw_features),
-        encode_realtime_rows(schema, raw_features),
-    )
-
-
-def _columns_of_texts(schema: FeatureSchema, texts: FeatureTexts, mm_RM: np.ndarray) -> ItemColumns:
-    reader = _Reader(schema, texts)
-    columns = ItemColumns(reader.inputs(mm_RM), reader.category(), reader.bid(), reader.realtime())
+    if not isinstance(raw_features, FeatureTexts):
+        vectors = {schema.multimodal: mm_RM} if schema.multimodal else {}
+        return ItemColumns(encode_features(schema.item_half_inputs, raw_features, vectors), encode_plain_columns(schema, raw_features))
+    reader = _Reader(schema, raw_features, sorted(f.name for f in schema.of(Scope.ITEM) if f.name != schema.multimodal))
+    columns = ItemColumns(reader.inputs(mm_RM), reader.plain())
     left_R = np.flatnonzero(~reader.cells.plain_R)
     if len(left_R):
-        _replace(columns, left_R, _columns_of_mappings(schema, list(texts.take(left_R)), mm_RM[left_R]))
+        others = encode_columns(schema, list(raw_features.take(left_R)), mm_RM[left_R])
+        for name in FeatureBlock.__slots__:
+            getattr(columns.inputs, name)[left_R] = getattr(others.inputs, name)
+        _replace(columns.plain, left_R, others.plain)
     return columns
 
 
-def _replace(columns: ItemColumns, places: np.ndarray, others: ItemColumns) -> None:
-    for name in FeatureBlock.__slots__:
-        getattr(columns.inputs, name)[places] = getattr(others.inputs, name)
+def encode_plain_columns(schema: FeatureSchema, raw_features: Sequence[Raw]) -> PlainColumns:
+    """Only the plain ones."""
+    if not isinstance(raw_features, FeatureTexts):
+        categories = np.array(schema.categories_of(raw_features), np.int64)
+        return PlainColumns(categories, schema.bids_of(raw_features), encode_realtime_rows(schema, raw_features))
+    names = {schema.sim_category, schema.bid, *(f.name for f in schema.realtime_features)} - {None}
+    reader = _Reader(schema, raw_features, sorted(name for name in names if name is not None))
+    plain = reader.plain()
+    left_R = np.flatnonzero(~reader.cells.plain_R)
+    if len(left_R):
+        _replace(plain, left_R, encode_plain_columns(schema, list(raw_features.take(left_R))))
+    return plain
+
+
+def _replace(columns: PlainColumns, places: np.ndarray, others: PlainColumns) -> None:
     columns.category_R[places], columns.bid_R[places], columns.realtime_RQ[places] = others.category_R, others.bid_R, others.realtime_RQ
 
 
 class _Reader:
     """One block of texts, read for one schema."""
 
-    def __init__(self, schema: FeatureSchema, texts: FeatureTexts) -> None:
+    def __init__(self, schema: FeatureSchema, texts: FeatureTexts, names: Sequence[str]) -> None:
         self._schema, self._texts = schema, texts
-        names = sorted(f.name for f in schema.of(Scope.ITEM) if f.name != schema.multimodal)
         self._place_of = {name: f for f, name in enumerate(names)}
         self.cells: Cells = read_cells(texts, names)
         self._known_buckets: dict[str, np.ndarray] = {}
@@ -95,6 +104,9 @@ class _Reader:
             self._read_vectors(feature, mm_RM, block.embeddings_RE[:, at : at + feature.width])
             at += feature.width
         return block
+
+    def plain(self) -> PlainColumns:
+        return PlainColumns(self.category(), self.bid(), self.realtime())
 
     def category(self) -> np.ndarray:
         name = self._schema.sim_category
@@ -232,6 +244,3 @@ def compile_columns() -> None:
     schema = FeatureSchema((Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=2), Feature("b", Scope.ITEM, Kind.BAG, buckets=2)))
     encode_columns(schema, FeatureTexts.join([b'{"a":1,"b":["x",0.5]}']), np.zeros((1, 0), np.float32))
     _fill_vectors(np.zeros(1, np.uint8), *(np.zeros(0, t) for t in (np.uint8, np.int64, np.int64)), np.zeros((0, 1)), np.zeros(0, np.bool_))
-
-
-assert U is np.uint64

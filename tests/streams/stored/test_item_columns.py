@@ -13,7 +13,7 @@ from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, 
 from streams.core.item_state import encode_raw_features
 from streams.shard_decode import encode_canonical
 from streams.stored.feature_texts import ABSENT, BOOLEAN, FLOAT, LIST, TEXT, WHOLE, FeatureTexts, read_cells
-from streams.stored.item_columns import ItemColumns, encode_columns
+from streams.stored.item_columns import ItemColumns, PlainColumns, encode_columns, encode_plain_columns
 
 SCHEMA = FeatureSchema(
     features=(
@@ -43,9 +43,13 @@ values = st.booleans() | st.none() | numbers | texts | st.lists(numbers | texts,
 items = st.dictionaries(st.sampled_from(NAMES), values)
 
 
+def plain_arrays(columns: PlainColumns) -> tuple[np.ndarray, ...]:
+    return columns.category_R, columns.bid_R, columns.realtime_RQ
+
+
 def columns_bytes(columns: ItemColumns) -> list[bytes]:
     arrays = [getattr(columns.inputs, name) for name in FeatureBlock.__slots__]
-    return [np.ascontiguousarray(a).tobytes() for a in (*arrays, columns.category_R, columns.bid_R, columns.realtime_RQ)]
+    return [np.ascontiguousarray(a).tobytes() for a in (*arrays, *plain_arrays(columns.plain))]
 
 
 @settings(max_examples=150, deadline=None)
@@ -55,6 +59,8 @@ def test_columns_read_from_texts_have_the_bits_of_those_read_from_mappings(some:
     for encode in (encode_raw_features, encode_canonical):
         compiled = encode_columns(SCHEMA, FeatureTexts.join([encode(item) for item in some]), mm_RM)
         assert columns_bytes(compiled) == columns_bytes(encode_columns(SCHEMA, some, mm_RM))
+        plain = encode_plain_columns(SCHEMA, FeatureTexts.join([encode(item) for item in some]))
+        assert [a.tobytes() for a in plain_arrays(plain)] == [a.tobytes() for a in plain_arrays(compiled.plain)]
 
 
 @pytest.mark.parametrize(

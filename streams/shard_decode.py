@@ -15,8 +15,10 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import RejectedInput
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Rejection, decode_updates
 from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
+from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
+from streams.stored.record_texts import UPSERT, UPSERT_BY_PYTHON, read_plain_updates
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)  # a little above it numbers still round down to it
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
@@ -41,8 +43,31 @@ def decode_source_record(record: SourceRecord, kind: IdKind, shards: int) -> Dec
     assert record.topic == ITEM_FEATURES, record.topic
     if record.value is None and record.key is not None:
         return _decode_removal(record, record.key, kind, shards)
+    if (plain := _decode_plain(record, kind, shards)) is not None:
+        return DecodedRecord(record, plain, [])
     decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, _item_of)
     return DecodedRecord(record, [_features_update(record, index, update) for index, update in decoded.accepted], decoded.rejected)
+
+
+def _decode_plain(record: SourceRecord, kind: IdKind, shards: int) -> list[FeaturesUpdate | EmbeddingUpdate] | None:
+    """The updates of a record as publishers write it, without the models; None where only they can judge it."""
+    value = record.value
+    if value is None or len(value) > RECORD_BYTES_MAX or (plain := read_plain_updates(value, kind, record.partition, shards)) is None:
+        return None
+    updates: list[FeaturesUpdate | EmbeddingUpdate] = []
+    for index, (op, item, id_begin, id_end, version, raw_begin, raw_end, begin, end) in enumerate(plain.fields):
+        key = encode_index_key(item) if kind is IdKind.INT64 else value[id_begin:id_end]
+        if op == UPSERT:
+            updates.append(FeaturesUpdate(key, version, record.offset, index, False, plain.raw[raw_begin:raw_end]))
+        elif op == UPSERT_BY_PYTHON:
+            try:
+                update = ItemFeaturesUpdate.model_validate_json(value[begin:end])
+            except ValueError:  # its neighbours are judged with it
+                return None
+            updates.append(FeaturesUpdate(key, version, record.offset, index, False, encode_canonical(update.features), update.features))
+        else:
+            updates.append(FeaturesUpdate(key, version, record.offset, index, dead=True))
+    return updates
 
 
 def _item_of(update: ItemFeaturesUpdate | NewItem) -> Id:

@@ -57,7 +57,7 @@ class StoredEmbedding(NamedTuple):
     hash: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every update, and freezing triples its cost
 class FeaturesUpdate:
     """One accepted update of item-features. `version` None: a record with a key and no value, which deletes at the version stored so far."""
 
@@ -70,7 +70,7 @@ class FeaturesUpdate:
     decoded: Mapping[str, Any] | None = field(default=None, compare=False)  # what `raw` decodes to, where the event's reader has it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EmbeddingUpdate:
     """One accepted update of new-items."""
 

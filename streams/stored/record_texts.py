@@ -1,0 +1,374 @@
+"""Records of item-features in the form that publishers write, read in one compiled pass: ids, versions, and features as canonical JSON.
+
+Here: `read_plain_updates`. Not here: the rules of a record (schemas/events.py, the specification and the way of every record that is not plain).
+Invariant: what is accepted here the strict models accept, with the same ids, versions and canonical bytes; whatever is not plainly so is `None` (the whole
+record) or an update whose features Python reads. Plain: fields in their declared order, ids and versions of at most 18 digits, printable ASCII
+without escapes, numbers as they are printed again: at most 15 digits, no needless zero, no exponent. 15 digits survive a double, so those are shortest.
+
+Arrays: T bytes of a record, U updates of it, E entries of one update's features.
+"""
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from schemas.ids import IdKind
+from schemas.limits import (
+    BAG_VALUES_MAX,
+    EMBEDDING_WIDTH_MAX,
+    FEATURE_TEXT_BYTES_MAX,
+    FEATURES_PER_SCHEMA_MAX,
+    NAME_CHARS_MAX,
+    TEXT_ID_BYTES_MAX,
+    UPDATES_PER_RECORD_MAX,
+)
+
+_QUOTE, _ESCAPE, _COMMA, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,{}[]')
+_MINUS, _POINT, _ZERO, _NINE, _SPACE, _UNDERSCORE, _DELETE = ord("-"), ord("."), ord("0"), ord("9"), ord(" "), ord("_"), 0x7F
+_A, _Z, _SMALL_A, _SMALL_Z, _E, _SMALL_E, _PLUS = (ord(c) for c in "AZazEe+")
+_HEAD, _UPSERT, _REMOVE, _ID, _VERSION, _FEATURES = (
+    np.frombuffer(text, np.uint8)
+    for text in (b'{"schema":1,"updates":[', b'{"op":"upsert",', b'{"op":"delete",', b'"item_id":', b',"version":', b',"features":{')
+)
+_TRUE, _FALSE, _NULL = (np.frombuffer(text, np.uint8) for text in (b"true", b"false", b"null"))
+_LIST_MAX = max(BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX)
+_WHOLE_DIGITS_MAX, _DIGITS_MAX, _ZEROS_AFTER_POINT_MAX = 18, 15, 3
+_BAD = -1
+# columns of what is known of an update
+OP, ITEM, ID_BEGIN, ID_END, VERSION, RAW_BEGIN, RAW_END, BEGIN, END = range(9)
+_COLUMNS = 9
+UPSERT, REMOVE, UPSERT_BY_PYTHON = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class PlainUpdates:
+    """fields: a list of nine whole numbers for each update (OP ... END); raw: canonical features, from RAW_BEGIN to RAW_END of it."""
+
+    fields: list[list[int]]
+    raw: bytes
+
+
+def read_plain_updates(value: bytes, kind: IdKind, partition: int, partitions: int) -> PlainUpdates | None:
+    """The updates of a record that came in `partition` of `partitions`; None: ask schemas/events.py."""
+    text, fields, raw = (
+        np.frombuffer(value, np.uint8),
+        np.empty((UPDATES_PER_RECORD_MAX, _COLUMNS), np.int64),
+        np.empty(len(value), np.uint8),
+    )
+    entries = np.empty((FEATURES_PER_SCHEMA_MAX, 4), np.int64)
+    places = np.zeros(FEATURES_PER_SCHEMA_MAX + 1, np.int64)
+    count, size = _read_record(text, kind is IdKind.TEXT, partition, partitions, fields, raw, entries, places)
+    return None if count <= 0 else PlainUpdates(fields[:count].tolist(), raw[:size].tobytes())
+
+
+_kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@_kernel
+def _begins(text: np.ndarray, at: int, expected: np.ndarray) -> bool:
+    size = 0 if at + expected.shape[0] > text.shape[0] else expected.shape[0]
+    same = 0
+    while same < size and text[at + same] == expected[same]:
+        same += 1
+    return same == expected.shape[0]
+
+
+@_kernel
+def _whole(text: np.ndarray, at: int) -> tuple[int, int]:
+    """(place after it, value) of a whole number as it is printed; the place is -1 for any other."""
+    negative = text[at] == _MINUS
+    at += 1 if negative else 0
+    begin, value = at, 0
+    while at < text.shape[0] and _ZERO <= text[at] <= _NINE and at - begin <= _WHOLE_DIGITS_MAX:
+        value = value * 10 + np.int64(text[at] - _ZERO)
+        at += 1
+    digits = at - begin
+    if digits == 0 or digits > _WHOLE_DIGITS_MAX or (text[begin] == _ZERO and (digits > 1 or negative)):
+        return _BAD, 0
+    return at, -value if negative else value
+
+
+@_kernel
+def _pass_number(text: np.ndarray, at: int) -> tuple[int, bool]:
+    """(place after a number, whether it is as it is printed again); the place is -1 for what is none."""
+    negative = text[at] == _MINUS
+    at += 1 if negative else 0
+    begin, end = at, text.shape[0]
+    while at < end and _ZERO <= text[at] <= _NINE:
+        at += 1
+    whole = at - begin
+    if whole == 0 or at >= end or (text[begin] == _ZERO and whole > 1):
+        return _BAD, False
+    if text[at] == _POINT:
+        point = at
+        at += 1
+        while at < end and _ZERO <= text[at] <= _NINE:
+            at += 1
+        after = at - point - 1
+        if after == 0 or at >= end:
+            return _BAD, False
+        zeros = 0
+        while zeros < after and text[point + 1 + zeros] == _ZERO:
+            zeros += 1
+        if text[begin] != _ZERO:
+            plain = (after == 1 or text[at - 1] != _ZERO) and whole + after <= _DIGITS_MAX
+        elif zeros == after:
+            plain = after == 1
+        else:
+            plain = text[at - 1] != _ZERO and zeros <= _ZEROS_AFTER_POINT_MAX and after - zeros <= _DIGITS_MAX
+    else:
+        plain = whole <= _WHOLE_DIGITS_MAX and not (negative and text[begin] == _ZERO)
+    if text[at] == _E or text[at] == _SMALL_E:
+        plain = False
+        while at < end and (
+            text[at] == _E or text[at] == _SMALL_E or text[at] == _PLUS or text[at] == _MINUS or _ZERO <= text[at] <= _NINE
+        ):
+            at += 1
+    return at, plain
+
+
+@_kernel
+def _pass_text(text: np.ndarray, at: int, bytes_max: int) -> tuple[int, bool]:
+    """(place after the closing quote, whether it is short printable ASCII without escapes) of a text that begins after its quote."""
+    begin, end, plain = at, text.shape[0], True
+    while at < end and text[at] != _QUOTE:
+        byte = text[at]
+        if byte == _ESCAPE:
+            plain = False
+            at += 1
+        elif byte < _SPACE or byte >= _DELETE:
+            plain = False
+        at += 1
+    if at >= end:
+        return _BAD, False
+    return at + 1, plain and at - begin <= bytes_max
+
+
+@_kernel
+def _pass_scalar(text: np.ndarray, at: int) -> tuple[int, bool]:
+    if text[at] == _QUOTE:
+        return _pass_text(text, at + 1, FEATURE_TEXT_BYTES_MAX)
+    if text[at] == _MINUS or _ZERO <= text[at] <= _NINE:
+        return _pass_number(text, at)
+    return _BAD, False
+
+
+@_kernel
+def _pass_value(text: np.ndarray, at: int) -> tuple[int, bool]:
+    """(place after a value, whether it is plain); the place is -1 for what no feature holds."""
+    if _begins(text, at, _TRUE) or _begins(text, at, _NULL):
+        return at + 4, True
+    if _begins(text, at, _FALSE):
+        return at + 5, True
+    if text[at] != _LIST:
+        return _pass_scalar(text, at)
+    at, end, count, plain = at + 1, text.shape[0], 0, True
+    if at < end and text[at] == _LIST_END:
+        return at + 1, True
+    while at < end:
+        at, good = _pass_scalar(text, at)
+        plain, count = plain and good, count + 1
+        if at < 0 or at >= end:
+            return _BAD, False
+        if text[at] == _LIST_END:
+            return at + 1, plain and count <= _LIST_MAX
+        if text[at] != _COMMA or at + 1 >= end:
+            return _BAD, False
+        at += 1
+    return _BAD, False
+
+
+@_kernel
+def _is_name(text: np.ndarray, begin: int, end: int) -> bool:
+    if end == begin or end - begin > NAME_CHARS_MAX or _ZERO <= text[begin] <= _NINE:
+        return False
+    for i in range(begin, end):
+        byte = text[i]
+        if not (_SMALL_A <= byte <= _SMALL_Z or _A <= byte <= _Z or _ZERO <= byte <= _NINE or byte == _UNDERSCORE):
+            return False
+    return True
+
+
+@_kernel
+def _compare(text: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
+    size_a, size_b = a[1] - a[0], b[1] - b[0]
+    for i in range(min(size_a, size_b)):
+        if text[a[0] + i] != text[b[0] + i]:
+            return np.int64(text[a[0] + i]) - np.int64(text[b[0] + i])
+    return size_a - size_b
+
+
+@_kernel
+def _sort_names(text: np.ndarray, entries: np.ndarray, count: int, places: np.ndarray) -> bool:
+    """Puts the places of ascending names into `places`, beginning with those of the update before (places[-1] of them); False: a name twice."""
+    if places[-1] != count:
+        for e in range(count):
+            places[e] = e
+        places[-1] = count
+    for e in range(1, count):
+        here, back = places[e], e
+        while back > 0:
+            order = _compare(text, entries[places[back - 1]], entries[here])
+            if order == 0:
+                return False
+            if order < 0:
+                break
+            places[back] = places[back - 1]
+            back -= 1
+        places[back] = here
+    return True
+
+
+@_kernel
+def _write_features(text: np.ndarray, entries: np.ndarray, count: int, places: np.ndarray, raw: np.ndarray, size: int) -> int:
+    """The canonical text of sorted entries into `raw` from `size` on; where it ends. Each entry is written from its quote to its value's end."""
+    raw[size] = _OPEN
+    size += 1
+    for e in range(count):
+        if e > 0:
+            raw[size] = _COMMA
+            size += 1
+        begin, end = entries[places[e], 0] - 1, entries[places[e], 3]
+        for i in range(begin, end):
+            raw[size + i - begin] = text[i]
+        size += end - begin
+    raw[size] = _CLOSE
+    return size + 1
+
+
+@_kernel
+def _read_features(text: np.ndarray, at: int, entries: np.ndarray) -> tuple[int, int, bool]:
+    """(place after the closing bracket, entries, whether all are plain) of features that begin after their bracket."""
+    end, count, plain = text.shape[0], 0, True
+    if at < end and text[at] == _CLOSE:
+        return at + 1, 0, True
+    while at + 1 < end:
+        if text[at] != _QUOTE or count == entries.shape[0]:
+            return _BAD, 0, False
+        name = at + 1
+        at, good = _pass_text(text, name, NAME_CHARS_MAX)
+        if at < 0 or not good or not _is_name(text, name, at - 1) or at + 1 >= end or text[at] != ord(":"):
+            return _BAD, 0, False
+        entries[count, 0], entries[count, 1], entries[count, 2] = name, at - 1, at + 1
+        at, good = _pass_value(text, at + 1)
+        if at < 0 or at >= end:
+            return _BAD, 0, False
+        entries[count, 3] = at
+        plain, count = plain and good, count + 1
+        if text[at] == _CLOSE:
+            return at + 1, count, plain
+        if text[at] != _COMMA:
+            return _BAD, 0, False
+        at += 1
+    return _BAD, 0, False
+
+
+@_kernel
+def _murmur2(text: np.ndarray, begin: int, end: int) -> int:
+    """schemas/ids.py `murmur2`."""
+    length, m, mask = end - begin, np.uint64(0x5BD1E995), np.uint64(0xFFFFFFFF)
+    h = (np.uint64(0x9747B28C) ^ np.uint64(length)) & mask
+    at = begin
+    while end - at >= 4:
+        k = np.uint64(text[at]) | np.uint64(text[at + 1]) << np.uint64(8) | np.uint64(text[at + 2]) << np.uint64(16)
+        k = ((k | np.uint64(text[at + 3]) << np.uint64(24)) * m) & mask
+        k ^= k >> np.uint64(24)
+        h = ((h * m) & mask) ^ ((k * m) & mask)
+        at += 4
+    if at < end:
+        for i in range(end - at):
+            h ^= np.uint64(text[at + i]) << np.uint64(8 * i)
+        h = (h * m) & mask
+    h ^= h >> np.uint64(13)
+    h = (h * m) & mask
+    return np.int64((h ^ (h >> np.uint64(15))) & np.uint64(0x7FFFFFFF))
+
+
+@_kernel
+def _read_id(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> int:
+    """The place after an id of the catalogue's kind; a whole number may stand in quotes."""
+    quoted = text[at] == _QUOTE
+    begin = at + 1 if quoted else at
+    if begin >= text.shape[0] or (is_text and not quoted):
+        return _BAD
+    if is_text:
+        at, plain = _pass_text(text, begin, TEXT_ID_BYTES_MAX)
+        if at <= begin + 1 or not plain:
+            return _BAD
+        field[ID_END] = at - 1
+    else:
+        at, field[ITEM] = _whole(text, begin)
+        if at < 0 or (quoted and (at >= text.shape[0] or text[at] != _QUOTE)):
+            return _BAD
+        field[ID_END] = at
+        at += 1 if quoted else 0
+    field[ID_BEGIN] = begin
+    return at
+
+
+@_kernel
+def _read_head(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> int:
+    """Operation, id and version of an update; the place where its features begin."""
+    if _begins(text, at, _UPSERT):
+        field[OP] = UPSERT
+    elif _begins(text, at, _REMOVE):
+        field[OP] = REMOVE
+    else:
+        return _BAD
+    at += _UPSERT.shape[0]
+    if not _begins(text, at, _ID) or at + _ID.shape[0] >= text.shape[0]:
+        return _BAD
+    at = _read_id(text, at + _ID.shape[0], is_text, field)
+    if at < 0 or not _begins(text, at, _VERSION) or at + _VERSION.shape[0] >= text.shape[0]:
+        return _BAD
+    at, field[VERSION] = _whole(text, at + _VERSION.shape[0])
+    if at < 0 or field[VERSION] < 0 or not _begins(text, at, _FEATURES):
+        return _BAD
+    return at + _FEATURES.shape[0]
+
+
+@numba.njit(nogil=True, cache=True)
+def _read_record(
+    text: np.ndarray,
+    is_text: bool,
+    partition: int,
+    partitions: int,
+    fields: np.ndarray,
+    raw: np.ndarray,
+    entries: np.ndarray,
+    places: np.ndarray,
+) -> tuple[int, int]:
+    """(updates, bytes of their canonical features); no updates: the record is not plain."""
+    end, at, size = text.shape[0], _HEAD.shape[0], 0
+    if not _begins(text, 0, _HEAD):
+        return 0, 0
+    for update in range(fields.shape[0]):
+        field = fields[update]
+        field[BEGIN] = at
+        at = _read_head(text, at, is_text, field)
+        if at < 0 or _murmur2(text, field[ID_BEGIN], field[ID_END]) % partitions != partition:
+            return 0, 0
+        at, count, plain = _read_features(text, at, entries)
+        if at < 0 or at + 1 >= end or text[at] != _CLOSE:
+            return 0, 0
+        at += 1
+        field[END], field[RAW_BEGIN] = at, size
+        if field[OP] == UPSERT and plain and _sort_names(text, entries, count, places):
+            size = _write_features(text, entries, count, places, raw, size)
+        elif field[OP] == UPSERT:
+            field[OP] = UPSERT_BY_PYTHON
+        elif not plain:
+            return 0, 0
+        field[RAW_END] = size
+        if text[at] == _LIST_END:
+            return (update + 1, size) if at + 2 == end and text[at + 1] == _CLOSE else (0, 0)
+        if text[at] != _COMMA:
+            return 0, 0
+        at += 1
+    return 0, 0
+
+
+def compile_records() -> None:
+    """Takes the kernel from numba's cache, or compiles it."""
+    read_plain_updates(b"{}", IdKind.INT64, 0, 1)

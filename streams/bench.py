@@ -39,6 +39,7 @@ from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.shard import Shard, open_shard
 from streams.shard_reader import ShardReader, open_shard_reader
+from streams.stored.record_texts import load_records
 
 _ROUNDS = 3  # floor and build in turns, the best of each: other processes share the machine
 _FP32_BLOCK_ROWS = 4_096
@@ -82,6 +83,7 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
 
 def fill_shard(directory: Path, catalogue: Catalogue, checkpoint: Path) -> float:
     """One shard with the whole catalogue and a checkpoint of it; seconds that `Shard.apply` took, without a version."""
+    load_records()
     init = Init(1, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})
     shard, seconds = open_shard(directory, 0, init, SystemClock()), 0.0
     try:

@@ -8,6 +8,7 @@ without escapes, numbers as they are printed again: at most 15 digits, no needle
 Arrays: T bytes of a record, U updates of it, E entries of one update's features.
 """
 
+import threading
 from dataclasses import dataclass
 
 import numba
@@ -50,7 +51,10 @@ class PlainUpdates:
 
 
 def read_plain_updates(value: bytes, kind: IdKind, partition: int, partitions: int) -> PlainUpdates | None:
-    """The updates of a record that came in `partition` of `partitions`; None: ask schemas/events.py."""
+    """The updates of a record that came in `partition` of `partitions`; None: ask schemas/events.py, as long as the kernel is not there too."""
+    if not _loading.is_loaded:
+        _loading.begin()
+        return None
     text, fields, raw = (
         np.frombuffer(value, np.uint8),
         np.empty((UPDATES_PER_RECORD_MAX, _COLUMNS), np.int64),
@@ -369,6 +373,30 @@ def _read_record(
     return 0, 0
 
 
-def compile_records() -> None:
-    """Takes the kernel from numba's cache, or compiles it."""
-    read_plain_updates(b"{}", IdKind.INT64, 0, 1)
+def load_records() -> None:
+    """Takes the kernel from numba's cache, or compiles it, and waits for it."""
+    _loading.begin().join()
+
+
+class _Loading:
+    """The kernel comes in a thread of its own: a worker that starts does not wait for it, because the models judge the same."""
+
+    def __init__(self) -> None:
+        self.is_loaded = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> threading.Thread:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._load, name="load-kernels", daemon=True)
+                self._thread.start()
+            return self._thread
+
+    def _load(self) -> None:
+        text, whole = np.frombuffer(b"{}", np.uint8), np.zeros(1, np.int64)
+        _read_record(text, False, 0, 1, np.empty((1, _COLUMNS), np.int64), np.empty(2, np.uint8), np.empty((1, 4), np.int64), whole)
+        self.is_loaded = True
+
+
+_loading = _Loading()

@@ -13,6 +13,13 @@ from schemas.ids import IdKind, partition_of
 from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import FeaturesUpdate
 from streams.shard_decode import _decode_plain, _features_update, decode_source_record
+from streams.stored.record_texts import load_records
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    load_records()
+
 
 numbers = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-99, 99) | st.floats(allow_nan=False, allow_infinity=False)
 printed = st.decimals(-1000, 1000, places=4).map(float) | st.sampled_from(

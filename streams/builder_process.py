@@ -24,8 +24,8 @@ from streams.sealer import write_seal
 from streams.shard_snapshot import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
-# A build takes what increments and requests leave: a tenth of a core that they want too, all of one that is idle.
-_NICENESS = 10
+# A build takes what increments and requests leave: a quarter of a core that they want too, all of one that is idle.
+_NICENESS = 5
 
 
 def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progress) -> Result:
@@ -43,6 +43,7 @@ def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progr
 def serve_jobs(connection: Connection, store: IndexStore) -> None:
     """Until the parent closes its end."""
     encoders = EncoderCache(store)
+    os.nice(_NICENESS)
     while True:
         try:
             job = connection.recv()
@@ -72,7 +73,6 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
 
 def main() -> None:
     """Entry point of the process."""
-    os.nice(_NICENESS)
     torch.set_num_threads(1)
     settle_garbage_collection()
     serve_jobs(Connection(int(sys.argv[1])), open_index_store(sys.argv[2]))

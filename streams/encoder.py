@@ -26,9 +26,9 @@ from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.encode_rows import encode_rows, encoder_fingerprint
 from schemas.model.lsh import encode_signatures
-from streams.stored.changed_inputs import compile_changes
-from streams.stored.item_block import EmbeddingValues, compile_blocks
-from streams.stored.item_columns import PlainColumns, compile_columns, encode_columns, encode_plain_columns
+from streams.stored.item_block import EmbeddingValues
+from streams.stored.item_columns import PlainColumns, encode_columns, encode_plain_columns
+from streams.stored.kernels import load_kernels
 
 Raw = Mapping[str, Any]
 Embedding = np.ndarray | None
@@ -115,9 +115,7 @@ class EncoderCache:
 
     def __init__(self, store: IndexStore, kept: int = _ENCODERS_KEPT) -> None:
         torch.set_num_threads(1)  # parallelism is over shards and processes; a row's bits do not depend on it
-        compile_columns()
-        compile_blocks()
-        compile_changes()
+        load_kernels()
         self._store, self._kept = store, kept
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 

@@ -394,8 +394,7 @@ def _served(state: "ControlState") -> dict[str, Any]:
         "backup": "" if state.backup is None else state.backup,
         "pinned": "" if state.pinned is None else state.pinned,
         "held": state.held,
-        **({"held_why": state.held_why} if state.held else {}),
         "control_entries": state.next_number,
-        **({"unknown_entry": state.unknown_entry} if state.unknown_entry else {}),
+        **{name: said for name in ("held_why", "unknown_entry") if (said := getattr(state, name))},
         **({"refused_entries": list(state.refused)} if state.refused else {}),
     }

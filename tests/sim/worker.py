@@ -1,6 +1,6 @@
 """A worker process and the group that gives it shards: real shards, the real reconciler, the real builders' work.
 
-Here: `Worker`, its `Task`s (what streams/shard_task.py is without threads), its builders, and `Group`. Not here: what a batch or a plan does; the
+Here: `Worker`, its builders, and `Group`. Not here: a shard in its hands (task.py); what a batch or a plan does; the
 points at which a worker dies are in world.py.
 
 Simulated as the shell does it: an assignment opens the shard, commits its offsets, zeros too, and seeks there before the first batch; a batch may
@@ -9,24 +9,21 @@ removed. A worker that the group has given up (a pause longer than its session) 
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from infra.control_log import ControlLog
 from infra.index_parts import read_manifest
-from infra.kafka.reader import SourceRecord
-from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.errors import AifError, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
-from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from schemas.topics import SHARD_TOPICS
 from streams.build_jobs import BuildJob, CanaryJob, Job, SealJob, SnapshotJob
 from streams.builder import build_full_part
 from streams.builder_pool import Ticket
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.core.gaps import GapWatch
 from streams.publication import append_entry
 from streams.reconcile import Reconciler, ReconcileSettings, StepReport
 from streams.sealer import write_seal
@@ -37,6 +34,7 @@ from streams.store_keeper import KeepSettings
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk
 from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders
+from tests.sim.task import REOPEN_CODES, Task
 from tests.sim.world import Violation, World
 
 T = TypeVar("T")
@@ -44,151 +42,6 @@ T = TypeVar("T")
 RESEAL_S = 100.0
 SNAPSHOT_S = 60.0
 GRACE_S, KEPT_VERSIONS = 80.0, 3
-OUTBOX_PAGE = 1_000
-REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})  # of streams/shard_task.py
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Generic[T]):
-    """A future that is done."""
-
-    value: T | None
-    error: Exception | None = None
-
-    def result(self, _: float | None = None) -> T:
-        if self.error is not None:
-            raise self.error
-        return self.value  # type: ignore[return-value]
-
-
-class Task:
-    """A shard in the hands of a worker: steps one after the other, the way of its records in and of its messages out."""
-
-    def __init__(self, worker: "Worker", shard: Shard, positions: Mapping[str, int]) -> None:
-        self.worker, self.shard, self.number = worker, shard, shard.number
-        self.thread = f"shard {shard.number}"
-        self.admitted = self.closed = False
-        self.positions = dict(positions)  # of the consumer
-        self.sent = self.acknowledged = -1
-        self.gaps = GapWatch()
-        self.broken = False  # its database must be opened again before the next step
-
-    def _run(self, step: Callable[[Shard], T]) -> T:
-        """As streams/shard_task.py: after a write that failed the directory is opened again before the next step."""
-        try:
-            if self.broken:
-                self.shard.recover()
-                self.broken = False
-            return step(self.shard)
-        except Unavailable as error:
-            self.broken = self.broken or error.code in REOPEN_CODES
-            raise
-
-    def admit(self) -> None:
-        self.admitted = True
-
-    def submit(self, step: Callable[[Shard], T], /) -> Done[T]:
-        """A step between two batches; others may go first."""
-        world = self.worker.world
-        world.point("a step of a shard")
-        if self.closed:
-            raise Unavailable("shard_closed", "given away")
-        if world.is_busy(self.worker, self.thread):
-            return Done(None, Unavailable("shard_busy", "a batch runs"))
-        try:
-            return Done(self._run(step))
-        except Exception as error:
-            return Done(None, error)
-
-    # --- records in -----------------------------------------------------------------------------------------------------------
-
-    def consume(self) -> None:
-        """A batch of one topic; some of it may have come before."""
-        world = self.worker.world
-        new = [topic for topic, at in self.positions.items() if at < world.topics[topic, self.number].end]
-        if not self.admitted or self.closed or not new:
-            return
-        topic = world.random.choice(new)
-        log, at = world.topics[topic, self.number], self.positions[topic]
-        if world.random.random() < 0.15:
-            at = max(log.start, at - world.random.randrange(1, 4))
-        self.apply(topic, at, min(log.end, at + world.random.randrange(1, 5)))
-
-    def consume_all(self) -> None:
-        """Everything that is there."""
-        for topic in SHARD_TOPICS:
-            if self.admitted and not self.closed:
-                self.apply(topic, self.positions[topic], self.worker.world.topics[topic, self.number].end)
-
-    def apply(self, topic: str, start: int, end: int) -> None:
-        """Records from start to before end."""
-        log = self.worker.world.topics[topic, self.number]
-        if start >= end:
-            return
-        self.worker.world.say("%s applies %s/%d %d to %d", self.worker.name, topic, self.number, start, end - 1)
-        self.positions[topic] = end
-        try:
-            self._apply(log.records[start:end])
-            self.gaps.passed((topic, self.number))
-        except Unavailable as error:
-            if error.code != "encoder_missing":
-                raise
-            self.positions[topic] = (
-                start  # a version whose `building` was written after all: the batch waits until the reconciler has seen it
-            )
-            return
-        except Incompatible as error:
-            if error.code != "offset_gap" or not self.gaps.seek_is_due((topic, self.number), [start]):
-                raise Violation("records follow without a hole", str(error)) from error
-            self.positions[topic] = self.shard.next_offsets[topic]
-        self.worker.world.committed[topic, self.number] = end
-        if self.worker.world.random.random() < 0.8:
-            self.send()
-
-    def _apply(self, records: list[SourceRecord]) -> None:
-        """Tried again until the disk takes it."""
-        while True:
-            try:
-                self._run(lambda shard: shard.apply(records))
-                return
-            except Unavailable as error:
-                if error.code not in REOPEN_CODES:
-                    raise
-            self.worker.world.point("a batch is tried again")
-
-    # --- messages out ---------------------------------------------------------------------------------------------------------
-
-    def send(self) -> None:
-        """What is new in the outbox, in order."""
-        world = self.worker.world
-        for entry in self.shard.pending_outbox(OUTBOX_PAGE, after=self.sent):
-            world.point("sending")
-            assert entry.value is not None or entry.topic != INDEX_DELTAS
-            if entry.topic == INDEX_DELTAS:
-                world.send_delta(self.number, entry.value or b"")
-            else:
-                world.send_dead_letter(entry.headers)
-            self.sent = entry.sequence
-
-    def tick(self) -> None:
-        """A due watermark; what is acknowledged is removed."""
-        if not self.closed:
-            with contextlib.suppress(Unavailable):  # the next tick does it
-                self._run(lambda _: self._tick())
-
-    def _tick(self) -> None:
-        if self.shard.write_watermark() or self.worker.world.calm or self.worker.world.random.random() < 0.5:
-            self.send()
-        acknowledged = self.sent if self.worker.world.calm else self.sent - self.worker.world.random.randrange(6)
-        if acknowledged > self.acknowledged:
-            self.acknowledged = acknowledged
-            self.shard.confirm_outbox(acknowledged)
-
-    def close(self) -> None:
-        """Given away."""
-        if not self.closed:
-            self.closed = True
-            self.shard.close()
 
 
 def plan_positions(stored: Mapping[str, int], committed: Mapping[str, int]) -> dict[str, int]:

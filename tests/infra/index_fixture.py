@@ -20,6 +20,9 @@ INIT = Init(2, 2, IdKind.INT64, {})
 MODEL, LSH = "model", "lsh-1"
 
 
+WORK = {"build_computed": 3, "build_taken_over": 2, "rows_encoded": 4, "skipped_identical": 5}  # of every shard
+
+
 def rows_block(first: int, rows: int) -> RowBlock:
     """`rows` rows with ids from `first` on; the same numbers every time."""
     random = np.random.default_rng(first)
@@ -51,7 +54,7 @@ def seal_shard(store: IndexStore, version: int, revision: int, shard: int) -> Se
     for block in merge_parts(LAYOUT, blocks, changes):
         digest.update(block)
     offsets = {"item-features": 10 + shard, "new-items": 5}
-    return Seal(shard, full, incremental, 7, offsets, digest.rows, digest.hexdigest, digest.data_hexdigest, "encoder")
+    return Seal(shard, full, incremental, 7, offsets, digest.rows, digest.hexdigest, digest.data_hexdigest, "encoder", 0, WORK)
 
 
 def publish_version(store: IndexStore, *, promote: bool = True) -> Manifest:

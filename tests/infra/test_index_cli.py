@@ -8,9 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
+from infra.control_log import ControlLog
 from infra.index_store import IndexStore, open_index_store
 from infra.processes import free_ports
 from schemas.errors import AifError
+from schemas.index.control import Entry
+from schemas.index.lifecycle import EntryKind
 from tests.infra.index_fixture import publish_version
 
 
@@ -36,6 +39,8 @@ def test_list_show_and_verify_describe_the_served_version(store: IndexStore) -> 
     shown = _run("index", "show")
     assert (shown["rows"], shown["digest"], len(shown["shards"])) == (manifest.rows, manifest.digest, 2)
     assert _run("index", "verify", "0")["faults"] == []
+    assert shown["work_done"] == {"build_computed": 6, "rows_encoded": 8}
+    assert shown["work_skipped"] == {"build_taken_over": 4, "skipped_identical": 10}
 
 
 def test_show_says_what_will_be_removed_and_when(store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +75,29 @@ def test_decisions_change_what_is_served(store: IndexStore) -> None:
     back = _run("index", "rollback", "--reason", "worse clicks")
     assert (back["live"], back["backup"], back["held"]) == (0, 1, True)
     assert _run("index", "promote", "1")["live"] == 1
+
+
+def test_a_version_that_its_canary_withholds_says_why_and_is_approved(store: IndexStore) -> None:
+    publish_version(store)
+    publish_version(store, promote=False)
+    verdict = Entry(EntryKind.WITHHOLD, 0, "worker-7", 1, reason="canary: its scores are far away")
+    ControlLog(store).append(lambda _: verdict)
+    row = _run("index", "list")["versions"][0]
+    assert (row["mark"], row["reason"], row["by"]) == ("withheld", "canary: its scores are far away", "worker-7")
+    assert _run("index", "show", "1")["withheld"] is True
+    assert _run("index", "approve", "1", "--reason", "looked at it")["kind"] == "approve"
+    row = _run("index", "list")["versions"][0]
+    assert (row["mark"], row["reason"], row["by"]) == ("", "looked at it", "aif index")
+
+
+def test_a_rollback_says_why_and_by_whom_at_both_versions(store: IndexStore) -> None:
+    for _ in range(2):
+        publish_version(store)
+    ControlLog(store).append(lambda _: Entry(EntryKind.ROLLBACK, 0, "worker-7", 0, reason="2 of 3 servers report faults"))
+    left, back = _run("index", "list")["versions"]
+    assert (left["mark"], left["reason"], left["by"]) == ("turned away", "rolled back from: 2 of 3 servers report faults", "worker-7")
+    assert (back["state"], back["reason"], back["by"]) == ("live", "2 of 3 servers report faults", "worker-7")
+    assert _run("status")["held_why"] == "rollback by worker-7: 2 of 3 servers report faults"
 
 
 def test_a_frozen_version_is_revived_before_it_is_promoted_and_can_be_dropped(store: IndexStore) -> None:

@@ -1,8 +1,9 @@
 """Items as columns for training: one row per version of an item's features, found by id and time.
 
 Here: events to columns, and "the row as of". Not here: which rows a batch needs (batches.py).
-A row's time is its event version: publishers that use milliseconds as version get features as of the impression (the latest version not
-after it, the oldest if all are after it); with any smaller counter as version the latest row is always taken.
+A row's time is its event version: publishers that use milliseconds as version get features as of the impression, the latest version not
+after it; an item that is told of only later was not known then, and is left out: its first features may know what came of the impression.
+With a smaller counter as version the latest row is always taken, with one beyond any time in milliseconds the oldest.
 
 Arrays: R rows, I items, Q realtime features, M multimodal width, W signature bytes.
 """
@@ -22,6 +23,7 @@ from schemas.model.lsh import encode_signatures
 from schemas.model.spec import ModelSpec
 
 NOT_AN_ITEM = -1
+_TIME_MS_MAX = 10**14  # the year 5138: a version above is no time in milliseconds
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,15 @@ class ItemTable:
         return np.fromiter((self.index.get(item, NOT_AN_ITEM) for item in ids), np.int64, len(ids))
 
     def rows_as_of(self, items: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
-        """The row of each item as of each time (same shape); NOT_AN_ITEM where the item is."""
-        if len(self.version_R) == len(self.begin_I):  # one version an item: row and item are the same number
-            return items
+        """The row of each item as of each time (same shape); NOT_AN_ITEM where the item is, or was not known by then."""
         known = np.maximum(items, 0)
         low, high = self.begin_I[known], self.end_I[known]
         while (high - low > 1).any():  # bisection of all at once: version[low] <= time, or low is the first
             middle = (low + high) // 2
             not_after = (self.version_R[middle] <= time_ms) & (high - low > 1)
             low, high = np.where(not_after, middle, low), np.where(not_after | (high - low <= 1), high, middle)
-        return np.where(items >= 0, low, NOT_AN_ITEM)
+        is_later = (self.version_R[low] > time_ms) & (self.version_R[low] <= _TIME_MS_MAX)
+        return np.where((items >= 0) & ~is_later, low, NOT_AN_ITEM)
 
 
 def build_item_table(

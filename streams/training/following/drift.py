@@ -38,7 +38,7 @@ from streams.training.trainer import TrainOptions, default_spec, fit
 
 K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96
-_LOSS = LossWeights(copr=0.3, click=1.0)
+_LOSS = LossWeights(copr=0.0, click=1.0, soft_labels=True)  # as the tables: what the teacher says of an impression is there when it comes
 Progress = Callable[[str, float], None]
 
 
@@ -47,11 +47,11 @@ class DriftPlan:
     """Sizes of a run. `steps` train the model that one of the two stays."""
 
     seed: int = 0
-    size: WorldSize = field(default_factory=lambda: WorldSize(items=4_000, users=800, held_out=100, requests_per_user=3))
-    periods: int = 8
-    phase: float = 0.7
+    size: WorldSize = field(default_factory=lambda: WorldSize(items=4_000, users=800, held_out=100, requests_per_user=4))
+    periods: int = 6
+    phase: float = 0.6
     past_requests_per_user: int = 8
-    steps: int = 600
+    steps: int = 500
     candidates: int = 2_000
     learning_rate: float = 4e-3
 

@@ -63,16 +63,19 @@ def test_no_future_in_any_join(seed: int) -> None:
     impressions = [ImpressionRecord(request_id="r", user_id=u, time_ms=at, items=shown(IdKind.INT64, (n, True))) for u, n, at in requests]
     data = join_events(spec, None, Events(updates, [], [], behaviours, impressions))
 
-    def price_at(number: int, time_ms: int) -> float:
-        times = sorted(at for n, at in versions if n == number)
-        return 1.0 + max([at for at in times if at <= time_ms], default=times[0])
+    def price_at(number: int, time_ms: int) -> float | None:
+        """None of an item that nobody had told of by then."""
+        return max([1.0 + at for n, at in versions if n == number and at <= time_ms], default=None)
+
+    def prices(rows: torch.Tensor) -> list[float | None]:
+        return [None if row == NOT_AN_ITEM else float(data.items.bid_R[row]) for row in rows.tolist()]
 
     batch = data.batch(np.arange(len(requests)), behaviours_max=100)
     for q, (user, number, time_ms) in enumerate(requests):
-        assert bid_column(data, data.row_QC[q]) == [price_at(number, time_ms)]
+        assert prices(torch.from_numpy(data.row_QC[q])) == [price_at(number, time_ms)]
         expected = [price_at(n, time_ms) for u, n, at in actions if u == user and at < time_ms]  # as serving joins them: of now
         mask = batch.users.behaviours.mask_BL[q]
-        assert data.items.bid_R[batch.rows_BL[q][mask]].tolist() == expected
+        assert prices(batch.rows_BL[q][mask]) == expected
 
 
 def test_signatures_of_the_table_are_those_of_the_index(joined: TrainingSet) -> None:

@@ -20,15 +20,23 @@ def upsert(item_id: Id, version: int, price: float) -> ItemFeaturesUpdate:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=25), st.integers(0, 3), st.integers(-1, 10))
 def test_the_row_as_of_a_time_is_the_last_version_not_after_it(log: list[tuple[int, int]], number: int, time_ms: int) -> None:
-    """The oldest where all are later; of equal versions the one last in the log."""
+    """None where all are later: what is told only afterwards may know the outcome. Of equal versions the one last in the log."""
     table = build_item_table(small_spec(), None, [upsert(n, at, float(1 + place)) for place, (n, at) in enumerate(log)], [], None)
     (row,) = table.rows_as_of(table.items_of([number]), np.array([time_ms]))
     mine = [(at, float(1 + place)) for place, (n, at) in enumerate(log) if n == number]
-    if not mine:
+    known = [v for v in mine if v[0] <= time_ms]
+    if not known:
         assert row == NOT_AN_ITEM
         return
-    expected = max([v for v in mine if v[0] <= time_ms], default=min(mine))
+    expected = max(known)
     assert (table.version_R[row], float(table.bid_R[row])) == expected
+
+
+@pytest.mark.parametrize(("version", "is_known"), [(7, True), (1_700_000_000_000, False), (1_700_000_000_000_000, True)])
+def test_only_a_version_that_can_be_a_time_in_milliseconds_is_taken_for_one(version: int, is_known: bool) -> None:
+    table = build_item_table(small_spec(), None, [upsert(1, version, 2.0)], [], None)
+    (row,) = table.rows_as_of(table.items_of([1]), np.array([1_600_000_000_000]))
+    assert (row != NOT_AN_ITEM) == is_known
 
 
 @pytest.mark.parametrize("kind", list(IdKind), ids=str)

@@ -153,7 +153,7 @@ def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, sl
         count_near(words_CQ, scratch.tables_QXL, weights.masks_EP, weights.low, valid_L, shift_L, scratch.counter_PL, near_CE)
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(inline="always")
 def prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
     """Asks for the rows of a block before they are read."""
     vector, bridge, realtime = columns.vector, columns.bridge, columns.realtime
@@ -169,7 +169,7 @@ def prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
         prefetch(address(columns.signature) + slot * columns.signature.shape[1])
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(inline="always")
 def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
     """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
     nibbles stay in the first cache, the whole table would not."""
@@ -186,7 +186,7 @@ def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF
                 add_sign_rows(signature + slots_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(inline="always")
 def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
     """I and w into a row of inputs."""
     width, bridges = columns.vector.shape[1], columns.bridge.shape[1]
@@ -196,7 +196,7 @@ def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
         x[width + n] = widen(columns.bridge[slot, n])
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(inline="always")
 def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarray) -> None:
     """DIN and DIN_P o I; zeros without a signature."""
     for d in range(width):
@@ -205,7 +205,7 @@ def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarra
         x[at + width + d] = signs_F[width + d] * x[d] if has else np.float32(0)
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(inline="always")
 def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
     """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
     tiers = near_E.shape[0] + 1
@@ -221,7 +221,7 @@ def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.
         above = reached
 
 
-@numba.njit(nogil=True, cache=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(inline="always")
 def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
     """Numbers, clipped, then the rows of the table."""
     for column in weights.realtime_numeric:

@@ -166,7 +166,8 @@ def place_text(
             if slot >= starts_R.shape[0] - 1 or at + end - start > stored_M.shape[0]:
                 slots_C[i] = FULL
                 continue
-            stored_M[at : at + end - start] = bytes_N[start:end]
+            for k in range(end - start):  # a slice would bring in numba's message about shapes, 2 s of compilation
+                stored_M[at + k] = bytes_N[start + k]
             starts_R[slot], starts_R[slot + 1] = at, at + end - start
             table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
             header[HEADER_ROWS], header[HEADER_ID_BYTES] = slot + 1, at + end - start

@@ -43,7 +43,7 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-@numba.njit(forceinline=True)
+@numba.njit(inline="always")
 def address(array: np.ndarray) -> int:
     """Where an array's first element lies, int64."""
     return np.int64(array.ctypes.data)

@@ -16,7 +16,7 @@ from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Incompatible, Unavailable
-from schemas.index.layout import WATERMARK_VERSION, RowLayout, decode_delta
+from schemas.index.layout import RowLayout, decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
 from serving.engine.loop import Engine, Portion
@@ -45,7 +45,7 @@ def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Por
     delta = decode_delta({version: layout}, record.value or b"")
     header, position = delta.header, record.offset + 1
     changes = decode_changes(layout, delta.changes) if delta.changes else None
-    if header.version not in (version, WATERMARK_VERSION):
+    if header.version != version:
         return Portion(version, record.partition, changes, position)
     offsets = {**dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)), INDEX_DELTAS: position}
     return Portion(version, record.partition, changes, position, offsets, header.source_ms)

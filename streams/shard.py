@@ -246,10 +246,13 @@ class Shard:
         outgoing.next_delta += 1
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
+        """One record for each version that receives rows: what a server claims stands still for a version that was frozen, though it may not have
+        heard of that yet."""
         now = self._clock.monotonic()
         if now - self._watermark_at >= WATERMARK_EVERY_S:
-            header = DeltaHeader(WATERMARK_VERSION, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
-            self._add_delta(DeltaRecord(header, ()), outgoing)
+            for version in [v.version for v in self._versions.values() if not v.behind] or [WATERMARK_VERSION]:
+                header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
+                self._add_delta(DeltaRecord(header, ()), outgoing)
             self._watermark_at = now
             self._watermarked = after
 

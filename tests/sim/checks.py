@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from infra.control_log import ControlLog
 from schemas.errors import AifError
 from schemas.index.control import ControlState, Entry, decode_entry
-from schemas.index.lifecycle import SERVABLE, EntryKind, State
+from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import Manifest, Seal, decode_manifest
 from schemas.topics import SHARD_TOPICS
 from streams.core.item_state import decode_embedding_component, decode_features_component
@@ -70,13 +70,13 @@ def check_answer(world: World, server: Server) -> None:
 
 
 def _is_followed(world: World, resident: Resident) -> bool:
-    """Whether deltas of the version are written. A server that has not yet heard of a freeze moves its watermark on without rows (records of all
-    versions carry it): what it claims then is not judged."""
-    if resident.was_frozen:
-        return False
-    status = world.log.refresh().versions.get(resident.version)
-    resident.was_frozen = status is None or status.state not in SERVABLE or status.revision < resident.revision
-    return not resident.was_frozen
+    """Whether what it claims is judged. Not once the version is on its way back from a freeze that the server has not heard of: its own records come
+    again then, and the rows in between are missing. A server looks at the log five times a second, a revival takes longer."""
+    if not resident.was_revived:
+        status = world.log.refresh().versions.get(resident.version)
+        frozen = status is not None and status.frozen_revision >= resident.revision
+        resident.was_revived = frozen and status is not None and (status.is_reviving or status.revision > resident.revision)
+    return not resident.was_revived
 
 
 def check_row(oracle: ShardOracle, encoder: SimEncoder, key: bytes, order: Order, row: bytes | None, who: str) -> None:

@@ -99,6 +99,11 @@ def _watermark_by_topic(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.server, "advance_watermark", lambda watermark, seen, reached: dict(seen))]
 
 
+@_plant("a watermark is one record for all versions, also those that were frozen and get no rows any more", "watermark")
+def _watermark_for_all_versions(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(tests.sim.server, "concerns", lambda told, resident: True)]
+
+
 # --- seals --------------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from infra.control_log import ControlLog
 from infra.index_parts import read_manifest
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
-from schemas.index.layout import ORDER, WATERMARK_VERSION
+from schemas.index.layout import ORDER
 from schemas.index.lifecycle import SERVABLE, Cause
 from schemas.index.manifest import Seal
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
@@ -45,7 +45,7 @@ class Resident:
     seen: list[dict[str, int]]
     loaded: list[frozenset[bytes]]  # keys in its parts, for the checks
     error: str = ""
-    was_frozen: bool = False  # noted by the checks, as the next two
+    was_revived: bool = False  # noted by the checks, as the next two
     unchecked: dict[tuple[int, bytes], None] = field(default_factory=dict)  # (shard, key) of rows that are new since the last look
     checked: dict[int, dict[str, int]] = field(default_factory=dict)  # by shard, the watermark at the last look
 
@@ -63,6 +63,11 @@ def advance_watermark(watermark: dict[str, int], seen: dict[str, int], reached: 
     included. Only as a whole: a shard that was set back may be further in one topic and not yet as far in the other, and a row of it that
     would go back in one component is refused with both."""
     return reached if reached == seen else watermark
+
+
+def concerns(told: int, resident: int) -> bool:
+    """Whether a record says how far a version's rows are: only its own do, because no more of them are written once it is frozen."""
+    return told == resident
 
 
 def may_replace(incoming: Order, current: Order) -> bool:
@@ -183,7 +188,7 @@ class Server:
             if record.header.version == resident.version:
                 for key, value in record.changes:
                     resident.apply(shard, key, value)
-            if record.header.version in (resident.version, WATERMARK_VERSION):
+            if concerns(record.header.version, resident.version):
                 reached = dict(zip(SHARD_TOPICS, record.header.next_offsets, strict=True))
                 seen = resident.seen[shard]
                 seen.update({topic: max(offset, seen[topic]) for topic, offset in reached.items()})

@@ -145,7 +145,7 @@ def test_every_version_receives_rows_and_deltas_in_shard_order(tmp_path: Path) -
     assert set(rows_of(shard, 3)) == set(rows_of(shard, 8)) == {encode_index_key(A), encode_index_key(B)}
     layouts = {v: HashEncoder(v).layout for v in (3, 8)}
     deltas = [decode_delta(layouts, e.value) for e in result.outbox if e.topic == INDEX_DELTAS]
-    assert [(d.header.version, len(d.changes), d.header.sequence) for d in deltas] == [(3, 2, 0), (8, 2, 1), (-1, 0, 2)]
+    assert [(d.header.version, len(d.changes), d.header.sequence) for d in deltas] == [(3, 2, 0), (8, 2, 1), (3, 0, 2), (8, 0, 3)]
     assert dict(deltas[0].changes) == rows_of(shard, 3) and dict(deltas[1].changes) == rows_of(shard, 8)
     assert {d.header.next_offsets for d in deltas} == {(1, 0)}
     assert all(e.partition == 0 for e in result.outbox)

@@ -7,7 +7,7 @@ Here: the two-call flow over any servers that speak schemas/requests.py, routing
 ready (health.py), retrieval (whatever is given; a stand-in is in retrieval.py), ranking.
 Invariants: call 2 leaves when there are candidates, never later: a call 1 that is late is the server's to wait for. A server lost between the two calls
 costs one recompute on the next one, and no error; with `carries_state` not even that, because call 2 brings the state itself. A refusal is tried
-elsewhere once per server, within the deadline.
+elsewhere; where every server refuses, again after the time that they ask for, a few times and within the deadline.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any, Self
 import httpx
 from pydantic import ValidationError
 
-from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id, partition_of
 from schemas.requests import RankAnswer, UserAnswer
 from serving.client import decode_error
@@ -30,6 +30,7 @@ from serving.core.timeline import Span
 from serving.merger.health import poll_servers
 
 POLL_S_DEFAULT = 0.5
+ROUNDS_MAX = 3  # over all servers
 _LOST_S = 1.0  # a server that did not answer is asked last for so long
 _MARGIN_MS = 50  # a server answers by the deadline; its answer still has to arrive
 
@@ -122,25 +123,38 @@ class Merger:
         return answer
 
     async def _rank(self, request: "_Request", route: Sequence[str], body: Mapping[str, Any], user_answer: UserAnswer | None) -> Merged:
-        """Call 2, on the next server where one is lost or refuses."""
-        error: AifError | None = None
-        for attempt, url in enumerate(route, 1):
-            started_ms = request.took_ms()
-            try:
-                raw = await self._post(request, url, "/v1/rank", body)
-                answer = RankAnswer.model_validate(raw)
-            except Unavailable as unavailable:
-                request.note("call 2", started_ms, f"{url}: {unavailable.code}")
-                error = unavailable
-                if unavailable.code == "deadline_passed":
-                    break
-                continue
-            except ValidationError as wrong:
-                raise Incompatible("bad_answer", f"{url} answered something else than a RankAnswer: {wrong}") from wrong
-            request.note("call 2", started_ms, f"{url}: user half {answer.rung}, {answer.took_ms:.1f} ms in the server")
-            return Merged(answer, url, attempt, tuple(request.spans), user_answer)
-        assert error is not None, "a merger has at least one server"
-        raise error
+        """Call 2, on the next server where one is lost or refuses; where all do, again when the first of them wants to be asked again."""
+        attempts = 0
+        for turn in range(ROUNDS_MAX):
+            errors = list[Unavailable]()
+            for url in route:
+                attempts += 1
+                try:
+                    answer = await self._ask(request, url, body)
+                    return Merged(answer, url, attempts, tuple(request.spans), user_answer)
+                except Unavailable as error:
+                    errors.append(error)
+                    if error.code == "deadline_passed":
+                        raise
+            hints = [error.retry_after_s for error in errors if error.retry_after_s > 0]
+            if turn == ROUNDS_MAX - 1 or not hints or min(hints) * 1000 + _MARGIN_MS > request.left_ms():
+                raise errors[-1]
+            await asyncio.sleep(min(hints))
+            route = self.route(request.user)
+        raise AssertionError("a merger has at least one server")
+
+    async def _ask(self, request: "_Request", url: str, body: Mapping[str, Any]) -> RankAnswer:
+        """Call 2 on one server, noted in the request's spans."""
+        started_ms = request.took_ms()
+        try:
+            answer = RankAnswer.model_validate(await self._post(request, url, "/v1/rank", body))
+        except Unavailable as error:
+            request.note("call 2", started_ms, f"{url}: {error.code}")
+            raise
+        except ValidationError as wrong:
+            raise Incompatible("bad_answer", f"{url} answered something else than a RankAnswer: {wrong}") from wrong
+        request.note("call 2", started_ms, f"{url}: user half {answer.rung}, {answer.took_ms:.1f} ms in the server")
+        return answer
 
     async def _post(self, request: "_Request", url: str, path: str, body: Mapping[str, Any]) -> Any:
         """One call. Raises what the server says, Unavailable (`server_unreachable`) where it does not, `deadline_passed`."""
@@ -153,7 +167,7 @@ class Merger:
             raise request.passed() from error
         except httpx.TransportError as error:
             server.lost_until_s = time.monotonic() + _LOST_S
-            raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); the next server is asked") from error
+            raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); the next server is asked", 0.0) from error
         finally:
             server.in_flight -= 1
         server.lost_until_s = float("-inf")

@@ -164,6 +164,24 @@ def test_a_server_that_refuses_is_passed_over_for_the_next() -> None:
         assert merged.server != busy and merged.attempts == 2
 
 
+def test_where_every_server_refuses_the_merger_comes_back_when_they_ask_for_it() -> None:
+    refusals = iter([1, 1])
+
+    def refuse() -> None:
+        if next(refusals, None):
+            raise Unavailable("overloaded", "full", 0.05)
+
+    with open_front(FakeEngine()) as front:
+
+        async def run() -> Merged:
+            async with Merger([front.url, "http://127.0.0.1:9"], M, candidates(1, 2)) as merger:
+                front.paced.check_queue = refuse  # type: ignore[method-assign]
+                return await merger.recommend(1, deadline_ms=20_000)
+
+        merged = asyncio.run(run())
+        assert merged.server == front.url and merged.attempts >= 2 and len(merged.answer.items) == 2
+
+
 def test_a_call_one_that_fails_or_is_late_holds_nobody_up() -> None:
     class NoCallOne(FakeEngine):
         def submit_user(self, work: UserWork) -> "Future[Any]":

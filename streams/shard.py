@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,7 +172,7 @@ class Shard:
         after = self._advanced(decoded, counts)
         self._put_components(batch, items.values())
         watch.lap(result, "fold")
-        after = fold_work(after, self._put_rows(batch, list(items.values()), after, outgoing, result))
+        after = self._put_rows(batch, list(items.values()), after, outgoing, result)
         watch.lap(result, "rows")
         self._commit(batch, after, outgoing)
         watch.lap(result, "write")
@@ -210,11 +209,9 @@ class Shard:
             if item.embedding is not None and item.embedding is not item.before_embedding:
                 batch.put(EMBEDDINGS, item.key, encode_embedding_component(item.embedding))
 
-    def _put_rows(
-        self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: Outgoing, result: BatchResult
-    ) -> dict[int, Counter[str]]:
-        """Rows and deltas for EVERY version that receives increments; the work of each."""
-        done: dict[int, Counter[str]] = {}
+    def _put_rows(self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: Outgoing, result: BatchResult) -> ShardState:
+        """Rows and deltas for EVERY version that receives increments; the state with the work of each."""
+        done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
             prefix = increment_prefix(version)
             rows = encode_row_changes(
@@ -230,7 +227,7 @@ class Shard:
             result.work += rows.work
             done[version] = rows.work
         self._add_watermark_if_due(after, outgoing)
-        return done
+        return fold_work(after, done)
 
     def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: Outgoing) -> None:
         """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""

@@ -25,6 +25,7 @@ from infra.data.world import WorldSize
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from streams.garbage import collector_paused
 from streams.training.evaluation.questions import score_questions, score_tasks
 from streams.training.evaluation.teacher import teacher_ecpm, with_teacher
 from streams.training.evaluation.world_truth import (
@@ -176,7 +177,8 @@ def _data_of(plan: CellPlan) -> TrainingSet:
 
 @functools.lru_cache(4)
 def _joined(truth: WorldTruth, neutral: ModelSpec) -> TrainingSet:
-    return join_events(neutral, _w_hash(neutral), truth.events, every_item=True)
+    with collector_paused():
+        return join_events(neutral, _w_hash(neutral), truth.events, every_item=True)
 
 
 def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:

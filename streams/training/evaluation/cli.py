@@ -24,6 +24,10 @@ def tables(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Before: lay steps and learning rates side by side on the tuning fold.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
+    data_figures: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="A saved `aif eval data --json`, to stand in the report; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
@@ -31,7 +35,7 @@ def tables(
     from streams.training.evaluation.program import TablesOptions, run_tables
 
     cores = len(os.sched_getaffinity(0))
-    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds, tune, finished))
+    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds, tune, finished, data_figures or ()))
     say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
     print_figures(figures.as_dict(), as_json)
 

@@ -18,6 +18,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.evaluation.bridge_cost import bridges_ms, counted_bridges, counted_full_cross, full_cross_ms
 from streams.training.evaluation.cells import Cell, read_cell
+from streams.training.evaluation.data_section import read_data_figures
 from streams.training.evaluation.grouped import grouped_speedup
 from streams.training.evaluation.hash_law import sigma_ratio
 from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
@@ -44,11 +45,13 @@ class TablesOptions:
     seeds: int | None = None
     tune: bool = False
     finished: bool = False
+    data_figures: Sequence[Path] = ()
 
 
 def run_tables(options: TablesOptions) -> Figures:
     """Trains what is missing, measures, writes the report and its pictures into `out`; returns the figures."""
     torch.set_num_threads(1)
+    others = [read_data_figures(path) for path in options.data_figures]
     plan = plan_tables(options.quick, options.steps, options.seeds)
     figures = Figures("eval tables", {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
     folder = options.out / "cells"
@@ -63,7 +66,7 @@ def run_tables(options: TablesOptions) -> Figures:
     _add_bridge_costs(figures, plan)
     _add_hash_law(figures, plan)
     figures.add("grouped_speedup", _measure_grouped(plan), "x")
-    write_report(options.out, figures, plan)
+    write_report(options.out, figures, plan, others)
     return figures
 
 

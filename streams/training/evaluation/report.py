@@ -5,10 +5,13 @@ forms (document.py), drawing (pictures.py).
 """
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from infra.bench.report import Figures, describe_machine, library_versions
 from streams.training.evaluation.bits import ALLOWED_PT
+from streams.training.evaluation.data_section import data_section
 from streams.training.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
 from streams.training.evaluation.paper import TABLE_2 as PAPER_2
 from streams.training.evaluation.paper import TABLE_3 as PAPER_3
@@ -53,8 +56,8 @@ class Lookup:
         return None if ours is None or base is None else 100 * (ours - base)
 
 
-def write_report(folder: Path, figures: Figures, plan: TablesPlan) -> Path:
-    """RESULTS.md, report.html and their pictures in `folder`; returns the first."""
+def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """RESULTS.md, report.html and their pictures in `folder`; returns the first. `other_data`: saved outputs of `aif eval data --json`."""
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
     sections = (
@@ -67,7 +70,8 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan) -> Path:
         _losses(found),
         _tasks(found),
     )
-    blocks = [block for section in (*sections, _tuning(found), _training(found)) for block in section]
+    others = (data_section(raw) for raw in other_data)
+    blocks = [block for section in (*sections, _tuning(found), _training(found), *others) for block in section]
     _draw(folder, found)
     path = folder / RESULTS
     path.write_text(encode_markdown(blocks))

@@ -1,0 +1,41 @@
+"""Saved figures of other data as a section of the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import Misconfigured
+from streams.training.evaluation.data_section import data_section, read_data_figures
+from streams.training.evaluation.document import Heading, Table
+
+
+def saved(folder: Path) -> Path:
+    figures: dict[str, float | None] = {}
+    for score, level in (("popularity", 0.7), ("aif", 0.8)):
+        for end, by in (("", 0.0), ("_low", -0.01), ("_high", 0.01)):
+            figures[f"shop.{score}.gauc{end}"] = level + by
+    figures |= {"shop.aif.gauc_gain": 0.1, "shop.aif.gauc_gain_low": 0.09, "shop.aif.gauc_gain_high": None, "shop.users": 1002}
+    entries = {name: {"value": value, "unit": ""} for name, value in figures.items()}
+    path = folder / "shop.json"
+    path.write_text(json.dumps({"command": "eval data", "config": {"loss": "softmax", "out": None}, "figures": entries}))
+    return path
+
+
+def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
+    heading, text, table = data_section(read_data_figures(saved(tmp_path)))
+    assert heading == Heading("shop") and "loss softmax" in text.text and "1,002" in text.text and "None" not in text.text  # type: ignore[union-attr]
+    assert isinstance(table, Table) and table.header == ("score", "GAUC, all pairs")
+    assert list(table.rows) == [
+        ["popularity", "0.7000 [0.6900, 0.7100]"],
+        ["aif", "0.8000 [0.7900, 0.8100]"],
+        ["aif, paired gain over the best plain score", "+0.1000"],
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"command": "eval tables", "figures": {"x": 1}}', "[1]"])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(Misconfigured, match="not_data_figures"):
+        read_data_figures(path)

@@ -32,7 +32,7 @@ BATCH_REQUESTS = 16
 # The world of the tables: of the default one (infra/data/world.py) with more of what only bridges can tell. A width of 16 does not hold the
 # six facets of a user, and bridges are about twice as many as those: otherwise Algorithm 1 has nothing to add.
 SIGNALS = (("facet", 1.8), ("quality", 0.7))
-# All of the above was chosen on worlds of seed 0, and steps and learning rate on the tuning fold of this one: its reported users are new.
+# All of the above was chosen on worlds of seed 0, so users and items of this one are new. Who chooses anew does it by its tuning fold.
 WORLD_SEED = 1
 SIZE = WorldSize(held_out=500)
 QUICK_STEPS, FULL_STEPS, FULL_SEEDS = 2_400, 6_000, 3

@@ -88,10 +88,11 @@ def _head(found: Lookup, plan: TablesPlan) -> list[Block]:
     Synthetic world {WORLD_SEED}: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of
     {size.shown_per_request} shown items. {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
     [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples: what another seed of a training changes is not in it."""
-    trust = f"""{size.held_out} users are kept out of training, in two folds: by the tuning fold steps and learning rates are chosen (`--tune`), the
-    {found.text("users", 0)} users of the reported fold are measured here, against the true click probability (which itself would reach a GAUC of
-    {found.text("world.truth.gauc", 4)}). The weights of the world's signals and the models' sizes were chosen on another world, of seed 0, so
-    nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need not."""
+    trust = f"""{size.held_out} users are kept out of training, in two folds: the {found.text("users", 0)} of the reported fold are measured here, against the
+    true click probability (which itself would reach a GAUC of {found.text("world.truth.gauc", 4)}); the others are the tuning fold, for whoever chooses steps
+    and learning rates anew (`--tune`). What the plan has, weights of the world's signals, sizes, steps and learning rate, was chosen on another
+    world, of seed 0: nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need
+    not."""
     return [Heading("Results", 1), Paragraph(made), Paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
 
 
@@ -231,9 +232,9 @@ def _tuning(found: Lookup) -> list[Block]:
             rows.append([f"{steps:,}", f"{rate:g}", *gaucs, found.text(f"tuning.{steps}.{rate:g}.aif_share_of_gap", 1, 100)])
     if not rows:
         return []
-    text = "GAUC of the tuning fold, one seed, by `aif eval tables --tune`: what steps and learning rate were chosen by."
+    text = "GAUC of the tuning fold, one seed, by `aif eval tables --tune`: what steps and learning rate can be chosen by."
     header = ("steps", "learning rate", *(v.title for v in TUNED_MODELS), "share of the gap, %")
-    return [Heading("How the plan was chosen"), Paragraph(text), Table(header, rows)]
+    return [Heading("Steps and learning rates"), Paragraph(text), Table(header, rows)]
 
 
 def _training(found: Lookup) -> list[Block]:

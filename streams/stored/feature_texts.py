@@ -106,6 +106,17 @@ def _order(text: np.ndarray, begin: int, end: int, names: np.ndarray, name: int,
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _find_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> tuple[int, bool]:
+    """(the first wanted name from `f` on that is not below text[begin:end], whether it is that text)."""
+    while f < name_ends_F1.shape[0] - 1:
+        order = _order(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1])
+        if order <= 0:
+            return f, order == 0
+        f += 1
+    return f, False
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _pass_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> int:
     """The place of the closing quote if the text at `begin` is the wanted name `f`, as it mostly is; else -1."""
     name = name_ends_F1[f]
@@ -214,23 +225,19 @@ def _read_texts(
             continue
         good = True
         while at < end:
-            if text[at] != _QUOTE:
-                good = False
+            good = text[at] == _QUOTE
+            if not good:
                 break
             name = at + 1
             at = _pass_name(text, name, end, names, name_ends_F1, f) if f < count else _BAD
             wanted = at >= 0
             if not wanted:
                 at = skip_text(text, name, end)
-            if at < 0 or at + 2 >= end + 1 or text[at + 1] != _COLON:
-                good = False
+            good = 0 <= at < end - 1 and text[at + 1] == _COLON
+            if not good:
                 break
-            while f < count and not wanted:
-                order = _order(text, name, at, names, name_ends_F1[f], name_ends_F1[f + 1])
-                if order <= 0:
-                    wanted = order == 0
-                    break
-                f += 1
+            if not wanted:
+                f, wanted = _find_name(text, name, at, names, name_ends_F1, f)
             at += 2
             byte, begin, kind = text[at], at, ABSENT
             bits_1[0] = U(0x7FF8000000000000)
@@ -249,12 +256,11 @@ def _read_texts(
                 kind, at = BOOLEAN, at + (4 if byte == _TRUE else 5)
                 number_1[0], value_end = 1.0 if byte == _TRUE else 0.0, at
             elif byte == _NULL:
-                at += 4
-                value_end = at
+                at, value_end = at + 4, at + 4
             else:
                 at, value_end = _BAD, _BAD
-            if at < 0 or at > end or (at < end and text[at] != _COMMA):
-                good = False
+            good = 0 <= at <= end and (at == end or text[at] == _COMMA)
+            if not good:
                 break
             if wanted:
                 kinds_FR[f, r], numbers_FR[f, r], begins_FR[f, r], ends_FR[f, r] = kind, number_1[0], begin, value_end

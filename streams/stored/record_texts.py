@@ -153,9 +153,7 @@ def _pass_text(text: np.ndarray, at: int, bytes_max: int) -> tuple[int, bool]:
 def _pass_scalar(text: np.ndarray, at: int) -> tuple[int, bool]:
     if text[at] == _QUOTE:
         return _pass_text(text, at + 1, FEATURE_TEXT_BYTES_MAX)
-    if text[at] == _MINUS or _ZERO <= text[at] <= _NINE:
-        return _pass_number(text, at)
-    return _BAD, False
+    return _pass_number(text, at)  # which begins with a digit or a minus, or is none
 
 
 @_kernel

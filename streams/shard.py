@@ -243,15 +243,13 @@ class Shard:
         outgoing.next_delta += 1
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
-        """One record for each version that receives rows: what a server claims stands still for a version that was frozen, though it may not have
-        heard of that yet."""
+        """For each version that receives rows: what is claimed of a frozen one stands still, though a server may not have heard of the freeze."""
         now = self._clock.monotonic()
         if now - self._watermark_at >= WATERMARK_EVERY_S:
             for version in [v.version for v in self._versions.values() if not v.behind] or [WATERMARK_VERSION]:
                 header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
                 self._add_delta(DeltaRecord(header, ()), outgoing)
-            self._watermark_at = now
-            self._watermarked = after
+            self._watermark_at, self._watermarked = now, after
 
     def _commit(self, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         """The one place where the shard moves on: outbox and state join the batch, which is written whole."""
@@ -271,8 +269,7 @@ class Shard:
 
     def write_watermark(self) -> list[OutboxEntry]:
         """Puts the source offsets into the outbox if readers lack them and the last time was long enough ago."""
-        due = self.watermark_due_in_s()
-        if due is None or due > 0:
+        if (due := self.watermark_due_in_s()) is None or due > 0:
             return []
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_watermark_if_due(self.state, outgoing)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rocksdict import Rdict
 
-from infra.rocks import Database, open_database, open_read_only, rocks_error
+from infra.rocks import Database, open_database, open_read_only
+from infra.rocks_errors import rocks_error
 from infra.sst_directory import write_sst_directory
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 

@@ -27,7 +27,7 @@ from infra.data.world_catalogue import _SHOWN, _TIMES, DAY_MS, FIRST_USER_ID, NO
 from schemas.events import Behaviour, ImpressionRecord
 
 DRIFT_SIGNALS = SIGNALS | {"quality": 1.6, "style": 0.6}
-BEHAVIOURS_PER_PERIOD = 4
+BEHAVIOURS_PER_PERIOD = 10
 _PRICE_SHIFT = 0.8  # of the logarithm
 _DRIFT = 31  # stream of random numbers of what the world moves to
 _OF_A_PERIOD = frozenset({_HISTORIES, _SHOWN, _TIMES})  # drawn anew in each

@@ -9,6 +9,35 @@ from infra.command import AsJson, print_data, register_settings, say
 
 _MODEL_HELP = "What to train: a TOML or JSON file with [schema] and, optionally, [model]. Not needed with --warm-start."
 
+_Steps = Annotated[
+    int, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more. 0 = none.")
+]
+_WaitImpressions = Annotated[
+    int,
+    typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait."),
+]
+_State = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        help="Keep the state of the first fit here, and go on from it if it is there. Needs --steps; with --follow it is always kept.",
+    ),
+]
+_Snapshot = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="Read what `aif export` wrote here instead of the topics.")
+]
+_Processes = Annotated[
+    int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
+]
+_Follow = Annotated[
+    bool,
+    typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish."),
+]
+_LateAfter = Annotated[
+    float | None,
+    typer.Option(min=1.0, help="With --follow: publish nothing while the newest impressions are older than this, in seconds."),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
@@ -23,40 +52,19 @@ def train(
     warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
     seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of the fit.")] = 20.0,
-    steps: Annotated[
-        int, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more. 0 = none.")
-    ] = 0,
+    steps: _Steps = 0,
     more: Annotated[int, typer.Option(min=0, max=1000, help="Further checkpoints, each from a short warm start.")] = 0,
     more_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of each of them.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of weights, hash planes and batches.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch. More than the free cores makes it slower.")] = 1,
     publish: Annotated[bool, typer.Option("--publish", help="Publish each checkpoint to model-checkpoints.")] = False,
-    wait_impressions: Annotated[
-        int,
-        typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait."),
-    ] = 0,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="Keep the state of the first fit here, and go on from it if it is there. Needs --steps; with --follow it is always kept.",
-        ),
-    ] = None,
-    snapshot: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Read what `aif export` wrote here instead of the topics.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
-    ] = 1,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish."),
-    ] = False,
+    wait_impressions: _WaitImpressions = 0,
+    state: _State = None,
+    snapshot: _Snapshot = None,
+    processes: _Processes = 1,
+    follow: _Follow = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two published checkpoints.")] = 300.0,
-    late_after: Annotated[
-        float | None,
-        typer.Option(min=1.0, help="With --follow: publish nothing while the newest impressions are older than this, in seconds."),
-    ] = None,
+    late_after: _LateAfter = None,
     metrics_port: Annotated[int | None, typer.Option(help="With --follow: Prometheus page on loopback; 0: none.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -27,18 +27,16 @@ from schemas.model.spec import ModelSpec
 from schemas.users import UserHistory
 from streams.training.bootstrap import Bootstrap, Interval
 from streams.training.evaluation.questions import ask, score_questions
-from streams.training.following.learner import OnlineLearner, OnlineOptions
+from streams.training.following.learner import ONLINE_LOSS, OnlineLearner, OnlineOptions
 from streams.training.following.rounds import REQUESTS_MAX
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
-from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues, best_columns, hit_rates
 from streams.training.trainer import TrainOptions, default_spec, fit
 
 K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96
-_LOSS = LossWeights(copr=0.0, click=1.0, soft_labels=True)  # as the tables: what the teacher says of an impression is there when it comes
 Progress = Callable[[str, float], None]
 
 
@@ -47,11 +45,11 @@ class DriftPlan:
     """Sizes of a run. `steps` train the model that one of the two stays."""
 
     seed: int = 0
-    size: WorldSize = field(default_factory=lambda: WorldSize(items=4_000, users=800, held_out=100, requests_per_user=4))
-    periods: int = 6
-    phase: float = 0.6
+    size: WorldSize = field(default_factory=lambda: WorldSize(items=4_000, users=800, held_out=100, requests_per_user=3))
+    periods: int = 8
+    phase: float = 0.7
     past_requests_per_user: int = 8
-    steps: int = 500
+    steps: int = 600
     candidates: int = 2_000
     learning_rate: float = 4e-3
 
@@ -94,7 +92,7 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
     view.fold(known)
     learner = OnlineLearner(
         _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress),
-        OnlineOptions(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX, loss=_LOSS),
+        OnlineOptions(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX, loss=ONLINE_LOSS),
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())
@@ -113,7 +111,7 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
 def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Progress) -> AifNetwork:
     behaviours, impressions = list(catalogue.behaviours(0)), list(catalogue.impressions(0))
     view.fold(Events([], [], [], behaviours, []))
-    options = TrainOptions(steps_max=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed, loss=_LOSS)
+    options = TrainOptions(steps_max=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed, loss=ONLINE_LOSS)
     fit(network, view.join(impressions), options, lambda share: progress("train on the past", share))
     return network
 

@@ -19,22 +19,25 @@ import torch
 
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
-from streams.training.losses import DEFAULT_LOSS, LossWeights
+from streams.training.losses import LossWeights
 from streams.training.trainer import VECTORS_EVERY, VectorTable, train_step
 from streams.training.trainer_state import TrainerState
 
+ONLINE_LOSS = LossWeights(copr=0.3, click=1.0)
 _WARM_UP_STEPS = 20  # the moments of a fresh optimiser know nothing yet
 
 
 @dataclass(frozen=True)
 class OnlineOptions:
-    """How a follower learns. The rate is constant: what moves must be followed for ever."""
+    """How a follower learns. The rate is constant: what moves must be followed for ever.
+    The loss is the one that checkpoints are trained with by default. (The teacher's probability instead of COPR recovered less in the moving world.)
+    """
 
     learning_rate: float = 1e-3
     batch_requests: int = 32
     behaviours_max: int = 256
     seed: int = 0
-    loss: LossWeights = field(default_factory=lambda: DEFAULT_LOSS)
+    loss: LossWeights = field(default_factory=lambda: ONLINE_LOSS)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def test_progressive_validation_sees_a_taste_being_learnt_and_keeps_only_the_new
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     stream = TasteStream()
     data = round_of(stream, 8)
-    data = dataclasses.replace(data, bid_QC=np.full_like(data.bid_QC, np.inf))
+    data = dataclasses.replace(data, clicked_QC=np.full_like(data.clicked_QC, np.inf))
     learner = OnlineLearner(stream.network(), OPTIONS)
     before = {name: t.clone() for name, t in learner.network.state_dict().items()}
     scored = list(learner.learn(data))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.command import AsJson, register_settings, say
-from serving.bench_cli import register as register_bench
+from serving.bench.cli import register as register_bench
 
 if TYPE_CHECKING:
     from schemas.requests import RankAnswer

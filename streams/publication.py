@@ -22,7 +22,7 @@ from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal,
 from streams.build_jobs import BuildBase
 from streams.core.versions import Revision, plan_revisions
 from streams.encoders import Encoder
-from streams.replayed_parts import find_replayed
+from streams.replay.parts import find_replayed
 
 
 @dataclass

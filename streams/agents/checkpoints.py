@@ -32,7 +32,7 @@ from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from streams.agents.checkpoint_files import read_allowed_file
 from streams.publication import append_entry
-from streams.replayed_parts import find_replayed
+from streams.replay.parts import find_replayed
 
 if TYPE_CHECKING:
     from schemas.model.checkpoint import Checkpoint

@@ -1,7 +1,7 @@
 """Where a replay begins and ends, for every shard. Pure.
 
 Here: points, and the plan: which base, from which offsets, to which. Not here: what people write for a point, asking broker and store
-(streams/replay_points.py), reading and applying (streams/replay.py).
+(streams/replay/points.py), reading and applying (streams/replay/replay.py).
 Invariants (protocol B15): never from the middle without a base: what begins after offset 0 begins with a snapshot that holds everything before; what
 retention has removed is named, topic by topic, and never passed over.
 """

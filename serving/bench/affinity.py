@@ -1,0 +1,155 @@
+"""`aif bench affinity`: several servers behind the Merger's routing, and one of them goes.
+
+    steady      both calls of a request, and a user's next requests, meet on one server: call 2 finds the state of call 1
+    lost        one server is killed (-9) at the start of the window, under the same load: its users move to others, everybody else stays
+
+Here: the turns and their figures. Not here: the routing (core/routing.py), the merger (merger/merger.py), a server (overload_server.py). The load
+is an open loop of whole requests through one Merger, retrieval beside call 1. Servers have the same catalogue and know all users, so that what is lost with
+a server is its kept states and nothing else: one recompute each.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, call_at_rate
+from infra.bench.report import Figures
+from infra.command import say
+from schemas.errors import AifError, Unavailable
+from schemas.ids import Id
+from serving.bench.overload import BenchServer, OverloadPlan, open_server
+from serving.core.ladder import Rung
+from serving.merger.merger import Merged, Merger
+
+FOUND = frozenset({Rung.CACHED, Rung.WAITED})
+_PARTITIONS = 64  # M of the user topics
+_DEADLINE_MS = 10_000  # a busy machine must not look like a lost server
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityPlan:
+    """The world and the load."""
+
+    servers: int = 3
+    items: int = 20_000
+    users: int = 300
+    behaviours: int = 300
+    candidates: int = 1_000
+    rate_per_s: float = 40.0
+    seconds: float = 20.0  # of each window
+    retrieval_ms: float = 30.0
+
+    def quick(self) -> "AffinityPlan":
+        """A look, not a measurement."""
+        return replace(self, users=min(self.users, 60), seconds=min(self.seconds, 5.0))
+
+
+@dataclass
+class Window:
+    """Answers of one window: latencies, rungs, servers, and requests for which more than one server was asked."""
+
+    latencies: Latencies = field(default_factory=Latencies)
+    rungs: Counter[str] = field(default_factory=Counter)
+    servers: Counter[str] = field(default_factory=Counter)
+    asked_again: int = 0
+
+    def add(self, merged: Merged) -> None:
+        """One answer."""
+        self.rungs[merged.answer.rung] += 1
+        self.servers[merged.server] += 1
+        self.asked_again += merged.attempts > 1
+
+    @property
+    def found_share(self) -> float:
+        """Call 2s that found the state of a call 1."""
+        return sum(self.rungs[rung] for rung in FOUND) / max(1, self.rungs.total())
+
+
+def measure_affinity(plan: AffinityPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures("bench affinity", {name: getattr(plan, name) for name in AffinityPlan.__slots__})
+    with ExitStack() as opened:
+        world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
+        servers = [opened.enter_context(open_server(world)) for _ in range(plan.servers)]
+        steady, lost, moved = asyncio.run(load_and_lose(plan, servers, _kill))
+    _add_window(figures, "steady", steady)
+    _add_window(figures, "lost", lost)
+    for name, value in moved.items():
+        figures.add(name, value, "ratio")
+    counts = [steady.servers[server.url] for server in servers]
+    figures.add("load_max_over_mean", max(counts) / float(np.mean(counts)), "ratio")
+    return figures
+
+
+def _kill(server: BenchServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+
+
+async def load_and_lose(
+    plan: AffinityPlan, servers: Sequence[BenchServer], lose: Callable[[BenchServer], None]
+) -> tuple[Window, Window, dict[str, float]]:
+    """(at rest, after the busiest server was lost, who moved)."""
+    requests = [[int(one) for one in ids] for ids in servers[0].requests]
+    turn = iter(range(1 << 60))
+
+    async def retrieve(_: Id) -> Sequence[Id]:
+        await asyncio.sleep(plan.retrieval_ms / 1000)
+        return requests[next(turn) % len(requests)]
+
+    async with Merger([server.url for server in servers], _PARTITIONS, retrieve) as merger:
+        say("every user once ...")
+        for user in range(plan.users):
+            await merger.recommend(user, deadline_ms=_DEADLINE_MS)
+        before = {user: merger.route(user)[0] for user in range(plan.users)}
+        say(f"{plan.seconds:.0f} s of {plan.rate_per_s:g} requests a second on {plan.servers} servers ...")
+        steady = await _load(merger, plan)
+        gone = max(servers, key=lambda server: steady.servers[server.url])
+        say(f"the same, and {gone.url} is killed ...")
+        await asyncio.to_thread(lose, gone)
+        lost = await _load(merger, plan)
+        after = {user: merger.route(user)[0] for user in range(plan.users)}
+    return steady, lost, moved_shares(before, after, gone.url)
+
+
+def moved_shares(before: dict[int, str], after: dict[int, str], gone: str) -> dict[str, float]:
+    """Share of the users who have another server than before; and of those among them whose own one is still there (0 is right)."""
+    moved = [user for user in before if after[user] != before[user]]
+    needless = [user for user in moved if before[user] != gone]
+    return {"moved_share": len(moved) / len(before), "moved_needlessly_share": len(needless) / len(before)}
+
+
+async def _load(merger: Merger, plan: AffinityPlan) -> Window:
+    """One window; users in turn."""
+    window = Window()
+
+    async def ask(number: int, intended_s: float) -> None:
+        try:
+            window.add(await merger.recommend(number % plan.users, deadline_ms=_DEADLINE_MS))
+            outcome = OK
+        except Unavailable:
+            outcome = REFUSED
+        except AifError:
+            outcome = FAILED
+        window.latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)
+
+    window.latencies.seconds = await call_at_rate(ask, plan.rate_per_s, plan.seconds)
+    return window
+
+
+def _add_window(figures: Figures, name: str, window: Window) -> None:
+    latencies = window.latencies
+    figures.add(f"{name}.answers", latencies.count(OK), "count")
+    figures.add(f"{name}.found_share", window.found_share, "ratio")
+    figures.add(f"{name}.recomputed", window.rungs[Rung.INLINE], "count")
+    figures.add(f"{name}.degraded", window.rungs.total() - window.rungs[Rung.INLINE] - sum(window.rungs[rung] for rung in FOUND), "count")
+    figures.add(f"{name}.asked_again", window.asked_again, "count")
+    figures.add(f"{name}.failed", latencies.count(FAILED) + latencies.count(REFUSED), "count")
+    figures.add(f"{name}.p50_ms", latencies.quantile(OK, 0.5), "ms")
+    figures.add(f"{name}.p99_ms", latencies.quantile(OK, 0.99), "ms")

@@ -1,0 +1,126 @@
+"""The `aif bench` commands of `serving`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
+
+from typing import Annotated
+
+import typer
+
+from infra.command import BENCH_HELP, AsJson, command_group, print_figures, print_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add them to the group."""
+    group = command_group(app, "bench", BENCH_HELP)
+    group.command("rank")(bench_rank)
+    group.command("overload")(bench_overload)
+    group.command("table1")(bench_table1)
+    group.command("table4")(bench_table4)
+    group.command("switch")(bench_switch)
+    group.command("affinity")(bench_affinity)
+
+
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")]
+
+
+def bench_rank(
+    items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 1_000_000,
+    candidates: Annotated[str, typer.Option(help="Sizes of the requests, with commas.")] = "1000,10000,100000",
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency of the engine beside torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
+    from infra.logs import open_logs
+    from serving.bench.rank import measure_rank
+
+    open_logs("bench", "warning")  # a line per request would be part of what is measured
+    sizes = tuple(int(size) for size in candidates.split(","))
+    if not all(1 <= size <= items for size in sizes):
+        raise typer.BadParameter(f"sizes {sizes}: expected 1 to {items} candidates")
+    print_figures(measure_rank(items, sizes, quick).as_dict(), as_json)
+
+
+def bench_overload(
+    seconds: Annotated[float, typer.Option(min=1, help="Of each turn.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Of steady and of overload, alternating.")] = 2,
+    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Ten times the load a server carries against 80% of it: admitted_p99_ratio, refused_p99_ms, rss_growth_mb."""
+    from serving.bench.overload import OverloadPlan, measure_overload
+
+    print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)
+
+
+def bench_table1(
+    items: Annotated[int, typer.Option(min=1, help="Items of the catalogue whose cost is computed.")] = 1_000_000,
+    updates: Annotated[float, typer.Option(min=0.001, help="Item updates a second.")] = 1_000.0,
+    requests: Annotated[float, typer.Option(min=0.001, help="Requests a second.")] = 100.0,
+    candidates: Annotated[int, typer.Option(min=1, max=50_000, help="Of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's Table 1: compute, storage, latency and timeliness of the four ways of computing, measured on the same traffic."""
+    from infra.logs import open_logs
+    from serving.bench.table1 import Traffic, measure_table1, table_rows
+
+    open_logs("bench", "warning")
+    traffic = Traffic(items=items, updates_per_s=updates, requests_per_s=requests, candidates=candidates, behaviours=behaviours)
+    figures = measure_table1(traffic, calls=8 if quick else 40)
+    if as_json:
+        print_figures(figures.as_dict(), True)
+    else:
+        print_table("table1", table_rows(figures), False)
+
+
+def bench_table4(
+    items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 200_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
+    p99_ms: Annotated[float, typer.Option(min=0, help="The p99 at which throughput is compared; 0 = five times the base's mean.")] = 0.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's Table 4 row for row: response time, throughput at a fixed p99, extra storage, against the sequential base of the same run."""
+    from infra.logs import open_logs
+    from serving.bench.table4 import Table4Plan, measure_table4, table_rows
+
+    open_logs("bench", "warning")
+    plan = Table4Plan(items, min(candidates, items), behaviours, p99_ms=p99_ms)
+    figures = measure_table4(plan.quick() if quick else plan)
+    if as_json:
+        print_figures(figures.as_dict(), True)
+    else:
+        print_table("table4", table_rows(figures), False)
+
+
+def bench_switch(
+    items: Annotated[int, typer.Option(min=1_000, help="Items of every version.")] = 200_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 1_000,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 100.0,
+    answers: Annotated[int, typer.Option(min=10, help="Of each side: at rest, and while versions switch.")] = 6_000,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two versions.")] = 3.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency while versions load and flip every few seconds, against the same server at rest: flips, answers, mixed_versions, p99_ratio."""
+    from serving.bench.switch import SwitchPlan, measure_switch
+
+    plan = SwitchPlan(items, min(candidates, items), rate_per_s=rate, answers=answers, every_s=every)
+    print_figures(measure_switch(plan.quick() if quick else plan).as_dict(), as_json)
+
+
+def bench_affinity(
+    servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 3,
+    users: Annotated[int, typer.Option(min=1, help="Whose requests come in turn.")] = 300,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second, each with both calls.")] = 40.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each window: all servers there, one killed at its start.")] = 20.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Several servers behind the Merger's routing, one of them killed under load: share of call 2 that finds its state, recomputes, failures, who moved."""
+    from infra.logs import open_logs
+    from serving.bench.affinity import AffinityPlan, measure_affinity
+
+    open_logs("bench", "warning")
+    plan = AffinityPlan(servers, users=users, rate_per_s=rate, seconds=seconds)
+    print_figures(measure_affinity(plan.quick() if quick else plan).as_dict(), as_json)

@@ -1,0 +1,158 @@
+"""`aif bench overload`: what a server does with ten times the load it can carry, against the same server at 80% of it.
+
+    capacity    a closed loop of a few senders: answers a second
+    steady      open loop at 80% of it
+    overload    open loop at 10 times: admitted requests, refused requests, memory before and after
+
+Here: the turns and their figures. Not here: the load itself (infra/bench/load.py), the server (overload_server.py).
+The engine has all cores but one, which is left to the load generator and to the ports, whose share of it is small: with engine threads on every core
+the generator would be what is measured. How late it was itself is a figure; where that is not small, it says so.
+Requests are inferences with binary tensors, so that the engine is what is scarce and not the reading of JSON; every user's half is in the pool, long
+histories make SimTier the greater part of the work. Steady and overload alternate, because the machine is not alone.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate, send_in_turns
+from infra.bench.report import Figures
+from infra.command import say
+from schemas.errors import Unavailable
+
+STEADY, OVERLOAD = 0.8, 10.0
+_SENDERS = 3
+_LATE_MS_MAX = 1.0
+_PAGE_KIB = "VmRSS:"
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPlan:
+    """The world and the time."""
+
+    items: int = 100_000
+    users: int = 32
+    behaviours: int = 5_000
+    candidates: int = 10_000
+    seconds: float = 10.0  # of each turn
+    turns: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BenchServer:
+    """A server in a process of its own; `requests` = lists of candidates of its catalogue."""
+
+    url: str
+    pid: int
+    requests: np.ndarray
+
+    def rss_mb(self) -> float:
+        """Its memory now."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(_PAGE_KIB))
+
+
+def measure_overload(plan: OverloadPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures("bench overload", {name: getattr(plan, name) for name in OverloadPlan.__slots__})
+    with open_server(plan) as server:
+        target, bodies = encode_inferences(server, plan.users)
+        say("each user's half ...")
+        for body in bodies:
+            asyncio.run(send_in_turns(target, [body], 1, 0.0))
+        carried = asyncio.run(send_in_turns(target, bodies, _SENDERS, plan.seconds))
+        capacity = carried.count(OK) / carried.seconds
+        say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {STEADY:g} and {OVERLOAD:g} times that ...")
+        loads: Mapping[float, list[Latencies]] = {STEADY: [], OVERLOAD: []}
+        rss = [server.rss_mb()]
+        for _ in range(plan.turns):
+            for share, taken in loads.items():
+                taken.append(asyncio.run(send_at_rate(target, bodies, share * capacity, plan.seconds)))
+            rss.append(server.rss_mb())
+    steady, flood = (_merge(loads[share]) for share in (STEADY, OVERLOAD))
+    figures.add("capacity_per_s", capacity, "1/s")
+    figures.add("steady_p50_ms", steady.quantile(OK, 0.5), "ms")
+    figures.add("steady_p99_ms", steady.quantile(OK, 0.99), "ms")
+    figures.add("steady_refused", steady.count(REFUSED), "count")
+    figures.add("admitted_p50_ms", flood.quantile(OK, 0.5), "ms")
+    figures.add("admitted_p99_ms", flood.quantile(OK, 0.99), "ms")
+    figures.add("admitted_p99_ratio", _ratio(flood.quantile(OK, 0.99), steady.quantile(OK, 0.99)), "ratio")
+    figures.add("admitted_per_s", flood.count(OK) / flood.seconds, "1/s")
+    figures.add("refused_p50_ms", flood.quantile(REFUSED, 0.5), "ms")
+    figures.add("refused_p99_ms", flood.quantile(REFUSED, 0.99), "ms")
+    figures.add("refused", flood.count(REFUSED), "count")
+    figures.add("sender_late_p99_ms", late_ms := flood.late.get_quantile_value(0.99), "ms")
+    if late_ms is not None and late_ms > _LATE_MS_MAX:
+        say(f"the load generator itself was late by {late_ms:.1f} ms (p99), and every latency above has that in it: its core was not free")
+    figures.add("failed", steady.count(FAILED) + flood.count(FAILED), "count")
+    figures.add("rss_growth_mb", rss[-1] - rss[0], "MB")
+    return figures
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def _merge(parts: list[Latencies]) -> Latencies:
+    merged = Latencies(seconds=sum(part.seconds for part in parts))
+    for part in parts:
+        for outcome, sketch in part.sketches.items():
+            merged.sketches[outcome].merge(sketch)
+        merged.late.merge(part.late)
+    return merged
+
+
+def encode_inferences(server: BenchServer, users: int) -> tuple[Target, list[bytes]]:
+    """One inference per list of candidates, users in turn. All headers are of one length, which HTTP has to name."""
+    bodies = []
+    for number, ids in enumerate(server.requests):
+        raw_user, raw_ids = np.array([number % users], np.int64).tobytes(), ids.astype("<i8").tobytes()
+        header = {
+            "inputs": [
+                {"name": "user_id", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": len(raw_user)}},
+                {"name": "item_ids", "datatype": "INT64", "shape": [len(ids)], "parameters": {"binary_data_size": len(raw_ids)}},
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+        bodies.append((json.dumps(header).encode(), raw_user + raw_ids))
+    length = len(bodies[0][0])
+    target = Target(server.url, "/v2/models/prerank/infer", (("inference-header-content-length", str(length)),))
+    return target, [header + raw for header, raw in bodies]
+
+
+@contextmanager
+def open_server(plan: OverloadPlan) -> Iterator[BenchServer]:
+    """One with the plan's catalogue and users; two of the same plan are alike. Ends with the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "candidates.npy")
+        numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
+        cores = sorted(os.sched_getaffinity(0))
+        command = [sys.executable, "-m", "serving.bench.overload_server", *numbers, str(path), ",".join(map(str, cores))]
+        say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
+        os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        os.sched_setaffinity(0, cores[-1:])
+        try:
+            yield _read_address(process, path)
+        finally:
+            process.communicate()  # its standard input ends, and so does it
+            os.sched_setaffinity(0, cores)
+
+
+def _read_address(process: "subprocess.Popen[bytes]", path: Path) -> BenchServer:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise Unavailable("child_died", "the server of the bench ended before its port was open; its reason stands above")
+    address: dict[str, Any] = json.loads(line)
+    return BenchServer(address["url"], address["pid"], np.load(path))

@@ -1,0 +1,87 @@
+"""The server under the load of `aif bench overload`, in a process of its own: the real front over an engine with a synthetic version.
+
+Here: the wiring, users with long histories in the server's own view, one line of JSON on standard output when the port is open. Not here: the load
+(overload.py). Ends when its standard input does. CORES are those of the ports; the engine has as many threads as the process had cores at its start.
+
+    python -m serving.bench.overload_server ITEMS USERS BEHAVIOURS CANDIDATES CANDIDATES_FILE CORES
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from infra.kafka.reader import SourceRecord
+from infra.logs import open_logs
+from infra.metrics import Metrics
+from schemas.events import Behaviour, BehavioursRecord, encode_record
+from schemas.ids import IdKind
+from schemas.limits import MIB, UPDATES_PER_RECORD_MAX
+from schemas.topics import USER_BEHAVIOURS
+from serving.bench.world import RankWorld, open_rank_world
+from serving.front import Front
+from serving.garbage import calm_collector
+from serving.http_api import HttpApi, Views
+from serving.listener import Listener
+from serving.paced_engine import PacedEngine
+from serving.rank_call import RankCall
+from serving.settings import ServeSection
+from serving.state_pool import StatePool
+from serving.user_call import UserCall, Users
+from serving.user_store import StoreBounds, UserStore
+from serving.user_store_start import ViewIdentity, open_user_store
+
+REQUESTS = 32  # different lists of candidates
+STATES_BYTES_MAX = 512 * MIB
+
+
+async def _serve(world: RankWorld, store: UserStore) -> None:
+    metrics = Metrics()
+    paced, settings = PacedEngine(world.engine, metrics), ServeSection(port=0, deadline_ms=2_000)
+    users = Users(store, StatePool(10_000, STATES_BYTES_MAX), IdKind.INT64, metrics)
+    front = Front(lambda: (True, ""), settings, metrics)
+    front.intake.admit = paced.check_queue
+    api, rank_call = HttpApi(front, Views(dict, users.show)), RankCall(paced, users, settings.candidates_max, metrics)
+    api.open_calls(UserCall(paced, users), rank_call)
+    front.open_calls(world.engine, rank_call, IdKind.INT64)
+    listener = Listener(api, settings.host, settings.port)
+    calm_collector()
+    await listener.open()
+    sys.stdout.write(json.dumps({"url": listener.url, "pid": os.getpid()}) + "\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    await listener.close()
+
+
+def _fold_histories(world: RankWorld, store: UserStore, users: int, behaviours: int) -> None:
+    offset = 0
+    for user in range(users):
+        events = [Behaviour(user_id=user, item_id=int(e.item_id), time_ms=e.time_ms) for e in world.history(behaviours)]
+        for at in range(0, len(events), UPDATES_PER_RECORD_MAX):
+            value = encode_record(BehavioursRecord(updates=events[at : at + UPDATES_PER_RECORD_MAX]))
+            store.fold_record(SourceRecord(USER_BEHAVIOURS, 0, offset, None, value))
+            offset += 1
+
+
+def main() -> None:
+    """See the module."""
+    open_logs("overload", "warning", "text")  # nothing but the address may go into the pipe: nobody reads on
+    items, users, behaviours, candidates = map(int, sys.argv[1:5])
+    os.sched_setaffinity(0, map(int, sys.argv[6].split(",")))  # of threads started from here on; the engine's are counted already
+    world = open_rank_world(items)
+    np.save(sys.argv[5], np.stack(world.requests(candidates, REQUESTS)))
+    with tempfile.TemporaryDirectory() as folder:
+        bounds = StoreBounds(decoded_users_max=users, decoded_behaviours_max=users * behaviours)
+        store = open_user_store(Path(folder), ViewIdentity("bench", "", IdKind.INT64, 1), bounds)
+        _fold_histories(world, store, users, behaviours)
+        asyncio.run(_serve(world, store))
+        store.close()
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

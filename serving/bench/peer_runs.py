@@ -1,0 +1,156 @@
+"""The peers' part of `aif bench rank`: Triton and Qdrant on the same catalogue and the same candidates, each in an environment that is made here.
+
+Here: the environments, the arrays that the peers read, their turns. Not here: the peers themselves (peers/).
+A peer that cannot be installed or started gives null and says why: its figure is named, never left out. What it computes is less than the engine
+computes (peers/ says what), so a peer that is slower is slower with less work.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import nn
+
+from infra.bench.report import Figures
+from infra.command import say
+from infra.folders import user_cache_dir
+
+if TYPE_CHECKING:
+    from serving.bench.rank import Plan
+    from serving.bench.world import RankWorld
+
+PACKAGES = ("nvidia-pytriton==0.7.0", "qdrant-edge-py==0.9.0", "numpy==1.26.4")
+PEERS = ("triton", "qdrant")
+SCRIPTS = Path(__file__).parent / "peers"
+_SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one that has its shared library beside it
+_INSTALL_S_MAX = 600.0
+_END_S_MAX = 60.0
+_ITEMS_MAX = 200_000  # that Qdrant is filled with: 50 us an item
+_MANY = 10_000  # candidates; with more, fewer calls
+_WARM = 5
+
+
+class PeerFailedError(Exception):
+    """A peer cannot be had on this machine."""
+
+
+def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
+    """`triton_p50_ms_…` and `qdrant_p50_ms_…` for every size."""
+    for candidates in plan.candidates:
+        calls = plan.calls if candidates <= _MANY else max(3, plan.calls // 5)
+        with tempfile.TemporaryDirectory() as folder:
+            write_arrays(world, candidates, Path(folder))
+            for peer in PEERS:
+                figures.add(f"{peer}_p50_ms_{candidates}", _median_ms(peer, Path(folder), plan.turns * calls), "ms")
+
+
+def write_arrays(world: "RankWorld", candidates: int, folder: Path) -> None:
+    """What a peer reads. Above 200,000 items the catalogue is cut to the candidates and others up to that number."""
+    requests_RC = np.stack(world.requests(candidates))
+    slot_of = {int(one): slot for slot, one in enumerate(world.ids.tolist())}
+    asked = np.unique(requests_RC)
+    others = np.setdiff1d(world.ids[: max(0, _ITEMS_MAX - len(asked))], asked)
+    ids = np.concatenate([asked, others])
+    slots = np.fromiter((slot_of[one] for one in ids.tolist()), np.int64, len(ids))
+    np.save(folder / "ids.npy", ids)
+    np.save(folder / "requests.npy", requests_RC)
+    np.save(folder / "vectors.npy", np.ascontiguousarray(world.tables.columns["vector"][slots]))
+    for name, column in world.tables.columns.items():
+        np.save(folder / f"column_{name}.npy", np.ascontiguousarray(column[slots]))
+    for place, layer in enumerate(_layers(world)):
+        np.save(folder / f"layer_{place}.npy", layer)
+
+
+def _layers(world: "RankWorld") -> list[np.ndarray]:
+    """Matrices of the joint inputs and of the rest of the head, [inputs, outputs]; biases left out."""
+    head, inputs = world.network.head, world.scorer.weights.inputs
+    first = np.random.default_rng(0).standard_normal((inputs, head.first.out_features)).astype(np.float32)
+    rest = [module.weight.detach().numpy().T for module in head.rest.modules() if isinstance(module, nn.Linear)]
+    return [first, *(np.ascontiguousarray(one) for one in rest)]
+
+
+def _median_ms(peer: str, folder: Path, calls: int) -> float | None:
+    try:
+        with open_peer(peer, folder) as child:
+            _ask(child, _WARM)
+            return float(np.median(_ask(child, calls)))
+    except PeerFailedError as error:
+        say(f"  no figure of {peer}: {error}")
+        return None
+
+
+@contextlib.contextmanager
+def open_peer(peer: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """The peer's process, ready. Raises PeerFailedError."""
+    python, script = make_environment(), SCRIPTS / f"{peer}_peer.py"
+    with (folder / f"{peer}.log").open("w+") as log:
+        command = [str(python), str(script), str(folder)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True) as child:
+            try:
+                _wait_ready(child, log.name)
+                yield child
+            finally:
+                _end(child)
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    """A peer ends when nobody asks any more; one that does not is killed, with what it started."""
+    assert child.stdin is not None, "it is a pipe"
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.close()
+    try:
+        child.wait(_END_S_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _wait_ready(child: "subprocess.Popen[str]", log: str) -> None:
+    assert child.stdout is not None, "it is a pipe"
+    for line in child.stdout:
+        if line.strip() == "ready":
+            return
+    tail = Path(log).read_text().strip().splitlines()[-1:]
+    raise PeerFailedError(f"it ended with exit code {child.wait()} before it was ready: {tail}")
+
+
+def _ask(child: "subprocess.Popen[str]", calls: int) -> list[float]:
+    assert child.stdin is not None and child.stdout is not None, "both are pipes"
+    child.stdin.write(f"{calls}\n")
+    child.stdin.flush()
+    for line in child.stdout:
+        if line.startswith("["):
+            taken: list[float] = json.loads(line)
+            return taken
+    raise PeerFailedError(f"it ended with exit code {child.wait()} while it was asked")
+
+
+def make_environment() -> Path:
+    """The Python of the peers' environment, made on first use and kept in the user's cache. Raises PeerFailedError."""
+    folder = user_cache_dir() / "bench" / "peers"
+    python, done = folder / "bin" / "python", folder / "installed"
+    if done.exists() and done.read_text() == "\n".join(PACKAGES):
+        return python
+    uv = shutil.which("uv")
+    if uv is None:
+        raise PeerFailedError("uv is not installed, which makes its environment")
+    say("  installing the peers into an environment of their own ...")
+    base = _SYSTEM_PYTHON if _SYSTEM_PYTHON.exists() else Path(sys.executable)
+    for command in (
+        [uv, "venv", "-q", "--clear", "-p", str(base), str(folder)],
+        [uv, "pip", "install", "-q", "-p", str(python), *PACKAGES],
+    ):
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S_MAX, check=False)
+        if ended.returncode != 0:
+            raise PeerFailedError(f"{' '.join(command[:3])} failed: {ended.stderr.strip()[-300:]}")
+    done.write_text("\n".join(PACKAGES))
+    return python

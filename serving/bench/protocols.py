@@ -1,0 +1,208 @@
+"""The protocols' part of `aif bench rank`: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine alone, in the same run.
+
+Here: both ports over the bench's engine, as `aif serve` has them (event loop and engine in one process), and turns of a client process
+(client.py) with turns of the engine between them. Not here: the world and the engine's own figures (bench.py).
+The user's half is made once, by call 1 over HTTP with a history; every request then finds it by its request id, and the answers are checked to say so.
+"""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from infra.bench.report import Figures
+from infra.metrics import Metrics
+from schemas.ids import IdKind, encode_wire_id
+from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
+from schemas.requests import InlineBehaviour
+from schemas.users import BehaviourEvent
+from serving.bench.client import KINDS, Job
+from serving.client import AifClient
+from serving.engine.loop import Engine
+from serving.engine.work import RankWork, UserState
+from serving.front import Front
+from serving.grpc_api import GrpcApi
+from serving.grpc_listener import GrpcListener
+from serving.http_api import HttpApi, Views
+from serving.listener import Listener
+from serving.paced_engine import PacedEngine
+from serving.rank_call import RankCall
+from serving.settings import ServeSection
+from serving.state_pool import StatePool
+from serving.user_call import UserCall, Users
+from serving.user_store import StoreBounds
+from serving.user_store_start import ViewIdentity, open_user_store
+
+TOP_K = 100
+_LENGTH = 1_000  # behaviours of the user
+_REQUEST = "bench"
+_USER = 1
+_OPEN_S_MAX = 30.0
+_MANY = 10_000  # candidates; with more, fewer calls
+_WARM = 10  # calls of each kind before the first turn
+_FILES = ("ids.npy", "job.json")
+
+
+class World(Protocol):
+    """What of the bench's world is used here."""
+
+    engine: Engine
+
+    def requests(self, candidates: int, count: int = 16) -> list[np.ndarray]: ...
+    def history(self, length: int) -> list[BehaviourEvent]: ...
+    def user(self, history: list[BehaviourEvent]) -> UserState: ...
+
+
+class Plan(Protocol):
+    """How much is measured: sizes of requests, turns, calls in a turn."""
+
+    @property
+    def candidates(self) -> tuple[int, ...]: ...
+    @property
+    def turns(self) -> int: ...
+    @property
+    def calls(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a bench's server listens."""
+
+    host: str
+    port: int
+    grpc: str
+
+    @property
+    def url(self) -> str:
+        """For the HTTP client."""
+        return f"http://{self.host}:{self.port}"
+
+
+def measure_protocols(world: World, plan: Plan, figures: Figures) -> None:
+    """`http_binary_p50_ms_…`, `grpc_p50_ms_…`, `http_json_p50_ms_…` for every size, and each over the engine's median of the same turns."""
+    history = world.history(_LENGTH)
+    with open_ports(world.engine) as ports:
+        hour = {"hour": 20}
+        _make_user(ports, history)
+        state = world.user(history)
+        for candidates in plan.candidates:
+            calls = plan.calls if candidates <= _MANY else max(3, plan.calls // 5)
+            cases = _Cases(world.engine, world.requests(candidates), state, hour)
+            with open_client(ports, cases.requests, hour) as ask:
+                taken = _time_in_turns(cases, ask, plan.turns, calls)
+            engine_ms = float(np.median(taken.pop("engine")))
+            for kind in KINDS:
+                p50_ms = float(np.median(taken[kind]))
+                figures.add(f"{kind}_p50_ms_{candidates}", p50_ms, "ms")
+                figures.add(f"{kind}_over_engine_{candidates}", p50_ms / engine_ms, "ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cases:
+    """The same requests for the engine and for every protocol."""
+
+    engine: Engine
+    requests: list[np.ndarray]
+    state: UserState
+    context: Mapping[str, int]
+
+
+def _time_in_turns(cases: _Cases, ask: Callable[[str, int], list[float]], turns: int, calls: int) -> dict[str, list[float]]:
+    """Milliseconds of every call; engine and kinds take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in ("engine", *KINDS)}
+    for kind in KINDS:
+        ask(kind, _WARM)
+    for _ in range(turns):
+        for at in range(calls):
+            work = RankWork(cases.requests[at % len(cases.requests)], TOP_K, cases.state, context=cases.context)
+            began = time.perf_counter()
+            cases.engine.submit_rank(work).result()
+            taken["engine"].append(1e3 * (time.perf_counter() - began))
+        for kind in KINDS:
+            taken[kind] += ask(kind, calls)
+    return taken
+
+
+def _make_user(ports: Ports, history: list[BehaviourEvent]) -> None:
+    """Call 1; raises RuntimeError where call 2 would not find its state, because then the figures would mean something else."""
+    behaviours = [InlineBehaviour(item_id=encode_wire_id(one.item_id), kind=one.kind, time_ms=one.time_ms) for one in history]
+    with AifClient(ports.url) as client:
+        client.user(_USER, request_id=_REQUEST, features={"age": 0.5, "city": "c7"}, behaviours=behaviours, deadline_ms=DEADLINE_MS_MAX)
+        found = client.rank(_USER, [history[0].item_id], request_id=_REQUEST)
+    if found.rung != "cached":
+        raise RuntimeError(f"call 2 answered from rung {found.rung!r}, expected the state of call 1")
+
+
+@contextlib.contextmanager
+def open_client(ports: Ports, requests: list[np.ndarray], context: Mapping[str, int]) -> Iterator[Callable[[str, int], list[float]]]:
+    """`ask(kind, count)` = milliseconds of that many calls, made by a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        ids_file, job_file = (Path(folder) / name for name in _FILES)
+        np.save(ids_file, np.stack(requests))
+        Job(ports.host, ports.port, ports.grpc, str(ids_file), _USER, _REQUEST, TOP_K, context).write(job_file)
+        command = [sys.executable, "-m", "serving.bench.client", str(job_file)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdin is not None and child.stdout is not None, "both are pipes"
+
+            def ask(kind: str, count: int) -> list[float]:
+                child.stdin.write(f"{kind} {count}\n")  # type: ignore[union-attr]
+                child.stdin.flush()  # type: ignore[union-attr]
+                line = child.stdout.readline()  # type: ignore[union-attr]
+                if not line:
+                    raise RuntimeError(f"the bench's client ended with exit code {child.wait()}; its message is on standard error")
+                taken: list[float] = json.loads(line)
+                return taken
+
+            yield ask
+            child.stdin.close()
+
+
+@contextlib.contextmanager
+def open_ports(engine: Engine) -> Iterator[Ports]:
+    """Both ports of a server over an engine, in a thread of this process, as `aif serve` wires them; without an index or a broker."""
+    opened, stop, found = threading.Event(), threading.Event(), dict[str, Any]()
+
+    def run(folder: str) -> None:
+        asyncio.run(_serve(engine, Path(folder), lambda ports: (found.update(ports=ports), opened.set()), stop))
+
+    with tempfile.TemporaryDirectory() as folder:
+        thread = threading.Thread(target=run, args=(folder,), name="bench-ports", daemon=True)
+        thread.start()
+        try:
+            if not opened.wait(_OPEN_S_MAX):
+                raise RuntimeError(f"the bench's server did not open its ports within {_OPEN_S_MAX:g} s")
+            yield found["ports"]
+        finally:
+            stop.set()
+            thread.join()
+
+
+async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object], stop: threading.Event) -> None:
+    settings = ServeSection(port=0, candidates_max=CANDIDATES_MAX, deadline_ms=DEADLINE_MS_MAX, idle_s=3600)
+    metrics = Metrics()
+    store = open_user_store(folder / "users", ViewIdentity("bench", "", IdKind.INT64, 1), StoreBounds())
+    paced, users = PacedEngine(engine, metrics), Users(store, StatePool(16, 1 << 30), IdKind.INT64, metrics)
+    front = Front(lambda: (True, ""), settings, metrics)
+    front.intake.admit = paced.check_queue
+    api, rank_call = HttpApi(front, Views(dict, lambda: None)), RankCall(paced, users, settings.candidates_max, metrics)
+    api.open_calls(UserCall(paced, users), rank_call)
+    front.open_calls(engine, rank_call, IdKind.INT64)
+    listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
+    grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
+    await listener.open()
+    await grpc_listener.open()
+    opened(Ports(settings.host, listener.port, grpc_listener.address))
+    await asyncio.to_thread(stop.wait)
+    await grpc_listener.close(1.0)
+    await listener.close()
+    await asyncio.to_thread(store.close)

@@ -1,0 +1,249 @@
+"""`aif bench rank`: one request through the engine, ids in, top 100 out, beside what the same rows and products cost torch in the same run.
+
+    engine      `Engine.submit_rank` on its own thread, state made before: look-up, gather, joint part, top-k, answer
+    floor       torch, as many threads: gather of the same columns at known places + the same products on ready inputs; no look-up, no join, no top-k
+    simtier     the compiled counts alone, with their tables; with it the floor of long histories
+    parity      scores and top 100 against the reference network in fp64 on the same rows
+
+Cases take turns, with a rest between torch's threads and ours (its workers spin for a while after their work); medians of all turns.
+Parts are listed in RANK_PARTS: another part of serving adds its rows there. Not here: the world (world.py), servers and peers.
+"""
+
+import dataclasses
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from infra.bench.report import Figures
+from infra.command import say
+from schemas.features import Scope, encode_features
+from schemas.model.hamming import equal_bits_min
+from schemas.model.inputs import FeatureTensors, UserInputs
+from schemas.model.stored_rows import candidate_rows
+from schemas.users import BehaviourEvent
+from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from serving.engine.loop import Engine
+from serving.engine.tier_counts import (
+    LANES,
+    PLANES_MAX,
+    TABLE_ROWS,
+    arrange_behaviours,
+    build_word_table,
+    count_near,
+    pack_words,
+    plan_limits,
+)
+from serving.engine.user_state import EngineUserState, join_behaviours
+from serving.engine.vector_code import aligned
+from serving.engine.work import RankWork, UserState
+from serving.engine.workers import WORKERS
+from serving.parity import InFloat64
+
+TOP_K = 100
+REST_S = 0.25  # until torch's workers sleep
+LENGTH = 1_000  # behaviours, where nothing else is said
+EQUAL_TIERS = tuple(i / 8 for i in range(1, 9))
+EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
+NO_SIGNATURES = np.zeros((0, 1), np.uint8)
+
+# "module:function" of every part, called with (world, plan, figures) in this order.
+RANK_PARTS = [
+    "serving.bench.rank:measure_engine",
+    "serving.bench.protocols:measure_protocols",
+    "serving.bench.peer_runs:measure_peers",
+    "serving.bench.rank:measure_lengths",
+    "serving.bench.rank:measure_pairs",
+    "serving.bench.rank:measure_parity",
+]
+
+Case = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: sizes of requests, turns of every case, calls in a turn."""
+
+    candidates: tuple[int, ...]
+    turns: int
+    calls: int
+
+
+def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figures:
+    """Every figure of the bench."""
+    plan = Plan(candidates, 3 if quick else 12, 12 if quick else 50)
+    config = {"items": items, "candidates": list(candidates), "threads": WORKERS.threads, "calls": plan.turns * plan.calls, "top_k": TOP_K}
+    say(f"filling a slot with {items} items ...")
+    world = open_rank_world(items)
+    figures = Figures("bench rank", config | {"model": world.spec.to_dict() | {"schema": "as in serving/bench/world.py"}})
+    try:
+        for name in RANK_PARTS:
+            module, _, function = name.partition(":")
+            say(f"{function} ...")
+            getattr(importlib.import_module(module), function)(world, plan, figures)
+    finally:
+        world.close()
+    return figures
+
+
+# --- time -------------------------------------------------------------------------------------------------------------------
+
+
+def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray]:
+    """Milliseconds of every call of every case, the cases taking turns."""
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(plan.turns):
+        for name, case in cases.items():
+            time.sleep(REST_S)
+            for call in range(-2, plan.calls):
+                began = time.perf_counter()
+                case()
+                if call >= 0:
+                    taken[name].append(1e3 * (time.perf_counter() - began))
+    return {name: np.array(times) for name, times in taken.items()}
+
+
+def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
+    """One request after another through the engine."""
+    requests = world.requests(candidates)
+    turn = iter(range(1 << 60))
+    return lambda: world.engine.submit_rank(RankWork(requests[next(turn) % len(requests)], TOP_K, state, context=CONTEXT)).result()
+
+
+def floor_case(world: RankWorld, candidates: int) -> Case:
+    """What torch needs for the same rows and products at least: places known, inputs ready."""
+    head, weights = world.network.head, world.scorer.weights
+    columns = [torch.from_numpy(column) for column in world.tables.columns.values()]
+    places = [torch.from_numpy(world.rng.choice(len(world.ids), candidates, replace=False)) for _ in range(16)]
+    inputs, matrix = torch.randn(candidates, weights.inputs), torch.randn(weights.inputs, head.first.out_features)
+    base, turn = torch.randn(candidates, head.first.out_features), iter(range(1 << 60))
+
+    @torch.inference_mode()
+    def call() -> None:
+        torch.set_num_threads(WORKERS.threads)
+        slots = places[next(turn) % len(places)]
+        for column in columns:
+            column.index_select(0, slots)
+        head.rest(torch.addmm(base, inputs, matrix))
+        torch.set_num_threads(1)
+
+    return call
+
+
+def without_simtier(state: UserState) -> UserState:
+    """The same user, with no behaviour for SimTier."""
+    assert isinstance(state, EngineUserState) and state.folded is not None
+    return dataclasses.replace(state, folded=dataclasses.replace(state.folded, behaviours=arrange_behaviours(NO_SIGNATURES)))
+
+
+def pairs_case(engine: Engine, items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> Case:
+    """SimTier's counts alone, tables included, on the engine's own threads (which are bound to their cores)."""
+    bits, words_CQ = 8 * items_CW.shape[1], pack_words(items_CW)
+    limits, arranged = plan_limits(equal_bits_min(edges, bits), bits), arrange_behaviours(behaviours_SW)
+    near_CE = np.zeros((len(words_CQ), len(edges)), np.int32)
+    scratch = [
+        (
+            aligned((words_CQ.shape[1], TABLE_ROWS, LANES), np.uint64),
+            aligned((64, LANES), np.uint64),
+            aligned((PLANES_MAX + 1, LANES), np.uint64),
+        )
+        for _ in range(WORKERS.threads)
+    ]
+
+    def count(first: int, end: int, thread: int) -> None:
+        tables, planes, counter = scratch[thread]
+        for words_QS, valid_L, shift_L in zip(arranged.words_ZQS, arranged.valid_ZL, arranged.shift_ZL, strict=True):
+            for q, words_S in enumerate(words_QS):
+                build_word_table(words_S, planes, tables[q])
+            count_near(words_CQ[first:end], tables, limits.masks_EP, limits.low, valid_L, shift_L, counter, near_CE[first:end])
+
+    return lambda: engine.run(lambda: WORKERS.run(count, len(words_CQ))).result()
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------------
+
+
+def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
+    """The engine and the floor, for every size of request."""
+    state = world.user(world.history(LENGTH))
+    for candidates in plan.candidates:
+        calls = plan.calls if candidates <= 10_000 else max(3, plan.calls // 5)
+        cases = {"engine": engine_case(world, state, candidates), "floor": floor_case(world, candidates)}
+        taken = time_in_turns(cases, dataclasses.replace(plan, calls=calls))
+        figures.add(f"engine_p50_ms_{candidates}", np.median(taken["engine"]), "ms")
+        figures.add(f"engine_p99_ms_{candidates}", np.percentile(taken["engine"], 99), "ms")
+        figures.add(f"floor_p50_ms_{candidates}", np.median(taken["floor"]), "ms")
+        figures.add(f"engine_over_floor_{candidates}", np.median(taken["engine"]) / np.median(taken["floor"]), "ratio")
+
+
+def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
+    """10^4 candidates (or as many as there are) against histories of any length, with SimTier and without."""
+    candidates = min(10_000, len(world.ids))
+    slots = world.rng.choice(len(world.ids), candidates, replace=False)
+    items_CW, edges = world.tables.columns["signature"][slots], world.spec.tier_edges
+    states = {length: world.user(world.history(length)) for length in (LENGTH, 10_000, 100_000)}
+    plain = {"floor": floor_case(world, candidates)}
+    plain |= {f"din_{length}": engine_case(world, without_simtier(state), candidates) for length, state in states.items()}
+    taken = time_in_turns(plain, plan)
+    figures.add("engine_no_simtier_p50_ms_10000", np.median(taken[f"din_{LENGTH}"]), "ms")
+    figures.add("din_call2_ratio_100000_to_1000", np.median(taken["din_100000"]) / np.median(taken[f"din_{LENGTH}"]), "ratio")
+    for length in (10_000, 100_000):
+        state = states[length]
+        assert isinstance(state, EngineUserState)
+        seen_SW = state.tensors.simtier_BSW[0][state.tensors.simtier_mask_BS[0]].numpy()
+        cases = {"engine": engine_case(world, state, candidates), "simtier": pairs_case(world.engine, items_CW, seen_SW, edges)}
+        long = time_in_turns(cases, dataclasses.replace(plan, turns=3, calls=max(4, plan.calls // 5)))
+        figures.add(f"engine_simtier_p50_ms_{length}", np.median(long["engine"]), "ms")
+        figures.add(f"floor_simtier_p50_ms_{length}", np.median(taken["floor"]) + np.median(long["simtier"]), "ms")
+
+
+def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
+    """Nanoseconds a pair of random signatures, all different, 10^4 candidates against 10^4 behaviours."""
+    drawn_CW = world.rng.integers(0, 256, (20_000, world.spec.signature_bytes), np.uint8)
+    items_CW, behaviours_SW = drawn_CW[:10_000], drawn_CW[10_000:]
+    cases = {
+        "equal": pairs_case(world.engine, items_CW, behaviours_SW, EQUAL_TIERS),
+        "edges": pairs_case(world.engine, items_CW, behaviours_SW, EDGES),
+    }
+    taken = time_in_turns(cases, dataclasses.replace(plan, calls=max(4, plan.calls // 5)))
+    figures.add("simtier_ns_per_pair", 1e6 * np.median(taken["equal"]) / 1e8, "ns")
+    figures.add("simtier_edges_ns_per_pair", 1e6 * np.median(taken["edges"]) / 1e8, "ns")
+
+
+@torch.inference_mode()
+def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
+    """Answers against the reference network in fp64: largest difference of a score, shared top 100, and the bound of the rounding."""
+    candidates, differences, overlaps, bids = min(10_000, len(world.ids)), [0.0], [], [0.0]
+    for user in range(max(1, plan.turns // 3)):
+        history = world.history(LENGTH)
+        slots = world.rng.choice(len(world.ids), candidates, replace=False)
+        scores, wanted = _engine_scores(world, history, slots), _reference_scores(world, history, slots)
+        differences.append(float(np.abs(scores - wanted).max()))
+        overlaps.append(len(set(np.argsort(-scores)[:TOP_K]) & set(np.argsort(-wanted)[:TOP_K])) / min(TOP_K, candidates))
+        bids.append(float(world.tables.columns["bid"][slots].max()))
+        say(f"  user {user}: {differences[-1]:.2e}")
+    widest = max(parameter.shape[-1] for parameter in world.network.head.parameters() if parameter.ndim == 2)
+    figures.add("parity_max_diff", max(differences), "score")
+    figures.add("parity_bound", float(np.finfo(np.float32).eps) * widest * max(bids), "score")
+    figures.add("parity_overlap", float(np.mean(overlaps)), "ratio")
+
+
+def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
+    state = world.user(history)
+    return world.engine.run(lambda: world.scorer.score(state, slots, CONTEXT)).result()[0]
+
+
+def _reference_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
+    rows = np.zeros(len(slots), world.tables.layout.dtype)
+    for name, column in world.tables.columns.items():
+        rows[name] = column[slots]
+    behaviours, _ = join_behaviours(world.spec, world.tables, history)
+    profile = FeatureTensors.from_block(encode_features(world.spec.schema.of(Scope.USER), [PROFILE]))
+    joint = candidate_rows(world.spec, rows, CONTEXT)
+    with InFloat64():
+        states = world.network.user_states(UserInputs(profile, behaviours))
+        scores, _ = world.network.scores(world.network.joint_logits(states, joint), joint.bid_BC)
+    return np.asarray(scores[0].numpy())

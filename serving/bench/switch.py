@@ -1,0 +1,178 @@
+"""`aif bench switch`: what an answer costs while versions load and flip every few seconds, against the same server at rest.
+
+    server      a real `aif serve` (its loader process, its slots) on a real broker and index store; users with histories in its topics
+    load        `/v1/rank` at a constant rate over HTTP, open loop; every answer is kept and judged afterwards
+    switching   a new version every few seconds: published, loaded beside the running one, flipped to, every user half made anew
+
+Here: the turns and their figures. Not here: versions in the store (versions.py), the load (infra/bench/load.py). Steady and switching windows
+alternate, because the machine is not alone. Versions have disjoint ranges of scores, so a single answer shows whether it was mixed.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate
+from infra.bench.report import Figures
+from infra.bench.stage import BenchStage, open_bench_stage
+from infra.command import say
+from infra.demo.stage import SHARDS, USER_PARTITIONS
+from infra.index_store import open_index_store
+from infra.processes import wait_until
+from schemas.events import Behaviour
+from schemas.requests import RankAnswer
+from schemas.token import decode_token
+from serving.bench.versions import VersionWriter, belongs
+from serving.client import AifClient
+
+_READY_S_MAX = 300.0
+_WARM_S = 3.0
+_CONTEXT = {"hour": 20}
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPlan:
+    """The world, the load, and how many answers each side gets."""
+
+    items: int = 200_000
+    candidates: int = 1_000
+    users: int = 32
+    behaviours: int = 300
+    rate_per_s: float = 100.0
+    answers: int = 6_000  # of each side
+    turns: int = 4  # of steady and of switching, alternating
+    every_s: float = 3.0  # a version
+
+    def quick(self) -> "SwitchPlan":
+        """A look, not a measurement."""
+        return replace(self, items=min(self.items, 20_000), answers=min(self.answers, 600), turns=1)
+
+    @property
+    def window_s(self) -> float:
+        """Of one turn of one side."""
+        return self.answers / self.rate_per_s / self.turns
+
+
+@dataclass
+class _Side:
+    """Latencies of one side, and its answers as they came."""
+
+    latencies: Latencies = field(default_factory=Latencies)
+    bodies: list[bytes] = field(default_factory=list)
+
+    def add(self, seen: Latencies) -> None:
+        """One more window."""
+        for outcome, sketch in seen.sketches.items():
+            self.latencies.sketches[outcome].merge(sketch)
+
+
+def measure_switch(plan: SwitchPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures("bench switch", {name: getattr(plan, name) for name in SwitchPlan.__slots__})
+    with open_bench_stage() as stage:
+        say(f"two kinds of version of {plan.items} items ...")
+        writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, plan.items)
+        writer.publish()
+        _publish_users(stage, writer, plan)
+        stage.start("server", "serve", "--port", str(stage.port))
+        _wait_version(stage, writer, 0)
+        target, bodies = _encode_requests(stage, writer, plan)
+        asyncio.run(send_at_rate(target, bodies, plan.rate_per_s, _WARM_S))
+        steady, switching = _Side(), _Side()
+        for turn in range(plan.turns):
+            say(
+                f"turn {turn + 1} of {plan.turns}: {plan.window_s:.0f} s at rest, {plan.window_s:.0f} s switching every {plan.every_s:g} s ..."
+            )
+            steady.add(asyncio.run(_send(target, bodies, plan, steady)))
+            switching.add(asyncio.run(_send_while_switching(writer, target, bodies, plan, switching)))
+            _wait_version(stage, writer, writer.next_version - 1)
+    _add_figures(figures, steady, switching)
+    return figures
+
+
+def _publish_users(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan) -> None:
+    rng = np.random.default_rng(1)
+    with stage.publisher() as publisher:
+        for user in range(plan.users):
+            items = rng.choice(writer.ids, plan.behaviours).tolist()
+            publisher.publish_behaviours(Behaviour(user_id=user, item_id=item, time_ms=at) for at, item in enumerate(items))
+
+
+def _encode_requests(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan) -> tuple[Target, list[bytes]]:
+    rng = np.random.default_rng(2)
+    bodies = []
+    for user in range(plan.users):
+        ids = [str(one) for one in rng.choice(writer.ids, plan.candidates, replace=False).tolist()]
+        bodies.append(json.dumps({"user_id": user, "item_ids": ids, "top_k": 10, "context": _CONTEXT}).encode())
+    return Target(stage.url, "/v1/rank"), bodies
+
+
+def _wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None:
+    """Until the server answers from a version."""
+    ids = [int(one) for one in writer.ids[:2]]
+
+    def is_there() -> bool:
+        assert stage.children[0].alive(), f"the server ended: {stage.children[0].log_tail()}"
+        try:
+            with AifClient(stage.url) as client:
+                return decode_token(client.rank(0, ids, top_k=1).version_token).version == version
+        except Exception:  # not ready yet, whatever it says
+            return False
+
+    wait_until(is_there, _READY_S_MAX, f"the server to answer from version {version}", poll_s=0.1)
+
+
+async def _send(target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side: _Side) -> Latencies:
+    return await send_at_rate(target, bodies, plan.rate_per_s, plan.window_s, on_answer=side.bodies.append)
+
+
+async def _send_while_switching(writer: VersionWriter, target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side: _Side) -> Latencies:
+    """One window, with a new version at its start and every few seconds after."""
+
+    async def publish() -> None:
+        while True:
+            await asyncio.to_thread(writer.publish)
+            await asyncio.sleep(plan.every_s)
+
+    publishing = asyncio.create_task(publish())
+    seen = await _send(target, bodies, plan, side)
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    return seen
+
+
+# --- what the answers say ---------------------------------------------------------------------------------------------------
+
+
+def judge_answer(body: bytes) -> tuple[int, bool]:
+    """(version that an answer names, whether every score of it belongs to that version)."""
+    answer = RankAnswer.model_validate_json(body)
+    version = decode_token(answer.version_token).version
+    return version, all(belongs(version, item.score) for item in answer.items)
+
+
+def _add_figures(figures: Figures, steady: _Side, switching: _Side) -> None:
+    judged = [[judge_answer(body) for body in side.bodies] for side in (steady, switching)]
+    versions = [version for version, _ in judged[1]]
+    at_rest, loaded = steady.latencies, switching.latencies
+    p99_ms, loaded_p99_ms = at_rest.quantile(OK, 0.99), loaded.quantile(OK, 0.99)
+    figures.add("flips", len(set(versions) - {0}), "count")
+    figures.add("answers", at_rest.count(OK) + loaded.count(OK), "count")
+    figures.add("answers_steady", at_rest.count(OK), "count")
+    figures.add("answers_switching", loaded.count(OK), "count")
+    figures.add("mixed_versions", sum(not whole for side in judged for _, whole in side), "count")
+    figures.add("steady_p50_ms", at_rest.quantile(OK, 0.5), "ms")
+    figures.add("steady_p99_ms", p99_ms, "ms")
+    figures.add("switching_p50_ms", loaded.quantile(OK, 0.5), "ms")
+    figures.add("switching_p99_ms", loaded_p99_ms, "ms")
+    figures.add("p95_ratio", _ratio(loaded.quantile(OK, 0.95), at_rest.quantile(OK, 0.95)), "ratio")
+    figures.add("p99_ratio", _ratio(loaded_p99_ms, p99_ms), "ratio")
+    figures.add("refused", at_rest.count(REFUSED) + loaded.count(REFUSED), "count")
+    figures.add("failed", at_rest.count(FAILED) + loaded.count(FAILED), "count")
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b

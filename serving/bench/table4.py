@@ -1,0 +1,191 @@
+"""`aif bench table4`: the paper's Table 4 row for row: response time, throughput at a fixed p99 and extra storage of every part of AIF.
+
+    response time   from the candidates to the top 100, one request after another; rows take turns request by request
+    processor time  of the same calls on all threads: what a busy machine distorts least
+    maxQPS          whole requests (call 1 and call 2) in an open loop on one engine, the highest rate whose p99 stays within the bound
+    extra storage   bytes of the columns that the row adds to the items, and of the states that a pool of users keeps
+
+Here: the measurement and the comparison with the paper's figures. Not here: what a row computes (table4_rows.py), the open loop
+(open_loop.py). Every figure is relative to the sequential base of the same run; the machine is shared, so rows alternate and ratios are pooled.
+Source: AIF, Table 4.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED
+from infra.bench.report import Figures
+from infra.command import say
+from schemas.token import VersionToken
+from schemas.users import BehaviourEvent
+from serving.bench.open_loop import Request, find_rate_max, send_requests
+from serving.bench.table4_rows import ROWS, Row, RowScorer, draw_raw_features
+from serving.bench.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
+from serving.engine.loop import Resident, Scorer
+from serving.engine.work import RankWork, UserState, UserWork
+
+TOP_K = 100
+POOL_USERS = 1_000  # whose states the pool is counted with
+RETRIEVAL_S = 0.05
+BOUND = 5.0  # times the base's mean response time: the p99 at which throughput is compared, where none is given
+_WAIT_S = 600.0
+_WARM = 3
+MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
+
+
+@dataclass(frozen=True, slots=True)
+class Table4Plan:
+    """The world, and how much is measured. `p99_ms` 0: five times the base's mean."""
+
+    items: int = 200_000
+    candidates: int = 10_000
+    behaviours: int = 1_000
+    users: int = 32
+    calls: int = 300
+    rounds: int = 2
+    steps: int = 5
+    seconds: float = 3.0
+    p99_ms: float = 0.0
+
+    def quick(self) -> "Table4Plan":
+        """A look, not a measurement."""
+        return replace(self, calls=30, rounds=1, steps=3, seconds=1.0)
+
+
+@dataclass
+class _Measured:
+    """One row. `taken_ms` = response times; of whole requests `work_s`, and `cpu_ms` on all threads; `rates` by round."""
+
+    row: Row
+    version: int
+    state_bytes: int = 0
+    taken_ms: list[float] = field(default_factory=list)
+    work_s: list[float] = field(default_factory=list)
+    call2_cpu_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+
+class _Traffic:
+    """The same users and candidates for every row."""
+
+    def __init__(self, world: RankWorld, plan: Table4Plan) -> None:
+        self._candidates = world.requests(plan.candidates)
+        self._histories: Sequence[list[BehaviourEvent]] = [world.history(plan.behaviours) for _ in range(plan.users)]
+
+    def request(self, one: _Measured, number: int) -> Request:
+        """The number-th request to a row: with a call 1 if the row works ahead, else with the user in call 2's own turn."""
+        user = UserWork(PROFILE, self._histories[number % len(self._histories)], one.version)
+        ids, sequential = self._candidates[number % len(self._candidates)], not one.row.ahead
+
+        def rank(state: UserState | None) -> RankWork:
+            return RankWork(ids, TOP_K, state, user if sequential else None, CONTEXT)
+
+        return Request(None if sequential else user, rank)
+
+
+def measure_table4(plan: Table4Plan) -> Figures:
+    """All figures of the command."""
+    config = {name: getattr(plan, name) for name in Table4Plan.__slots__}
+    say(f"filling a slot with {plan.items} items ...")
+    world = open_rank_world(plan.items)
+    try:
+        traffic, rows = _Traffic(world, plan), _admit_rows(world)
+        say(f"response times of {plan.calls} requests a row ...")
+        for number in range(-_WARM, plan.calls):
+            for one in rows:
+                _time_call(world, traffic.request(one, number), one, counts=number >= 0)
+        bound_ms = plan.p99_ms or BOUND * float(np.mean(rows[0].taken_ms))
+        for number in range(plan.rounds):
+            for one in rows:
+                one.rates.append(_find_rate(world, traffic, one, plan, bound_ms))
+                say(
+                    f"round {number + 1} of {plan.rounds}: {one.row.name} carries {one.rates[-1]:.0f} requests a second at p99 {bound_ms:.0f} ms"
+                )
+        figures = Figures("bench table4", config | {"p99_bound_ms": bound_ms, "pool_users": POOL_USERS, "retrieval_ms": 1e3 * RETRIEVAL_S})
+        _add_figures(figures, world, rows, plan.items)
+    finally:
+        world.close()
+    return figures
+
+
+def _admit_rows(world: RankWorld) -> list[_Measured]:
+    """Every row as a version of the engine; all of AIF is the version that is there already."""
+    raw, rows = draw_raw_features(world), list[_Measured]()
+    for number, row in enumerate(ROWS):
+        version = VERSION if row.name == "aif" else VERSION + 1 + number
+        if row.name != "aif":
+            scorer: Scorer = RowScorer(row, world, raw, version)
+            resident = Resident(VersionToken(version, 0, "0" * 8), world.tables, scorer, world.spec.tasks, ({},), {0: 0})
+            world.engine.admit(resident).result(_WAIT_S)
+        rows.append(_Measured(row, version))
+    return rows
+
+
+def _time_call(world: RankWorld, request: Request, one: _Measured, counts: bool) -> None:
+    """Response time of call 2 after its own call 1, and what both take."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    state = None if request.user is None else world.engine.submit_user(request.user).result(_WAIT_S).state
+    arrived_s, arrived_cpu_s = time.perf_counter(), time.process_time()
+    result = world.engine.submit_rank(request.rank(state)).result(_WAIT_S)
+    ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
+    one.state_bytes = result.state.size_bytes if one.row.ahead else 0
+    if counts:
+        one.taken_ms.append(1e3 * (ended_s - arrived_s))
+        one.work_s.append(ended_s - began_s)
+        one.call2_cpu_ms.append(1e3 * (ended_cpu_s - arrived_cpu_s))
+        one.cpu_ms.append(1e3 * (ended_cpu_s - began_cpu_s))
+
+
+def _find_rate(world: RankWorld, traffic: _Traffic, one: _Measured, plan: Table4Plan, bound_ms: float) -> float:
+    """Requests a second at the bound."""
+
+    def holds(rate: float) -> bool:
+        seen = send_requests(world.engine, lambda number: traffic.request(one, number), rate, plan.seconds, RETRIEVAL_S)
+        p99_ms = seen.quantile(OK, 0.99)
+        return p99_ms is not None and p99_ms <= bound_ms and not seen.count(REFUSED) and not seen.count(FAILED)
+
+    capacity = 1 / float(np.median(one.work_s))
+    return find_rate_max(holds, 0.1 * capacity, 1.2 * capacity, plan.steps)
+
+
+def _add_figures(figures: Figures, world: RankWorld, rows: Sequence[_Measured], items: int) -> None:
+    base = rows[0]
+    for one in rows:
+        name, columns = one.row.name, world.tables.columns
+        item_bytes = sum(columns[column].nbytes // len(columns[column]) for column in one.row.columns)
+        figures.add(f"{name}.avg_rt_ms", float(np.mean(one.taken_ms)), "ms")
+        figures.add(f"{name}.p99_rt_ms", float(np.percentile(one.taken_ms, 99)), "ms")
+        figures.add(f"{name}.max_qps", float(np.median(one.rates)), "1/s")
+        figures.add(f"{name}.avg_rt_pct", _more_pct(np.mean(one.taken_ms), np.mean(base.taken_ms)), "%")
+        figures.add(f"{name}.p99_rt_pct", _more_pct(np.percentile(one.taken_ms, 99), np.percentile(base.taken_ms, 99)), "%")
+        figures.add(f"{name}.call2_cpu_pct", _more_pct(np.median(one.call2_cpu_ms), np.median(base.call2_cpu_ms)), "%")
+        figures.add(f"{name}.cpu_pct", _more_pct(np.median(one.cpu_ms), np.median(base.cpu_ms)), "%")
+        ratios = [_more_pct(rate, whole) for rate, whole in zip(one.rates, base.rates, strict=True)]
+        figures.add(f"{name}.max_qps_pct", float(np.median(ratios)), "%")
+        figures.add(f"{name}.extra_bytes", item_bytes * items + one.state_bytes * POOL_USERS, "bytes")
+        figures.add(f"{name}.item_bytes", item_bytes, "bytes")
+        figures.add(f"{name}.state_bytes", one.state_bytes, "bytes")
+        for measure, value in zip(MEASURES, one.row.paper, strict=True):
+            figures.add(f"{name}.paper_{measure}", value, "%")
+
+
+def _more_pct(value: float, base: float) -> float:
+    return 100.0 * (float(value) / float(base) - 1) if base else float("nan")
+
+
+def table_rows(figures: Figures) -> list[dict[str, str]]:
+    """The figures as the paper prints them, each beside its own."""
+    rows = []
+    for row in ROWS:
+        cells = {"method": row.name}
+        for measure in MEASURES:
+            value = figures.value(f"{row.name}.{measure}")
+            cells[measure] = "-" if value is None else f"{value:+.1f}"
+            cells[f"paper {measure}"] = f"{figures.value(f'{row.name}.paper_{measure}'):+.2f}"
+        cells["extra MB"] = f"{(figures.value(f'{row.name}.extra_bytes') or 0) / 1e6:.1f}"
+        rows.append(cells)
+    return rows

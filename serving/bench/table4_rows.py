@@ -1,0 +1,333 @@
+"""The rows of the paper's Table 4 as scorers of the engine: the sequential base, and the base with one part of AIF each.
+
+Here: what a row's user half is and when it is made, and call 2 through the compiled pass. Not here: the load and the figures (table4.py), the pass
+(table4_pass.py).
+
+    cold        raw item features through an embedding table, the profile and the mean of the latest behaviours; all of it after the candidates are known
+    async       Eq. 1-4 ahead: the item's vector in place of its raw features, the user's vectors from call 1
+    sim         cold + the sub-sequence of the candidate's category, cut out of the history after the candidates are known
+    sim_cached  the same sub-sequences cut in call 1
+    bea         cold + w V, with V from call 1
+    long        cold + DIN and SimTier by the products of the multimodal embeddings themselves
+    long_lsh    cold + DIN and SimTier by signatures, with the sums of call 1
+    aif         the engine's own scorer with all of AIF
+
+Rows see the same features ("equal features"): in `async` and `aif` an item's raw features went into its vector nearline, in the others they are read at
+ranking time. In the base's favour: raw features lie beside the index in memory (a sequential system asks a feature service), they are gathered and
+multiplied by the same compiled code as AIF's, and the user's side is computed once per request instead of once per mini-batch.
+
+Arrays: C candidates, L behaviours, D width, H first hidden width, K bits, M multimodal width, Q raw columns, R slots, E edges.
+Source: AIF, Table 4.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from schemas.features import Scope, encode_features
+from schemas.model.din import build_din_sums, din_affine
+from schemas.model.hamming import decode_signs
+from schemas.model.head_split import product_weights, slice_weights
+from schemas.model.inputs import Behaviours, FeatureTensors
+from schemas.model.sim_hard import build_sim_table
+from serving.bench.table4_pass import Places, score_row
+from serving.bench.world import RankWorld
+from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch
+from serving.engine.panels import pack_panels, pad_columns
+from serving.engine.tables import Applied
+from serving.engine.tier_counts import Arranged, arrange_behaviours
+from serving.engine.user_state import join_behaviours
+from serving.engine.vector_code import LANES, SIGN_CHUNK, aligned
+from serving.engine.work import UserState, UserWork
+from serving.engine.workers import WORKERS
+
+MINI_BATCH = 1_000  # candidates; the paper's example
+CATEGORICAL, NUMERIC, BUCKETS, EMBEDDING = 24, 16, 200, 8  # the base's raw features, beside the multimodal embedding
+NO_SIGNATURES = np.zeros((0, 1), np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row: its parts, whether its user half is made in call 1, what the paper says (avgRT, p99RT, maxQPS in %), bytes it adds to an item."""
+
+    name: str
+    parts: frozenset[str]
+    ahead: bool
+    paper: tuple[float, float, float]
+    columns: tuple[str, ...] = ()
+
+
+def _row(name: str, parts: str, ahead: bool, paper: tuple[float, float, float], columns: str = "") -> Row:
+    return Row(name, frozenset(parts.split()), ahead, paper, tuple(columns.split()))
+
+
+ROWS = (
+    _row("cold", "raw", False, (0.0, 0.0, 0.0)),
+    _row("async", "item user", True, (0.02, 0.05, -0.75), "vector"),
+    _row("sim", "raw sim", False, (30.43, 18.02, -19.23)),
+    _row("sim_cached", "raw sim", True, (0.05, 0.03, -0.52)),
+    _row("bea", "raw bea", True, (0.25, 0.50, -1.27), "bridge"),
+    _row("long", "raw direct", False, (45.12, 51.80, -46.47)),
+    _row("long_lsh", "raw hash", True, (0.03, 0.09, -4.58), "signature has_signature"),
+    _row("aif", "aif", True, (0.31, 0.55, -6.72), "vector bridge signature has_signature"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawFeatures:
+    """The base's item features [R, Q] as float32: numbers and multimodal embedding first, then buckets; and the table of their embeddings."""
+
+    rows_RQ: np.ndarray
+    table: np.ndarray
+
+    @property
+    def numbers(self) -> int:
+        """Columns that are numbers."""
+        return self.rows_RQ.shape[1] - CATEGORICAL
+
+    @property
+    def inputs(self) -> int:
+        """What they become for the first layer."""
+        return self.numbers + CATEGORICAL * EMBEDDING
+
+    def embeddings(self, slots: np.ndarray) -> np.ndarray:
+        """[..., M] multimodal embeddings of unit length."""
+        return np.ascontiguousarray(self.rows_RQ[slots, NUMERIC : self.numbers])
+
+
+def draw_raw_features(world: RankWorld) -> RawFeatures:
+    """Random features of every slot."""
+    rows = len(world.tables.columns["category"])
+    embeddings = world.rng.standard_normal((rows, world.spec.schema.mm_width), np.float32)
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    numbers = world.rng.standard_normal((rows, NUMERIC), np.float32)
+    buckets = world.rng.integers(0, BUCKETS, (rows, CATEGORICAL)).astype(np.float32)
+    table = world.rng.standard_normal((CATEGORICAL * BUCKETS, EMBEDDING), np.float32)
+    return RawFeatures(np.concatenate([numbers, embeddings, buckets], axis=1), table)
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """`UserState` of work.py. What a row's user half leaves: arrays and tensors by name; `work` = whose it is, for what is computed in call 2."""
+
+    version: int
+    work: UserWork
+    made: Mapping[str, Any] = field(default_factory=dict)
+    behaviours_without_row: int = 0
+    cold: bool = False
+
+    @property
+    def behaviours(self) -> int:
+        """In the history."""
+        return len(self.work.behaviours)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of what was made."""
+        return sum(one.size_bytes if isinstance(one, Arranged) else one.nbytes for one in self.made.values())
+
+
+class RowScorer:
+    """One row on the bench's tables, for the engine."""
+
+    def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
+        self.row, self.version, self._world, self._raw = row, version, world, raw
+        self._network, self._parts = world.network, row.parts
+        self._places = self._plan_places()
+        self._columns, self._weights = self._cut_columns(), self._fold_weights()
+        self._scratch: list[Scratch] = []
+        self._bids_R = torch.from_numpy(world.tables.columns["bid"])
+        self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
+
+    def _plan_places(self) -> Places:
+        width, tiers = self._world.spec.width, 2 * self._world.spec.tiers
+        sizes = {
+            "raw": self._raw.inputs if "raw" in self._parts else 0,
+            "item": width if "item" in self._parts else 0,
+            "bea": width if "bea" in self._parts else 0,
+            "din": width if "hash" in self._parts else 0,
+            "sim": width if "sim" in self._parts else 0,
+            "tiers": tiers if "hash" in self._parts else 0,
+            "given": width + tiers if "direct" in self._parts else 0,
+        }
+        at, places = 0, dict[str, int]()
+        for name, size in sizes.items():
+            places[name], at = (at, at + size) if size else (-1, at)
+        return Places(**places, inputs=at, width=width)
+
+    def _cut_columns(self) -> Columns:
+        """The slot's columns; what the row does not read has no elements."""
+        columns = self._world.scorer.columns
+        if "raw" in self._parts:
+            columns = columns._replace(realtime=self._raw.rows_RQ)
+        read = {"vector": "item", "bridge": "bea", "signature": "hash"}
+        return columns._replace(**{name: getattr(columns, name)[:, :0].copy() for name, part in read.items() if part not in self._parts})
+
+    def _fold_weights(self) -> Any:
+        """The version's weights with a first layer of the row's own width."""
+        weights = self._world.scorer.weights
+        first_XH = self._world.rng.standard_normal((self._places.inputs, weights.first_width)).astype(np.float32) / self._places.inputs
+        numbers = self._raw.numbers
+        return weights._replace(
+            joint_panels=pack_panels(first_XH),
+            inputs=self._places.inputs,
+            realtime_numeric=np.arange(numbers),
+            realtime_categorical=np.arange(numbers, numbers + CATEGORICAL),
+            realtime_start=np.arange(CATEGORICAL) * BUCKETS,
+            realtime_table=self._raw.table,
+        )
+
+    # --- the user ----------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def user_state(self, work: UserWork) -> RowState:
+        """The row's own part of the user: in call 1, or in call 2's turn where the row is sequential."""
+        made: dict[str, Any] = {}
+        if self._parts & {"user", "bea"}:
+            made |= self._make_vectors(work)
+        if self._parts & {"sim", "hash", "direct"}:
+            joined, _ = join_behaviours(self._world.spec, self._world.tables, work.behaviours)
+            made |= self._make_long(joined, work)
+        return RowState(self.version, work, made)
+
+    def _make_vectors(self, work: UserWork) -> dict[str, Any]:
+        """Eq. 1-3 and Algorithm 1: the user's vectors, folded where they meet an item's vector."""
+        network, head = self._network, self._network.head
+        joined, profile = self._latest(work)
+        user_BU, rows_BGD = network.user_half(profile, network.behaviour(joined), joined.mask_BL)
+        if "bea" in self._parts:
+            return {"bea": pack_panels(network.bea.user_vectors(rows_BGD)[0].numpy())}
+        weights = slice_weights(head)
+        item_HD = weights["item"] + product_weights(weights["user_x"]) * head.project_user(user_BU)
+        base_BH = F.linear(user_BU, weights["user"], head.first.bias)
+        return {"base": pad_columns(base_BH.numpy(), LANES), "panels": pack_panels(np.ascontiguousarray(item_HD.T.numpy()))}
+
+    def _make_long(self, joined: Behaviours, work: UserWork) -> dict[str, Any]:
+        """What the whole history leaves: sub-sequences, sums over signatures, or the history itself."""
+        network, spec = self._network, self._world.spec
+        projected_BLD = network.behaviour(joined)
+        if "sim" in self._parts:
+            table = build_sim_table(projected_BLD, joined.category_BL, joined.mask_BL, spec.sim_behaviours)
+            means_GD = np.concatenate([np.zeros((1, spec.width), np.float32), table.means_BGD[0].numpy()])
+            return {"categories": table.categories_BG[0].numpy().copy(), "sim": means_GD}
+        if "hash" in self._parts:
+            has_BL = joined.has_signature_BL
+            sums = build_din_sums(projected_BLD, decode_signs(joined.signatures_BLW, has_BL), has_BL)
+            rows_BKD, _ = din_affine(sums, spec.din)
+            signs_KF = pad_columns(rows_BKD[0].numpy(), SIGN_CHUNK)
+            return {"signs": signs_KF, "arranged": arrange_behaviours(joined.signatures_BLW[0][has_BL[0]].numpy())}
+        slots_L = self._world.tables.find(np.array([event.item_id for event in work.behaviours], np.int64))
+        return {"direct_LD": projected_BLD[0].numpy(), "direct_LM": self._raw.embeddings(slots_L)}
+
+    def _latest(self, work: UserWork) -> tuple[Behaviours, FeatureTensors]:
+        spec = self._world.spec
+        joined, _ = join_behaviours(spec, self._world.tables, work.behaviours[-spec.attended_behaviours :])
+        return joined, FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [work.profile]))
+
+    def _base_row(self, work: UserWork) -> np.ndarray:
+        """The base's user: profile and mean of the latest behaviours through the first layer."""
+        joined, profile = self._latest(work)
+        half, weights = self._network.user_half, slice_weights(self._network.head)
+        mask_BL1 = joined.mask_BL[..., None]
+        mean_BD = (self._network.behaviour(joined) * mask_BL1).sum(dim=1) / mask_BL1.sum(dim=1).clamp(min=1)
+        user_BU = torch.cat([half.w_profile(half.features(profile)), mean_BD], dim=-1)
+        row_BH = F.linear(user_BU, weights["user"][:, : user_BU.shape[1]], self._network.head.first.bias)
+        return pad_columns(row_BH.numpy(), LANES)
+
+    # --- call 2 --------------------------------------------------------------------------------------------------------------
+
+    def on_applied(self, applied: Applied) -> None:
+        """The bench writes no rows."""
+
+    @torch.inference_mode()
+    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2 of the row: (scores [C], probabilities [C, T])."""
+        assert isinstance(state, RowState)
+        made = state.made
+        weights = self._weights if "panels" not in made else self._weights._replace(joint_panels=made["panels"])
+        user = self._request_user(made, made["base"] if "base" in made else self._base_row(state.work))
+        given_CG = self._direct(made, slots_C) if "direct" in self._parts else np.zeros((len(slots_C), 0), np.float32)
+        logits_CT = np.empty((len(slots_C), len(self._world.spec.tasks)), np.float32)
+        self._open_scratch(len(slots_C))
+        entries, categories_G = weights.entry_of_category, made.get("categories", np.zeros(0, np.int64))
+        known_G = categories_G < len(entries)
+        entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
+        WORKERS.run(
+            lambda first, end, thread: score_row(
+                self._columns,
+                weights,
+                user,
+                self._places,
+                slots_C[first:end],
+                given_CG[first:end],
+                self._scratch[thread],
+                logits_CT[first:end],
+            ),
+            len(slots_C),
+        )
+        entries[categories_G[known_G]] = 0
+        scores_C, probabilities_CT = self._network.scores(torch.from_numpy(logits_CT), self._bids_R[torch.from_numpy(slots_C)])
+        return scores_C.numpy(), probabilities_CT.numpy()
+
+    def _request_user(self, made: Mapping[str, Any], base_GH: np.ndarray) -> RequestUser:
+        arranged = made.get("arranged") or arrange_behaviours(NO_SIGNATURES)
+        signs_KF = made.get("signs", np.zeros((0, 0), np.float32))
+        table = self._sign_table_of(signs_KF)
+        length = arranged.length
+        return RequestUser(
+            base_GH,
+            np.zeros(base_GH.shape[1], np.float32),
+            np.zeros(0, np.float32),
+            made.get("bea", np.zeros(0, np.float32)),
+            made.get("sim", np.zeros((1, 0), np.float32)),
+            table,
+            np.zeros(signs_KF.shape[1], np.float32),
+            arranged.words_ZQS,
+            arranged.valid_ZL,
+            arranged.shift_ZL,
+            np.log1p(np.arange(length + 1, dtype=np.float32)),
+            length,
+        )
+
+    def _sign_table_of(self, signs_KF: np.ndarray) -> np.ndarray:
+        shape = (signs_KF.shape[1] // SIGN_CHUNK, signs_KF.shape[0] // 4, 16, SIGN_CHUNK)
+        if self._sign_table.shape != shape:
+            self._sign_table = aligned(shape)
+        build_sign_table(signs_KF, self._sign_table)
+        return self._sign_table
+
+    def _direct(self, made: Mapping[str, Any], slots_C: np.ndarray) -> np.ndarray:
+        """DIN and SimTier's features from the embeddings themselves: [C, D + 2 tiers], in mini-batches on the engine's threads."""
+        spec = self._world.spec
+        behaviours_LM, values_LD = torch.from_numpy(made["direct_LM"]), torch.from_numpy(made["direct_LD"])
+        edges = [math.cos(math.pi * (1 - edge)) for edge in spec.tier_edges[:-1]] + [1 - 1e-6]
+        given_CG = np.empty((len(slots_C), spec.width + 2 * spec.tiers), np.float32)
+
+        def compute(first: int, end: int, _: int) -> None:
+            for at in range(first, end, MINI_BATCH):
+                chosen = slice(at, min(end, at + MINI_BATCH))
+                items_CM = torch.from_numpy(self._raw.embeddings(slots_C[chosen]))
+                given_CG[chosen] = _join_direct(items_CM, behaviours_LM, values_LD, edges).numpy()
+
+        WORKERS.run(compute, len(slots_C))
+        return given_CG
+
+    def _open_scratch(self, candidates: int) -> None:
+        if not self._scratch or len(self._scratch[0].words_CQ) < candidates:
+            width, words = self._world.spec.width, -(-self._world.spec.signature_bytes // 8)
+            self._scratch = [open_scratch(self._weights, width, words, candidates) for _ in range(WORKERS.threads)]
+
+
+def _join_direct(items_CM: torch.Tensor, behaviours_LM: torch.Tensor, values_LD: torch.Tensor, edges: list[float]) -> torch.Tensor:
+    """Cosines once for both: DIN is their product with the behaviours, SimTier counts them tier by tier."""
+    length = len(values_LD)
+    cosine_CL = items_CM @ behaviours_LM.T
+    reached = [(cosine_CL >= edge).sum(dim=1) for edge in edges]
+    above_CE = torch.stack([torch.full_like(reached[0], length), *reached, torch.zeros_like(reached[0])], dim=1)
+    counts_CN = (above_CE[:, :-1] - above_CE[:, 1:]).float()
+    return torch.cat([cosine_CL @ values_LD / length, counts_CN.log1p(), counts_CN / length], dim=1)

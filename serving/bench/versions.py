@@ -1,0 +1,96 @@
+"""Versions of a synthetic catalogue in a real index store, published one after another, for the benches that load and flip.
+
+Here: rows drawn, written as parts once for every kind of version, and the control log's entries of each version. Not here: nearline, which makes versions
+of events (streams); servers. Versions of one kind share their parts: a version is then a manifest and three entries, so a bench can publish one every second.
+
+The two kinds have bids so far apart that the range of a score tells its version: below 1 in even versions, above 1 in odd ones. An answer that mixed two
+versions could not look like either.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from infra.control_log import ControlLog
+from infra.index_parts import write_full_part, write_incremental_part
+from infra.index_store import IndexStore
+from schemas.ids import encode_index_key, partition_of
+from schemas.index.control import Entry, Init
+from schemas.index.digest import ShardDigest
+from schemas.index.layout import ORDER, RowBlock, row_layout
+from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
+from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.topics import SHARD_TOPICS
+from serving.bench.world import bench_spec, draw_rows
+
+BIDS = ((0.5, 1.0), (1e6, 2e6))  # of even and of odd versions
+_BLOCK_ROWS = 256
+_FINGERPRINT = "bench"
+
+
+class VersionWriter:
+    """Writes versions 0, 1, 2, ... of `items` items into an index store of `shards` shards. `ids` = the items."""
+
+    def __init__(self, store: IndexStore, shards: int, user_partitions: int, items: int, seed: int = 0) -> None:
+        self._store, self._log, self._shards = store, ControlLog(store), shards
+        self._rng, self.spec = np.random.default_rng(seed), bench_spec()
+        torch.manual_seed(seed)
+        network = AifNetwork(self.spec, make_w_hash(seed, self.spec.hash_bits, self.spec.schema.mm_width))
+        raw = encode_checkpoint(network, "bench", {})
+        self._checkpoint = read_checkpoint(raw)
+        store.put_bytes(checkpoint_path(self._checkpoint.info.sha256), raw)
+        self.ids = np.unique(self._rng.integers(0, 1 << 62, items + items // 100 + 16))[:items]  # ascending, as blocks are
+        self._rows, self._layout = draw_rows(self.spec, items, self._rng), row_layout(self.spec)
+        self._log.append(lambda _: self._entry(EntryKind.INIT, init=Init(shards, user_partitions, self.spec.schema.id_kind, {})))
+        self._kinds = [self._write_kind(kind) for kind in range(len(BIDS))]
+        self.next_version = 0
+
+    def publish(self) -> int:
+        """The next version: wanted, published and live. Returns its number."""
+        version, info = self.next_version, self._checkpoint.info
+        facts = {"checkpoint_sha256": info.sha256, "model_id": info.model_id, "encoder_fingerprint": _FINGERPRINT}
+        identity = (info.model_id, info.sha256, info.schema_fingerprint, info.lsh_version or "", _FINGERPRINT)
+        manifest = Manifest(version, 0, *identity, self._layout, self._kinds[version % len(BIDS)], 1)
+        raw = encode_manifest(manifest)
+        self._log.append(lambda _: self._entry(EntryKind.WANT, version, cause=Cause.CHECKPOINT, **facts))
+        self._store.put_exclusive(manifest_path(version, 0), raw)
+        self._log.append(lambda _: self._entry(EntryKind.PUBLISH, version, manifest_sha256=hashlib.sha256(raw).hexdigest()))
+        self._log.append(lambda _: self._entry(EntryKind.PROMOTE, version))
+        self.next_version += 1
+        return version
+
+    def _entry(self, kind: EntryKind, version: int = -1, **fields: object) -> Entry:
+        return Entry(kind, int(time.time() * 1000), "bench", version=version, **fields)  # type: ignore[arg-type]
+
+    def _write_kind(self, kind: int) -> tuple[Seal, ...]:
+        low, high = BIDS[kind]
+        self._rows["bid"] = self._rng.uniform(low, high, len(self.ids))
+        keys = [encode_index_key(one) for one in self.ids.tolist()]
+        shard_of = np.array([partition_of(one, self._shards) for one in self.ids.tolist()])
+        return tuple(self._seal(kind, shard, keys, np.flatnonzero(shard_of == shard)) for shard in range(self._shards))
+
+    def _seal(self, kind: int, shard: int, keys: list[bytes], chosen: np.ndarray) -> Seal:
+        digest = ShardDigest(self._layout, self._checkpoint.info.model_id, self._checkpoint.info.lsh_version or "")
+
+        def blocks() -> Iterator[RowBlock]:
+            for at in range(0, len(chosen), _BLOCK_ROWS):
+                cut = chosen[at : at + _BLOCK_ROWS]
+                block = RowBlock([keys[one] for one in cut.tolist()], np.zeros(len(cut), ORDER), self._rows[cut])
+                digest.update(block)
+                yield block
+
+        full = write_full_part(self._store, kind, shard, blocks(), self._layout)
+        incremental = write_incremental_part(self._store, kind, 0, shard, ())
+        offsets = dict.fromkeys(SHARD_TOPICS, 0)
+        return Seal(shard, full, incremental, 0, offsets, digest.rows, digest.hexdigest, digest.data_hexdigest, _FINGERPRINT)
+
+
+def belongs(version: int, score: float) -> bool:
+    """Whether a score lies in the range of a version's kind."""
+    return (score < 1.0) == (version % 2 == 0)

@@ -1,0 +1,268 @@
+"""`aif replay`: read the topics again and compare, forecast, or adopt the result as a version. Only typer and the standard library here."""
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.command import AsJson, print_data, print_table, say
+
+if TYPE_CHECKING:
+    from infra.settings import InfraSettings
+    from schemas.events import CheckpointRecord
+    from schemas.index.control import ControlState
+    from streams.encoder import RowEncoder
+    from streams.replay.adopt import Adoption
+    from streams.replay.points import ReplayPlan, ReplaySource
+    from streams.replay.replay import Replayed, ReplayPace
+
+
+def register(app: typer.Typer) -> None:
+    """Register `replay` onto the `aif` application."""
+    app.command("replay")(replay)
+
+
+def replay(
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, snapshot, an offset, or a time: the newest base not after it.")
+    ] = "earliest",
+    to: Annotated[str, typer.Option("--to", help="live, V.R or a token (compared with it); end, an offset, offsets, or a time.")] = "live",
+    adopt: Annotated[str | None, typer.Option(help="Make the result a version with this label.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Encode with this checkpoint; default: the one of --to, or of what is served."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be read, and for how long.")] = False,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most; live traffic has the rest.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where to work, kept: the same one again goes on, and `aif index diff` reads it.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=10_000, help="Records of one batch; not the worker's.")] = 97,
+    store: Annotated[str | None, typer.Option(help="The index store, a folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a version from the topics, beside live traffic, and print its digest beside that of its manifest.
+
+    Exit code 0 when it ran, whatever the digests say.
+    """
+    from infra.settings import InfraSettings, load_settings
+    from streams.replay.replay import ReplayPace
+
+    settings = load_settings(InfraSettings, {"index": {"store": store}})
+    run = _Run(settings, start, to, checkpoint, ReplayPace(batch_size, rate))
+    if adopt is not None:
+        run.check_label(adopt)
+    with contextlib.ExitStack() as stack:
+        folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aif-replay-")))
+        plan = run.plan(None if dry_run else folder)
+        _say_plan(plan)
+        if dry_run:
+            _print_forecast(run, plan, as_json)
+            return
+        began = time.monotonic()
+        outcome, version = run.run(plan, folder, adopt, directory is not None)
+    _print(outcome, version, batch_size, time.monotonic() - began, as_json)
+
+
+class _Run:
+    """One command: what it was asked, and what that means on this index."""
+
+    def __init__(self, settings: "InfraSettings", start: str, to: str, checkpoint: Path | None, pace: "ReplayPace") -> None:
+        from infra.control_log import ControlLog
+        from infra.index_store import open_index_store
+        from streams.replay.points import open_replay_source
+
+        self.settings, self.start, self.to, self.pace = settings, start, to, pace
+        self.store = open_index_store(settings.index.store)
+        self.state: ControlState = ControlLog(self.store).refresh()
+        self.source: ReplaySource = open_replay_source(settings.bootstrap_servers(), settings.kafka.topic_prefix, self.store, self.state)
+        self.record, self.encoder = self._choose_checkpoint(checkpoint)
+
+    def _choose_checkpoint(self, file: Path | None) -> "tuple[CheckpointRecord, RowEncoder]":
+        """The checkpoint to encode with, and the record that announces it when the replay is adopted."""
+        from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
+        from schemas.model.checkpoint import read_checkpoint
+        from streams.encoder import EncoderCache, RowEncoder
+
+        if file is not None:
+            record = read_checkpoint_pointer(file)
+            return record, RowEncoder(-1, read_checkpoint(file.read_bytes(), record.sha256))
+        status = self._status_of_target()
+        return _announce(self.store, status), EncoderCache(self.store).get(status.version, status.checkpoint_sha256)
+
+    def _status_of_target(self) -> Any:
+        """The version whose checkpoint is meant: that of the seal that `--to` names, else the one that is served."""
+        from schemas.errors import Unavailable
+
+        number = self.to.partition(".")[0]
+        named = self.state.versions.get(int(number)) if "." in self.to and number.isdecimal() else None
+        status = named or self.state.current
+        if status is None:
+            raise Unavailable("no_version", "no version is live yet; publish a checkpoint and wait for it, or give --checkpoint")
+        return status
+
+    def check_label(self, label: str) -> None:
+        from streams.replay.parts import check_label
+
+        check_label(self.store, label)
+
+    def plan(self, folder: Path | None) -> "ReplayPlan":
+        """The plan; of an interrupted replay in `folder`, its own."""
+        from streams.replay.points import ReplayPlan, choose_manifest, plan_replay
+        from streams.replay.replay import keep_plan, read_plan
+
+        asked = {"from": self.start, "to": self.to, "checkpoint": self.encoder.checkpoint_sha256}
+        kept = read_plan(folder, asked) if folder is not None else None
+        if kept is not None:
+            plan = ReplayPlan(kept.shards, choose_manifest(self.store, self.state, kept.seal) if kept.seal else None)
+        else:
+            plan = plan_replay(self.source, self.state, self.start, self.to)
+            if folder is not None:
+                keep_plan(folder, plan, asked)
+        same = plan.manifest is not None and plan.manifest.checkpoint_sha256 == self.encoder.checkpoint_sha256
+        return plan if same else dataclasses.replace(plan, manifest=None)
+
+    def run(self, plan: "ReplayPlan", folder: Path, adopt: str | None, keep_rows: bool) -> "tuple[Replayed, int | None]":
+        """The outcome, and the version that adopts it. The rows stay in the folder if it is one that stays."""
+        from infra.clock import SystemClock
+        from streams.replay.adopt import Adoption
+        from streams.replay.replay import run_replay
+        from streams.replay.rows import KeptRows
+
+        clock = SystemClock()
+        adoption = Adoption(self.store, adopt, self.encoder) if adopt is not None else None
+        rows = KeptRows(folder, self.encoder) if keep_rows and adoption is None else None
+        keep = adoption.keep if adoption is not None else rows.keep if rows is not None else None
+        with _progress_bar() as progress:
+            outcome = run_replay(self.source, plan, self.encoder, folder, clock, self.pace, progress, keep)
+        if rows is not None:
+            rows.finish(outcome, clock.now_ms())
+        return outcome, None if adoption is None else self._publish(adoption)
+
+    def _publish(self, adoption: "Adoption") -> int:
+        from infra.kafka.publisher import Publisher
+
+        init = self.source.init
+        with Publisher(self.source.bootstrap, self.source.prefix, "replay", init.shards, init.user_partitions, init.id_kind) as publisher:
+            return adoption.publish(publisher, self.record)
+
+
+def _announce(store: Any, status: Any) -> "CheckpointRecord":
+    """A record for the store's own copy of a version's checkpoint."""
+    from schemas.events import CheckpointRecord
+    from schemas.index.manifest import checkpoint_path
+
+    path = checkpoint_path(status.checkpoint_sha256)
+    return CheckpointRecord(
+        uri=store.uri(path),
+        size_bytes=store.size_bytes(path),
+        sha256=status.checkpoint_sha256,
+        model_id=status.model_id,
+        feature_schema=status.feature_schema,
+    )
+
+
+def _say_plan(plan: "ReplayPlan") -> None:
+    for one in plan.shards:
+        base = f"snapshot {one.snapshot}" if one.snapshot else "nothing"
+        say(f"shard {one.shard}: from {base} at {dict(one.start)} to {dict(one.end)}, {one.records} records")
+
+
+def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
+    from infra.clock import SystemClock
+    from infra.index_parts import read_manifest
+    from streams.replay.forecast import forecast_replay
+
+    current = run.state.current
+    like = plan.manifest or (read_manifest(run.store, current) if current is not None else None)
+    found = forecast_replay(run.source, plan, run.encoder, SystemClock(), run.pace, like)
+    shards = [{**dataclasses.asdict(s), "records": s.records} for s in plan.shards]
+    print_data({**dataclasses.asdict(found), "total_s": found.total_s, "shards": shards}, as_json)
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error for each step; gives the function that moves it."""
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show
+
+
+def _print(outcome: "Replayed", version: int | None, batch_size: int, seconds: float, as_json: bool) -> None:
+    from infra.bench.report import Figures
+
+    manifest = outcome.manifest
+    if as_json:
+        figures = Figures("replay", _config(outcome, version, batch_size))
+        if manifest is not None:
+            figures.add("digest_equal", int(outcome.digest_equal), "bool")
+            figures.add("data_digest_equal", int(outcome.data_digest_equal), "bool")
+        figures.add("items", sum(s.rows for s in outcome.shards), "count")
+        figures.add("records", sum(s.records for s in outcome.shards), "records")
+        figures.add("replay_s", seconds, "s")
+        figures.print_json()
+        return
+    rows: list[dict[str, object]] = [
+        {
+            "shard": s.shard,
+            "records": s.records,
+            "rows": s.rows,
+            "replayed": s.digest[:16],
+            "live": s.seal.digest[:16] if s.seal else "",
+            "equal": s.equal,
+        }
+        for s in outcome.shards
+    ]
+    print_table("shards", rows, False)
+    if version is not None:
+        typer.echo(f"adopted as version {version}; `aif index list` shows when it is published")
+    _print_digests(outcome)
+
+
+def _config(outcome: "Replayed", version: int | None, batch_size: int) -> dict[str, Any]:
+    manifest = outcome.manifest
+    offsets = {s.shard: dict(s.source_offsets) for s in outcome.shards}
+    config: dict[str, Any] = {
+        "batch_size": batch_size,
+        "digest": outcome.digest,
+        "data_digest": outcome.data_digest,
+        "source_offsets": offsets,
+    }
+    config["encoder_fingerprint"] = outcome.encoder_fingerprint
+    if version is not None:
+        config["adopted"] = version
+    if manifest is not None:
+        config |= {
+            "version": f"{manifest.version}.{manifest.revision}",
+            "live_digest": manifest.digest,
+            "live_data_digest": manifest.data_digest,
+            "live_encoder_fingerprint": manifest.encoder_fingerprint,
+        }
+    return config
+
+
+def _print_digests(outcome: "Replayed") -> None:
+    manifest = outcome.manifest
+    if manifest is None:
+        typer.echo(f"digest       {outcome.digest}\ndata digest  {outcome.data_digest}")
+        return
+    for name, ours, live in (("digest", outcome.digest, manifest.digest), ("data digest", outcome.data_digest, manifest.data_digest)):
+        typer.echo(f"{name:<12} replayed {ours}\n{'':<12} live     {live}   {'equal' if ours == live else 'DIFFERENT'}")
+    if not outcome.digest_equal and outcome.data_digest_equal:
+        typer.echo(
+            f"same inputs, other arithmetic: encoder here {outcome.encoder_fingerprint}, of the version {manifest.encoder_fingerprint}"
+        )

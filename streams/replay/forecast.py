@@ -1,0 +1,43 @@
+"""The dry run of a replay: a small part of it is done in a temporary directory and scaled up. Nothing is kept.
+
+Here: measuring. Not here: scaling (streams/core/replay_plan.py).
+"""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+from infra.clock import Clock
+from schemas.index.manifest import Manifest
+from streams.core.replay_plan import Forecast, Sample, plan_forecast
+from streams.encoder import RowEncoder
+from streams.replay.points import ReplayPlan, ReplaySource
+from streams.replay.replay import ReplayPace, apply_shard, checkpoint_place
+from streams.shard_reader import open_shard_reader
+
+_SAMPLE_RECORDS, _SAMPLE_ROWS = 2_000, 1_024
+
+
+def forecast_replay(
+    source: ReplaySource, plan: ReplayPlan, encoder: RowEncoder, clock: Clock, pace: ReplayPace, like: Manifest | None
+) -> Forecast:
+    """What the plan will take here. `like`: a version of the same catalogue, whose rows are counted."""
+    known_rows = None if like is None else sum(seal.rows for seal in like.seals)
+    with tempfile.TemporaryDirectory(prefix="aif-replay-") as folder:
+        sample = _measure(source, plan, encoder, clock, pace.batch_records, Path(folder))
+    return plan_forecast(plan.records, sample, known_rows, pace.rate)
+
+
+def _measure(source: ReplaySource, plan: ReplayPlan, encoder: RowEncoder, clock: Clock, batch_records: int, folder: Path) -> Sample:
+    one = max(plan.shards, key=lambda s: s.records)
+    before = clock.monotonic()
+    apply_shard(source, one, folder, clock, ReplayPace(batch_records), lambda *_: None, _SAMPLE_RECORDS)
+    apply_s = clock.monotonic() - before
+    with open_shard_reader(checkpoint_place(folder, one.shard)) as reader:
+        updates = sum(counts.consumed for counts in reader.counters.values())
+        items = list(itertools.islice(reader.scan_items(), _SAMPLE_ROWS))
+        live = len(items) + sum(1 for _ in reader.scan_items(items[-1].key + b"\0")) if items else 0
+    before = clock.monotonic()
+    if items:
+        encoder.encode([i.raw_features for i in items], [i.embedding for i in items])
+    return Sample(min(one.records, _SAMPLE_RECORDS), updates, live, apply_s, len(items), clock.monotonic() - before)

@@ -1,0 +1,176 @@
+"""The points of a replay, looked up: topics, snapshots and seals become a plan of offsets for every shard.
+
+Here: what people write for a point, asking the broker and the index store, and the checks before the first record. Not here: what may
+begin where (streams/core/replay_plan.py).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from infra.index_parts import read_manifest
+from infra.index_store import IndexStore
+from infra.kafka.admin import end_offsets, offsets_at, start_offsets, topic_ids
+from schemas.errors import Incompatible, Misconfigured, Unavailable
+from schemas.index.control import ControlState, Init
+from schemas.index.manifest import Manifest, decode_manifest, manifest_path
+from schemas.topics import SHARD_TOPICS
+from streams.core.replay_plan import (
+    AtOffset,
+    AtTime,
+    AtVector,
+    Begin,
+    Named,
+    Offsets,
+    Point,
+    ShardLog,
+    ShardReplay,
+    SnapshotChoice,
+    plan_shard_replay,
+)
+from streams.core.shard_state import encode_identity
+from streams.shard_snapshot import list_snapshots
+
+_SEAL = re.compile(r"\d{1,18}\.\d{1,9}(-[0-9a-f]{8}.*)?")
+_OFFSET = re.compile(r"\d{1,18}")
+_VECTOR = re.compile(r"(?:[a-z-]+=\d{1,18}(?:,\d{1,18})*)(?:;[a-z-]+=\d{1,18}(?:,\d{1,18})*)*")
+
+
+def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:
+    """A point as people write it. Raises Misconfigured (`replay_point`) with what is possible."""
+    if text in names or (seals and _SEAL.fullmatch(text)):
+        return Named(text)
+    if _OFFSET.fullmatch(text):
+        return AtOffset(int(text))
+    if _VECTOR.fullmatch(text):
+        vector = {topic: tuple(map(int, some.split(","))) for topic, _, some in (one.partition("=") for one in text.split(";"))}
+        if set(vector) == set(SHARD_TOPICS):
+            return AtVector(vector)
+    try:
+        time = datetime.fromisoformat(text)
+        return AtTime(int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
+    except ValueError:
+        possible = [*names, *(["V.R"] if seals else []), "an offset", "item-features=1,2;new-items=3,4 (one a shard)", "2026-01-31T12:00"]
+        raise Misconfigured("replay_point", f"{text!r} is no point of a log; give {', '.join(possible)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySource:
+    """Where a replay reads from."""
+
+    bootstrap: str
+    prefix: str
+    init: Init
+    store: IndexStore
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Every shard's part. `manifest`: whose seals the ends are, None if they are no seal's."""
+
+    shards: tuple[ShardReplay, ...]
+    manifest: Manifest | None = None
+
+    @property
+    def seal(self) -> str:
+        """The manifest's name as V.R, "" if there is none."""
+        return "" if self.manifest is None else f"{self.manifest.version}.{self.manifest.revision}"
+
+    @property
+    def records(self) -> int:
+        """Records to read."""
+        return sum(s.records for s in self.shards)
+
+
+def open_replay_source(bootstrap: str, prefix: str, store: IndexStore, state: ControlState) -> ReplaySource:
+    """Raises Incompatible: an empty index (`no_index`), other topics than the index's (`other_topic`)."""
+    if state.init is None:
+        raise Incompatible("no_index", f"the index store {store.url} is empty; start a worker first")
+    source = ReplaySource(bootstrap, prefix, state.init, store)
+    check_topics(source)
+    return source
+
+
+def check_topics(source: ReplaySource) -> None:
+    """Raises Incompatible (`other_topic`) unless the broker has the topics that the index was built from."""
+    found = topic_ids(source.bootstrap, source.prefix)
+    for topic in SHARD_TOPICS:
+        if topic not in found or source.init.topic_ids.get(topic, found[topic]) != found[topic]:
+            raise Incompatible(
+                "other_topic",
+                f"{source.prefix}{topic} has id {found.get(topic, 'none')}, the index was built from {source.init.topic_ids.get(topic)}; "
+                "use the broker and prefix of this index",
+            )
+
+
+def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest:
+    """`live`: the newest manifest of the version that is served; `V.R` or a version token: that revision's.
+
+    Raises Unavailable (`no_version`, `missing_file`), Misconfigured (`replay_point`).
+    """
+    if to == "live":
+        if state.current is None:
+            raise Unavailable("no_version", "no version is live yet; publish a checkpoint and wait for it, or name a revision as V.R")
+        return read_manifest(store, state.current)
+    point = parse_point(to, (), seals=True)
+    if not isinstance(point, Named):
+        raise Misconfigured("replay_point", f"{to!r} is not `live`, <version>.<revision> or a version token; see `aif index list`")
+    version, revision = (int(part) for part in to.partition("-")[0].split("."))
+    status = state.versions.get(version)
+    newest = status is not None and status.revision == revision
+    return decode_manifest(store.get(manifest_path(version, revision)), status.manifest_sha256 if status is not None and newest else None)
+
+
+def plan_replay(source: ReplaySource, state: ControlState, start: str, to: str) -> ReplayPlan:
+    """The plan of `--from` and `--to`. Raises as choose_manifest and streams/core/replay_plan.py do."""
+    begin, end = parse_point(start, ("earliest", "snapshot"), seals=False), parse_point(to, ("live", "end"), seals=True)
+    manifest = choose_manifest(source.store, state, end.name) if isinstance(end, Named) and end.name != "end" else None
+    logs = fetch_logs(source)
+    begins = Begin(
+        begin == Named("earliest"), None if isinstance(begin, Named) else {n: _offsets(source, begin, log) for n, log in logs.items()}
+    )
+    if manifest is not None:
+        ends = {seal.shard: dict(seal.source_offsets) for seal in manifest.seals}
+    else:
+        ends = {n: dict(log.end) if end == Named("end") else dict(_offsets(source, end, log)) for n, log in logs.items()}
+    return ReplayPlan(tuple(plan_shard_replay(log, begins, ends[n]) for n, log in sorted(logs.items())), manifest)
+
+
+def fetch_logs(source: ReplaySource) -> dict[int, ShardLog]:
+    """What there is of every shard now."""
+    starts = {topic: start_offsets(source.bootstrap, source.prefix + topic) for topic in SHARD_TOPICS}
+    ends = {topic: end_offsets(source.bootstrap, source.prefix + topic) for topic in SHARD_TOPICS}
+    return {
+        n: ShardLog(n, {t: starts[t][n] for t in SHARD_TOPICS}, {t: ends[t][n] for t in SHARD_TOPICS}, _snapshots(source, n))
+        for n in range(source.init.shards)
+    }
+
+
+def _snapshots(source: ReplaySource, shard: int) -> list[SnapshotChoice]:
+    identity = encode_identity(shard, source.init).decode()
+    found, _ = list_snapshots(source.store, shard)
+    return [SnapshotChoice(f.snapshot.unique, f.snapshot.next_offsets) for f in found if f.snapshot.identity == identity]
+
+
+def _offsets(source: ReplaySource, point: Point, log: ShardLog) -> Offsets:
+    match point:
+        case AtOffset(offset):
+            return {topic: min(offset, log.end[topic]) for topic in SHARD_TOPICS}
+        case AtTime(time_ms):
+            return {topic: _at_time(source, topic, time_ms)[log.shard] for topic in SHARD_TOPICS}
+        case AtVector(vector):
+            _check_vector(vector, source.init.shards)
+            return {topic: vector[topic][log.shard] for topic in SHARD_TOPICS}
+        case Named(name):
+            raise AssertionError(name)
+
+
+def _at_time(source: ReplaySource, topic: str, time_ms: int) -> dict[int, int]:
+    return offsets_at(source.bootstrap, source.prefix + topic, time_ms)
+
+
+def _check_vector(vector: Mapping[str, tuple[int, ...]], shards: int) -> None:
+    wrong = {topic: len(some) for topic, some in vector.items() if len(some) != shards}
+    if wrong:
+        raise Misconfigured("replay_point", f"offsets for {wrong} shards, the index has {shards}: give one a shard, in their order")

@@ -1,0 +1,243 @@
+"""Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
+
+Here: the way of one shard, from its base over its records to rows and digests; going on after a kill. Not here: where it begins and ends
+(points.py), adoption as a version (adopt.py), applying (shard.py), rows (encoder.py, builder.py), the command (cli.py).
+
+Nothing of the running system is used but its topics, its control log, a manifest, a snapshot as base if one was asked for, and a checkpoint: no
+shard directory, no part, no delta, no consumer group. Batches and the interleaving of topics are others than the worker's (one topic after the
+other), and every row is encoded anew: an equal digest says that the index is a function of the log.
+Equal data digests with different row digests mean another arithmetic (look at the encoder fingerprints), not other data.
+
+Invariants: the offsets of the replay are in the same WriteBatch as what it applied, so a kill at any instruction goes on where it was; the plan
+is in the directory, so that a replay "to the end" has one end, whenever it goes on.
+"""
+
+import collections
+import dataclasses
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.clock import Clock
+from infra.files import write_file_durably
+from infra.kafka.reader import SourceRecord, read_topic
+from schemas.errors import Corrupted, Misconfigured
+from schemas.index.digest import ShardDigest, version_digest
+from schemas.index.layout import RowBlock
+from schemas.index.manifest import Manifest, Seal
+from schemas.index.snapshot import snapshot_manifest_path
+from schemas.topics import SHARD_TOPICS
+from streams.builder import encode_blocks
+from streams.core.replay_plan import ShardReplay
+from streams.encoder import RowEncoder
+from streams.replay.points import ReplayPlan, ReplaySource
+from streams.shard import Shard, open_shard
+from streams.shard_reader import open_shard_reader
+from streams.shard_snapshot import decode_stored_snapshot, restore_snapshot
+
+DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
+_PLAN_NAME = "replay.json"
+
+Progress = Callable[[str, int, int], None]  # what, done, of how many
+Keep = Callable[[int, Iterator[RowBlock], Mapping[str, int]], None]  # takes the rows of a shard, all of them
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedShard:
+    """One shard's outcome beside its seal, if the replay ended at one."""
+
+    shard: int
+    records: int
+    rows: int
+    digest: str
+    data_digest: str
+    source_offsets: Mapping[str, int]
+    seal: Seal | None = None
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether every row is the same as in the seal, to the bit; None: there is nothing to compare with."""
+        seal = self.seal
+        return None if seal is None else (self.rows, self.digest, self.data_digest) == (seal.rows, seal.digest, seal.data_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A replay's outcome beside the manifest it was compared with. `encoder_fingerprint` is this process's."""
+
+    manifest: Manifest | None
+    encoder_fingerprint: str
+    shards: tuple[ReplayedShard, ...]
+
+    @property
+    def digest(self) -> str:
+        """Digest over all rows of the replay."""
+        return version_digest([s.digest for s in self.shards])
+
+    @property
+    def data_digest(self) -> str:
+        """Digest over all inputs of the replay."""
+        return version_digest([s.data_digest for s in self.shards])
+
+    @property
+    def digest_equal(self) -> bool:
+        """Whether the replay has exactly the rows of the version."""
+        return self.manifest is not None and self.digest == self.manifest.digest
+
+    @property
+    def data_digest_equal(self) -> bool:
+        """Whether the replay has exactly the inputs of the version."""
+        return self.manifest is not None and self.data_digest == self.manifest.data_digest
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPace:
+    """How a replay runs; none of it changes a row. rate: records a second at most, None = as fast as it goes."""
+
+    batch_records: int = DEFAULT_BATCH_RECORDS
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlan:
+    """The plan of an earlier attempt; `seal`: the V.R that it is compared with, "" = none."""
+
+    shards: tuple[ShardReplay, ...]
+    seal: str
+
+
+def keep_plan(directory: Path, plan: ReplayPlan, asked: Mapping[str, str]) -> None:
+    """Puts the plan into a new directory. Raises Misconfigured (`directory_not_empty`)."""
+    if directory.exists() and any(directory.iterdir()):
+        raise Misconfigured("directory_not_empty", f"{directory} is not empty and holds no replay; give a new directory")
+    said = {"asked": dict(asked), "seal": plan.seal, "shards": [dataclasses.asdict(s) for s in plan.shards]}
+    write_file_durably(directory / _PLAN_NAME, json.dumps(said, default=dict).encode())
+
+
+def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
+    """The plan of an interrupted replay in `directory`: with it the replay goes on. None: there is none.
+
+    Raises Misconfigured (`other_replay`: something else was asked for then), Corrupted (`bad_replay_plan`).
+    """
+    path = directory / _PLAN_NAME
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_bytes())
+        kept = KeptPlan(tuple(ShardReplay(**one) for one in said["shards"]), said["seal"])
+        found = said["asked"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupted("bad_replay_plan", f"{path} does not read: {error}; give a new directory") from error
+    if found != dict(asked):
+        raise Misconfigured("other_replay", f"{directory} holds a replay of {found}, asked for is {dict(asked)}; give a new directory")
+    return kept
+
+
+def run_replay(
+    source: ReplaySource,
+    plan: ReplayPlan,
+    encoder: RowEncoder,
+    directory: Path,
+    clock: Clock,
+    pace: ReplayPace = ReplayPace(),
+    progress: Progress = lambda *_: None,
+    keep: Keep | None = None,
+) -> Replayed:
+    """Replays every shard of a plan in `directory`; what is there already is gone on with. `keep` gets the rows of each shard."""
+    shards = []
+    for one in plan.shards:
+        apply_shard(source, one, directory, clock, pace, progress)
+        seal = plan.manifest.seals[one.shard] if plan.manifest is not None else None
+        shards.append(_encode_shard(one, encoder, directory, seal, progress, keep))
+    return Replayed(plan.manifest, encoder.fingerprint, tuple(shards))
+
+
+def apply_shard(
+    source: ReplaySource,
+    one: ShardReplay,
+    directory: Path,
+    clock: Clock,
+    pace: ReplayPace,
+    progress: Progress,
+    records_max: int | None = None,
+) -> None:
+    """Applies the shard's part of the log, from where an earlier attempt stopped, and leaves a checkpoint of it. `records_max`: only so many."""
+    checkpoint = checkpoint_place(directory, one.shard)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    shard = _open(source, one, directory, clock)
+    try:
+        at, throttle = shard.next_offsets, _Throttle(clock, pace.rate)
+        done = one.records - sum(one.end[topic] - at[topic] for topic in SHARD_TOPICS)
+        records = itertools.islice(_read_shard(source, one.shard, at, one.end), records_max)
+        while batch := list(itertools.islice(records, pace.batch_records)):
+            shard.apply(batch)
+            done += len(batch)
+            progress(f"shard {one.shard}: apply", done, one.records)
+            throttle.wait(len(batch))
+        shard.create_checkpoint(checkpoint)
+    finally:
+        shard.close()
+
+
+def _open(source: ReplaySource, one: ShardReplay, directory: Path, clock: Clock) -> Shard:
+    """The shard of the replay: as an earlier attempt left it, else its base. It keeps rows of no version and sends nothing."""
+    place = directory / f"{one.shard:05d}"
+    if one.snapshot and not place.exists():
+        restore_snapshot(source.store, decode_stored_snapshot(source.store, snapshot_manifest_path(one.shard, one.snapshot)), place)
+    shard = open_shard(place, one.shard, source.init, clock)
+    for version in shard.versions:
+        shard.stop_version(version)
+    return shard
+
+
+def _encode_shard(
+    one: ShardReplay, encoder: RowEncoder, directory: Path, seal: Seal | None, progress: Progress, keep: Keep | None
+) -> ReplayedShard:
+    """Rows of everything that the shard holds, and their digests."""
+    checkpoint = checkpoint_place(directory, one.shard)
+    digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
+    with open_shard_reader(checkpoint) as reader:
+        offsets = reader.next_offsets
+        assert offsets == dict(one.end), f"replayed to {offsets}, the plan says {one.end}"
+
+        def digested() -> Iterator[RowBlock]:
+            for block in encode_blocks(encoder, reader.scan_blocks()):
+                digest.update(block)
+                progress(f"shard {one.shard}: encode", digest.rows, max(digest.rows, seal.rows if seal is not None else 0))
+                yield block
+
+        if keep is not None:
+            keep(one.shard, digested(), offsets)
+        else:
+            collections.deque(digested(), maxlen=0)
+    shutil.rmtree(checkpoint)
+    return ReplayedShard(one.shard, one.records, digest.rows, digest.hexdigest, digest.data_hexdigest, offsets, seal)
+
+
+def checkpoint_place(directory: Path, shard: int) -> Path:
+    """Where the checkpoint of a replayed shard lies while it is needed."""
+    return directory / f"{shard:05d}-checkpoint"
+
+
+def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[SourceRecord]:
+    """The shard's records, one topic after the other."""
+    for topic in SHARD_TOPICS:
+        if end[topic] > start[topic]:
+            yield from read_topic(source.bootstrap, topic, start={shard: start[topic]}, end={shard: end[topic]}, prefix=source.prefix)
+
+
+class _Throttle:
+    """Not more than `rate` records a second, over the whole time."""
+
+    def __init__(self, clock: Clock, rate: float | None) -> None:
+        self._clock, self._rate, self._began, self._records = clock, rate, clock.monotonic(), 0
+
+    def wait(self, records: int) -> None:
+        """Sleeps as long as these records were too fast."""
+        self._records += records
+        if self._rate is not None:
+            time.sleep(max(0.0, self._began + self._records / self._rate - self._clock.monotonic()))

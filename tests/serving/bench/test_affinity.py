@@ -1,0 +1,33 @@
+"""The windows of `aif bench affinity` on servers in this process, one of which is lost."""
+
+import asyncio
+import contextlib
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED
+from serving.bench.affinity import AffinityPlan, load_and_lose, moved_shares
+from serving.bench.overload import BenchServer
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import open_front
+
+
+def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else() -> None:
+    plan = AffinityPlan(users=12, rate_per_s=60.0, seconds=0.5, retrieval_ms=5.0)
+    with contextlib.ExitStack() as rest:
+        stacks = {}
+        for _ in range(3):
+            stack = rest.enter_context(contextlib.ExitStack())
+            stacks[stack.enter_context(open_front(FakeEngine())).url] = stack
+        servers = [BenchServer(url, 0, np.arange(6).reshape(2, 3)) for url in stacks]
+        steady, lost, moved = asyncio.run(load_and_lose(plan, servers, lambda server: stacks[server.url].close()))
+    assert steady.latencies.count(OK) == lost.latencies.count(OK) == 30
+    assert steady.found_share == 1.0 and steady.asked_again == 0
+    assert lost.latencies.count(FAILED) == lost.latencies.count(REFUSED) == 0
+    assert 0 < moved["moved_share"] < 1 and moved["moved_needlessly_share"] == 0
+    assert set(lost.servers) < set(steady.servers) or len(lost.servers) <= 2
+
+
+def test_who_moved_without_need_is_told_from_who_had_to() -> None:
+    before, after = {1: "a", 2: "a", 3: "b", 4: "c"}, {1: "b", 2: "c", 3: "b", 4: "b"}
+    assert moved_shares(before, after, "a") == {"moved_share": 0.75, "moved_needlessly_share": 0.25}

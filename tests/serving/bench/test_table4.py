@@ -1,0 +1,100 @@
+"""The rows of Table 4: what they score, that each part takes part, and the open loop under them."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.bench.load import OK, REFUSED
+from infra.bench.report import Figures
+from schemas.errors import Unavailable
+from serving.bench.open_loop import Request, find_rate_max, send_requests
+from serving.bench.table4 import MEASURES, Table4Plan, measure_table4, table_rows
+from serving.bench.table4_rows import ROWS, RowScorer, draw_raw_features
+from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from serving.engine.work import RankWork, UserState, UserWork
+
+SEQUENTIAL = [row for row in ROWS if row.name != "aif"]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RankWorld]:
+    opened = open_rank_world(2_000)
+    yield opened
+    opened.close()
+
+
+def score(world: RankWorld, row: Any, behaviours: int = 40) -> np.ndarray:
+    world.rng = np.random.default_rng(1)
+    scorer = RowScorer(row, world, draw_raw_features(world), 2)
+    history = world.history(behaviours)
+    return scorer.score(scorer.user_state(UserWork(PROFILE, history, 2)), np.arange(700), CONTEXT)[0]
+
+
+@pytest.mark.parametrize("row", SEQUENTIAL, ids=lambda row: row.name)
+def test_every_row_scores_every_candidate_and_none_like_another(world: RankWorld, row: Any) -> None:
+    scores_C = score(world, row)
+    assert np.isfinite(scores_C).all() and len(np.unique(scores_C)) > 600
+
+
+def test_cutting_a_history_before_or_after_the_candidates_gives_the_same_scores(world: RankWorld) -> None:
+    by_name = {row.name: row for row in ROWS}
+    assert np.array_equal(score(world, by_name["sim"]), score(world, by_name["sim_cached"]))
+
+
+@pytest.mark.parametrize("row", [row for row in SEQUENTIAL if row.name != "cold"], ids=lambda row: row.name)
+def test_a_part_sees_the_history(world: RankWorld, row: Any) -> None:
+    assert not np.allclose(score(world, row, 40), score(world, row, 1))
+
+
+def test_a_quick_run_has_every_figure_of_every_row_and_prints_the_papers_table() -> None:
+    figures = measure_table4(Table4Plan(items=10_000, candidates=600, behaviours=30, users=2, calls=2, rounds=1, steps=1, seconds=0.05))
+    for row in ROWS:
+        assert {f"{row.name}.{measure}" for measure in (*MEASURES, "extra_bytes")} <= set(figures.as_dict()["figures"])
+    assert figures.value("cold.extra_bytes") == 0 and figures.value("cold.avg_rt_pct") == 0
+    assert (figures.value("async.item_bytes"), figures.value("bea.item_bytes"), figures.value("long_lsh.item_bytes")) == (64, 16, 17)
+    assert figures.value("aif.state_bytes") and not figures.value("sim.state_bytes")
+    assert isinstance(figures, Figures) and [row["method"] for row in table_rows(figures)] == [row.name for row in ROWS]
+
+
+class SlowEngine:
+    """Answers call 1 at once and call 2 never before `release`."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def submit_user(self, work: UserWork) -> "Future[Any]":
+        self.order.append("user")
+        return done(type("Result", (), {"state": "made"}))
+
+    def submit_rank(self, work: Any) -> "Future[Any]":
+        self.order.append(f"rank {work}")
+        future: Future[Any] = Future()
+        if work == "refused":
+            future.set_exception(Unavailable("overloaded", "full", 0.1))
+            return future
+        return done(work)
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def test_the_open_loop_sends_call_one_before_retrieval_and_call_two_with_its_state() -> None:
+    def rank(state: UserState | None) -> RankWork:
+        return state  # type: ignore[return-value]
+
+    engine: Any = SlowEngine()
+    seen = send_requests(engine, lambda number: Request(UserWork(), rank), 1_000, 0.003, 0.05)
+    assert engine.order == ["user"] * 3 + ["rank made"] * 3 and seen.count(OK) == 3
+    refused: Any = lambda number: Request(None, lambda state: "refused")  # noqa: E731
+    assert send_requests(engine, refused, 1_000, 0.002, 0.0).count(REFUSED) == 2
+
+
+def test_the_highest_rate_is_found_by_bisection_and_is_zero_where_none_holds() -> None:
+    assert 60 < find_rate_max(lambda rate: rate <= 64, 10, 100, 6) <= 64
+    assert find_rate_max(lambda rate: False, 10, 100, 6) == 0

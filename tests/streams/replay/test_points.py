@@ -1,0 +1,29 @@
+"""What people write for a point of a log."""
+
+import pytest
+
+from schemas.errors import Misconfigured
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.core.replay_plan import AtOffset, AtTime, AtVector, Named, Point
+from streams.replay.points import parse_point
+
+POINTS = {
+    "live": Named("live"),
+    "4.1": Named("4.1"),
+    "4.1-0123abcd": Named("4.1-0123abcd"),
+    "17": AtOffset(17),
+    "2026-01-31": AtTime(1_769_817_600_000),
+    "2026-01-31T12:00+01:00": AtTime(1_769_857_200_000),
+    "item-features=5,6;new-items=1,0": AtVector({ITEM_FEATURES: (5, 6), NEW_ITEMS: (1, 0)}),
+}
+
+
+@pytest.mark.parametrize(("text", "point"), POINTS.items())
+def test_a_point_is_read(text: str, point: Point) -> None:
+    assert parse_point(text, ("live",), seals=True) == point
+
+
+@pytest.mark.parametrize("text", ["", "newest", "-3", "item-features=5", "item-features=5;other=3", "4.1.2", "2026-13-01"])
+def test_what_is_no_point_is_refused_with_what_is_possible(text: str) -> None:
+    with pytest.raises(Misconfigured, match=r"replay_point.*earliest"):
+        parse_point(text, ("earliest",), seals=True)

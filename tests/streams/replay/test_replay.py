@@ -1,0 +1,395 @@
+"""The whole nearline way on a real broker without Faust: events, shards, builder processes, a live version; and its replay from the topics."""
+
+import asyncio
+import dataclasses
+import json
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from typer.testing import CliRunner
+
+from infra.clock import SystemClock
+from infra.control_log import ControlLog, ensure_init
+from infra.index_diff import diff_versions, open_side
+from infra.index_parts import read_full_part
+from infra.index_store import IndexStore, open_index_store
+from infra.kafka.admin import apply_topics, topic_ids
+from infra.kafka.publisher import Publisher
+from infra.kafka.reader import TopicFollower, read_topic
+from infra.processes import wait_until
+from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
+from schemas.events import CheckpointRecord, ItemFeaturesUpdate, NewItem
+from schemas.ids import IdKind
+from schemas.index.control import Init
+from schemas.index.lifecycle import Cause, State
+from schemas.index.manifest import Manifest
+from schemas.model.encode_rows import encoder_fingerprint
+from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
+from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
+from streams.build_jobs import BuildJob
+from streams.builder import build_full_part
+from streams.builder_pool import BuilderPool
+from streams.encoder import EncoderCache
+from streams.encoders import LazyEncoders
+from streams.log_ends import KafkaLogEnds
+from streams.outbox_sender import OutboxSender
+from streams.publication import Publication
+from streams.reconcile import Reconciler, ReconcileSettings
+from streams.replay.cli import register
+from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
+from streams.replay.replay import ReplayPace, run_replay
+from streams.sealer import digest_blocks
+from streams.shard import Shard, open_shard
+from streams.shard_snapshot import describe_checkpoint_job, write_snapshot
+from streams.shard_task import ShardTask
+from streams.version_messages import VersionMessages
+from tests.streams.version_world import SCHEMA, checkpoint_bytes
+
+SHARDS, ITEMS = 2, 500
+
+
+@dataclass
+class Nearline:
+    """A worker's parts wired by hand, and what it has made."""
+
+    bootstrap: str
+    prefix: str
+    folder: Path
+    store: IndexStore
+    init: Init
+    manifest: Manifest
+
+    @property
+    def source(self) -> ReplaySource:
+        return ReplaySource(self.bootstrap, self.prefix, self.init, self.store)
+
+
+def publish_catalogue(publisher: Publisher) -> None:
+    publisher.publish_items(
+        ItemFeaturesUpdate(item_id=i, version=1, features={"category": i % 7, "price": 1.0 + i, "stock": float(i % 3)})
+        for i in range(ITEMS)
+    )
+    publisher.publish_new_items(NewItem(item_id=i, embedding=[float((i * k) % 11 - 5) for k in range(1, 7)]) for i in range(0, ITEMS, 3))
+    publisher.flush()
+
+
+def publish_changes(publisher: Publisher) -> None:
+    for i in range(0, 60, 7):
+        publisher.publish_item(i, 2, {"category": 3, "price": 0.25})
+        publisher.publish_delete(i + 1, 2)
+        publisher.publish_new_item(i + 2, [1.0, -1.0, 2.0, -2.0, 3.0, float(i)])
+    publisher.flush()
+
+
+def consume(bootstrap: str, prefix: str, tasks: list[ShardTask], topic: str) -> None:
+    """What Faust would do: everything that is new in a topic goes to the shards."""
+    at = {t.number: t.submit(lambda s: s.next_offsets[topic]).result() for t in tasks}
+    for record in list(read_topic(bootstrap, topic, start=at, prefix=prefix)):
+        asyncio.run(tasks[record.partition].apply([record]))
+
+
+@pytest.fixture(scope="module")
+def nearline(bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory) -> Nearline:
+    folder, prefix = tmp_path_factory.mktemp("nearline"), f"replay-{uuid.uuid4().hex[:12]}."
+    apply_topics(bootstrap_servers, prefix, SHARDS, 1)
+    store, clock = open_index_store(str(folder / "store")), SystemClock()
+    ids = {t: i for t, i in topic_ids(bootstrap_servers, prefix).items() if t in SHARD_TOPICS}
+    init = Init(SHARDS, 1, IdKind.INT64, {t: prefix + t for t in SHARD_TOPICS}, ids)
+    ensure_init(ControlLog(store), init, 0, "test")
+    tasks = [
+        ShardTask(open_shard(folder / f"shard-{n}", n, init, clock), clock, lambda task: _sender(bootstrap_servers, prefix, task))
+        for n in range(SHARDS)
+    ]
+    with (
+        BuilderPool(store.url, folder / "logs") as builders,
+        VersionMessages(bootstrap_servers, prefix) as messages,
+        Publisher(bootstrap_servers, prefix, "test", SHARDS, 1, IdKind.INT64) as publisher,
+    ):
+        ends, log = KafkaLogEnds(bootstrap_servers, prefix), ControlLog(store)
+        reconciler = Reconciler(
+            log,
+            store,
+            clock,
+            ReconcileSettings(),
+            lambda: tasks,
+            builders,
+            ends,
+            folder / "scratch",
+            LazyEncoders(store),
+            "w",
+            messages.announce,
+        )
+
+        def step_until(condition: Callable[[], bool], what: str) -> None:
+            def stepped() -> bool:
+                report = reconciler.step()
+                assert not report.errors, report.errors
+                return condition()
+
+            wait_until(stepped, 60, what)
+
+        step_until(lambda: all(t.admitted for t in tasks), "admission")
+        publish_catalogue(publisher)
+        for topic in SHARD_TOPICS:
+            consume(bootstrap_servers, prefix, tasks, topic)
+        _announce_checkpoints(bootstrap_servers, prefix, folder, store, publisher, messages)
+        step_until(lambda: bool(tasks[0].submit(lambda s: s.versions).result()), "the version to be started")
+        publish_changes(publisher)  # while it builds
+        for topic in reversed(SHARD_TOPICS):
+            consume(bootstrap_servers, prefix, tasks, topic)
+        step_until(lambda: log.state.live == 1, "version 1 to be live")
+        assert log.state.versions[0].state is State.REJECTED
+        manifest = choose_manifest(store, log.refresh(), "live")
+        reconciler.close()
+        for task in tasks:
+            task.close()
+    return Nearline(bootstrap_servers, prefix, folder, store, init, manifest)
+
+
+def _sender(bootstrap: str, prefix: str, task: ShardTask) -> OutboxSender:
+    def fail(error: AifError) -> None:
+        raise AssertionError(error)
+
+    return OutboxSender(bootstrap, prefix, on_confirmed=task.confirmed, on_failure=fail, on_tick=task.tick)
+
+
+def _announce_checkpoints(
+    bootstrap: str, prefix: str, folder: Path, store: IndexStore, publisher: Publisher, messages: VersionMessages
+) -> None:
+    """A bad record at offset 0, a good one at offset 1, both decided."""
+    import hashlib
+
+    path, data = folder / "model.safetensors", checkpoint_bytes()
+    path.write_bytes(data)
+    good = CheckpointRecord(
+        uri=str(path), size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), model_id="model-0", feature_schema=SCHEMA.fingerprint
+    )
+    publisher.publish_checkpoint(good.model_copy(update={"sha256": "0" * 64}))
+    publisher.publish_checkpoint(good)
+    publisher.flush()
+    desk = CheckpointDesk(
+        ControlLog(store), store, SystemClock(), encoder_fingerprint, (folder,), 1.0, messages.send_dead_letter, messages.announce
+    )
+    asyncio.run(handle_checkpoints(desk, list(read_topic(bootstrap, MODEL_CHECKPOINTS, prefix=prefix))))
+
+
+def replay(nearline: Nearline, folder: Path, start: str = "earliest", to: str = "1.0", **changes: Any) -> Any:
+    plan = plan_replay(nearline.source, ControlLog(nearline.store).refresh(), start, to)
+    encoder = EncoderCache(nearline.store).get(1, nearline.manifest.checkpoint_sha256)
+    return run_replay(nearline.source, plan, encoder, folder / "replay", SystemClock(), **changes)
+
+
+@pytest.mark.parametrize("batch_records", [1, 97])
+def test_a_replay_from_the_log_start_has_the_digest_of_the_live_version(nearline: Nearline, tmp_path: Path, batch_records: int) -> None:
+    outcome = replay(nearline, tmp_path, pace=ReplayPace(batch_records))
+    assert outcome.digest_equal and outcome.data_digest_equal and all(s.equal for s in outcome.shards)
+    assert sum(s.rows for s in outcome.shards) == nearline.manifest.rows == ITEMS - 9
+
+
+def test_a_planted_change_of_one_row_is_seen(nearline: Nearline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streams.encoder import RowEncoder
+
+    encode = RowEncoder.encode
+
+    def one_wrong(self: RowEncoder, raw: Any, embeddings: Any) -> Any:
+        rows = encode(self, raw, embeddings)
+        rows["bid"][:1] += 1
+        return rows
+
+    monkeypatch.setattr(RowEncoder, "encode", one_wrong)
+    outcome = replay(nearline, tmp_path)
+    assert not outcome.digest_equal and outcome.data_digest_equal
+
+
+def test_dead_letters_and_index_events_are_on_the_broker(nearline: Nearline) -> None:
+    letters = list(read_topic(nearline.bootstrap, f"dlq.{MODEL_CHECKPOINTS}", prefix=nearline.prefix))
+    assert [dict(r.headers)["__connect.errors.offset"] for r in letters] == [b"0"]
+    kinds = {json.loads(r.value or b"")["kind"] for r in read_topic(nearline.bootstrap, INDEX_EVENTS, prefix=nearline.prefix)}
+    assert kinds >= {"rejected", "wanted", "building", "built", "sealed", "published", "promoted"}
+
+
+def test_every_seal_names_a_delta_position_inside_the_log(nearline: Nearline) -> None:
+    ends = KafkaLogEnds(nearline.bootstrap, nearline.prefix)
+    with TopicFollower(
+        nearline.bootstrap, INDEX_DELTAS, {s.shard: s.delta_position for s in nearline.manifest.seals}, prefix=nearline.prefix
+    ):
+        assert all(0 < s.delta_position <= ends.deltas_end(s.shard) for s in nearline.manifest.seals)
+
+
+@pytest.fixture
+def command(nearline: Nearline, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs `aif replay`; what it printed as JSON. Raises its error."""
+    app = typer.Typer()
+    app.callback()(lambda: None)  # otherwise a single command has no name
+    register(app)
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", nearline.bootstrap)
+    monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", nearline.prefix)
+
+    def run(*arguments: str) -> Any:
+        words = ["replay", *arguments, "--store", nearline.store.url, "--json"]
+        with ThreadPoolExecutor(1) as own_thread:
+            result = own_thread.submit(CliRunner().invoke, app, words).result()
+        if isinstance(result.exception, AifError):
+            raise result.exception
+        assert result.exit_code == 0, (result.output, result.exception)
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_the_command_prints_both_digests(nearline: Nearline, command: Callable[..., Any], tmp_path: Path) -> None:
+    printed = command("--from", "earliest", "--to", "live", "--directory", str(tmp_path / "kept"))
+    assert printed["figures"]["digest_equal"]["value"] == 1
+    assert printed["config"]["digest"] == printed["config"]["live_digest"] == nearline.manifest.digest
+    assert (tmp_path / "kept" / "00000" / "CURRENT").exists()
+    log = ControlLog(nearline.store)
+    log.refresh()
+    assert diff_versions(open_side("1.0", log), open_side(str(tmp_path / "kept"), log)).is_equal
+
+
+def test_a_directory_that_is_not_empty_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "replay" / "something").mkdir(parents=True)
+    with pytest.raises(Misconfigured, match="not empty"):
+        command("--directory", str(tmp_path / "replay"))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("calls", [1, 3, 9])
+def test_a_replay_that_was_killed_goes_on_from_its_own_offsets(
+    calls: int, nearline: Nearline, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied: list[int] = []
+    apply = Shard.apply
+
+    def count(self: Shard, records: Any) -> Any:
+        if len(applied) == calls:
+            raise Killed
+        applied.append(len(records))
+        return apply(self, records)
+
+    folder = str(tmp_path / "kept")
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "apply", count)
+        with pytest.raises(Killed):
+            command("--directory", folder, "--batch-size", "2")
+    before = sum(applied)
+    applied.clear()
+    monkeypatch.setattr(Shard, "apply", lambda self, records: (applied.append(len(records)), apply(self, records))[1])
+    printed = command("--directory", folder, "--batch-size", "2")
+    assert printed["figures"]["digest_equal"]["value"] == 1
+    assert before + sum(applied) == printed["figures"]["records"]["value"] and before > 0
+    with pytest.raises(Misconfigured, match="other_replay"):
+        command("--directory", folder, "--to", "end")
+
+
+def test_a_dry_run_forecasts_the_records_and_writes_nothing(nearline: Nearline, command: Callable[..., Any], tmp_path: Path) -> None:
+    forecast = command("--dry-run", "--directory", str(tmp_path / "none"), "--rate", "10")
+    assert forecast["records"] == sum(sum(s.source_offsets.values()) for s in nearline.manifest.seals)
+    assert forecast["rows"] == nearline.manifest.rows and forecast["apply_s"] >= forecast["records"] / 10
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_throttled_replay_keeps_its_rate(nearline: Nearline, tmp_path: Path) -> None:
+    clock = SystemClock()
+    began = clock.monotonic()
+    outcome = replay(nearline, tmp_path, pace=ReplayPace(5, rate=40.0))
+    assert clock.monotonic() - began >= sum(s.records for s in outcome.shards) / 40.0 - 1.0 and outcome.digest_equal
+
+
+@pytest.mark.parametrize("form", ["vector", "time"])
+def test_a_replay_to_offsets_or_a_time_ends_there(form: str, nearline: Nearline, tmp_path: Path) -> None:
+    records = list(read_topic(nearline.bootstrap, ITEM_FEATURES, prefix=nearline.prefix))
+    if form == "vector":
+        outcome = replay(nearline, tmp_path, to="item-features=2,1;new-items=0,1")
+        assert [dict(s.source_offsets) for s in outcome.shards] == [
+            {ITEM_FEATURES: 2, NEW_ITEMS: 0},
+            {ITEM_FEATURES: 1, NEW_ITEMS: 1},
+        ]
+    else:
+        time_ms = max(r.timestamp_ms for r in records) + 1_000_000
+        outcome = replay(nearline, tmp_path, to=datetime.fromtimestamp(time_ms / 1000, UTC).isoformat())
+        assert outcome.digest == nearline.manifest.digest  # a time after the last record is the end, which is the seal's here
+
+
+def snapshot_at(nearline: Nearline, folder: Path, to: str) -> None:
+    """Snapshots of both shards as they are at some offsets, put into the store."""
+    for one in replay(nearline, folder, to=to).shards:
+        shard = open_shard(folder / "replay" / f"{one.shard:05d}", one.shard, nearline.init, SystemClock())
+        shard.create_checkpoint(folder / f"checkpoint-{one.shard}")
+        shard.close()
+        write_snapshot(nearline.store, describe_checkpoint_job(folder / f"checkpoint-{one.shard}", one.shard, nearline.init))
+
+
+def test_a_replay_from_a_snapshot_has_the_digest_of_the_live_version_and_reads_only_the_rest(nearline: Nearline, tmp_path: Path) -> None:
+    snapshot_at(nearline, tmp_path / "base", "item-features=2,2;new-items=1,1")
+    outcome = replay(nearline, tmp_path, start="snapshot")
+    whole = sum(sum(s.source_offsets.values()) for s in nearline.manifest.seals)
+    assert outcome.digest_equal and sum(s.records for s in outcome.shards) == whole - 6
+    by_offset = replay(nearline, tmp_path / "by-offset", start="3")
+    assert by_offset.digest_equal and sum(s.records for s in by_offset.shards) == whole - 6
+    too_early = replay(nearline, tmp_path / "too-early", start="0")
+    assert too_early.digest_equal and sum(s.records for s in too_early.shards) == whole
+
+
+def test_an_adopted_replay_becomes_a_version_that_has_everything_newer(
+    nearline: Nearline, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = command("--to", "item-features=2,2;new-items=1,1", "--adopt", "backfill")
+    with pytest.raises(Misconfigured, match="label_taken"):
+        command("--to", "end", "--adopt", "backfill")
+    version = printed["config"]["adopted"]
+    desk = CheckpointDesk(ControlLog(nearline.store), nearline.store, SystemClock(), encoder_fingerprint, (), 0.0, lambda *_: None)
+    asyncio.run(handle_checkpoints(desk, list(read_topic(nearline.bootstrap, MODEL_CHECKPOINTS, prefix=nearline.prefix))))
+    status = ControlLog(nearline.store).refresh().versions[version]
+    assert (status.state, status.cause, status.label) == (State.WANTED, Cause.ADOPT, "backfill")
+    publication = Publication(ControlLog(nearline.store), nearline.store, SystemClock(), "test")
+    bases = [publication.find_base(status, n) for n in range(SHARDS)]
+    encoder, reused = EncoderCache(nearline.store).get(version, status.checkpoint_sha256), 0
+    for seal, base in zip(nearline.manifest.seals, bases, strict=True):
+        checkpoint = nearline.folder / f"adopt-{seal.shard}"
+        shard = open_shard(nearline.folder / f"shard-{seal.shard}", seal.shard, nearline.init, SystemClock())
+        shard.create_checkpoint(checkpoint)
+        shard.close()
+        job = BuildJob(version, seal.shard, status.checkpoint_sha256, status.encoder_fingerprint, str(checkpoint), base=base)
+        result = build_full_part(nearline.store, encoder, job)
+        reused += result.reused
+        assert digest_blocks(encoder, read_full_part(nearline.store, result.part, encoder.layout)).hexdigest == seal.digest
+    assert 0 < reused < nearline.manifest.rows
+
+
+def test_a_seal_is_named_by_version_and_revision(nearline: Nearline) -> None:
+    state = ControlLog(nearline.store).refresh()
+    token = str(state.versions[1].token)
+    assert choose_manifest(nearline.store, state, "1.0") == choose_manifest(nearline.store, state, token) == nearline.manifest
+    with pytest.raises(Misconfigured):
+        choose_manifest(nearline.store, state, "newest")
+    with pytest.raises(Unavailable):
+        choose_manifest(nearline.store, state, "1.7")
+
+
+def test_topics_of_another_index_are_refused(nearline: Nearline) -> None:
+    other = dataclasses.replace(nearline, init=dataclasses.replace(nearline.init, topic_ids={ITEM_FEATURES: "another"}))
+    state = dataclasses.replace(ControlLog(nearline.store).refresh(), init=other.init)
+    with pytest.raises(Incompatible, match="another"):
+        open_replay_source(nearline.bootstrap, nearline.prefix, nearline.store, state)
+
+
+def test_a_log_that_has_lost_its_beginning_is_refused_with_the_oldest_offset(nearline: Nearline, tmp_path: Path) -> None:
+    """The last test of this module: it cuts the log."""
+    admin = AdminClient({"bootstrap.servers": nearline.bootstrap})
+    for future in admin.delete_records([TopicPartition(nearline.prefix + ITEM_FEATURES, 1, 2)]).values():
+        future.result()
+    with pytest.raises(Incompatible, match=r"begins at \{1: 2\}"):
+        replay(nearline, tmp_path)

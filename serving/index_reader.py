@@ -30,7 +30,8 @@ from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
 from schemas.index.manifest import Manifest, Seal, decode_manifest
 from serving.engine.changes import Changes, pack_keys, pack_orders
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
-from serving.engine.tables import Tables, warm_tables
+from serving.engine.tables import Tables
+from serving.engine_kernels import load_table_kernels
 
 LINE_BYTES_MAX = 1 << 20
 _INT64_KEY_BYTES = 8
@@ -160,7 +161,7 @@ def main() -> None:
     """`python -m serving.index_reader FD`."""
     os.nice(5)  # a load can wait; requests cannot
     assert "torch" not in sys.modules, "the loader process must not load torch: it would take its memory and seconds at every start"
-    warm_tables()  # before the first version arrives: its load would pay for it
+    load_table_kernels()  # before the first version arrives: its load would pay for it
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 

@@ -31,6 +31,7 @@ from serving.access import check_exposure
 from serving.carried_state import CarriedStates
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork
+from serving.engine_kernels import load_engine_kernels
 from serving.engine_metrics import EngineMetrics
 from serving.front import Front
 from serving.garbage import calm_collector
@@ -132,9 +133,13 @@ class RankingServer:
         logger.info("listening", url=self.listener.url, grpc=self.grpc_address)
         opened(self.listener.url)
 
+    def _start_engine(self) -> None:
+        load_engine_kernels()
+        self.engine.start()
+
     async def _live(self) -> None:
         """Everything beside answering: opens what depends on the index, then keeps house for ever."""
-        self._engine_start = asyncio.create_task(asyncio.to_thread(self.engine.start))
+        self._engine_start = asyncio.create_task(asyncio.to_thread(self._start_engine))
         await asyncio.to_thread(self.versions.prepare)
         await self._open_index(await self._wait_for_identity())
         await asyncio.shield(self._engine_start)

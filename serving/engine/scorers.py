@@ -16,11 +16,10 @@ from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.candidates import find_candidates
 from serving.engine.changes import decode_changes
-from serving.engine.compiled_once import compiled_once
 from serving.engine.cpu import CpuScorer
 from serving.engine.cuda import CudaScorer
 from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
-from serving.engine.tables import Tables, warm_tables
+from serving.engine.tables import Tables
 from serving.engine.top_k import rank_top
 from serving.engine.work import UserWork
 
@@ -35,10 +34,8 @@ def compile_kernels() -> None:
     """Compiles (or takes from numba's cache) every kernel, for both kinds of ids: a flip or a request never compiles."""
     torch.set_num_threads(1)  # beside the engine's own thread, OpenMP's spinning workers would steal its core
     ids: dict[IdKind, list[Id]] = {IdKind.INT64: [1, 2, 3], IdKind.TEXT: ["a", "b", "a-longer-id"]}
-    warm_tables()
-    with compiled_once("scorers"):
-        for kind, bits in ((IdKind.INT64, 128), (IdKind.TEXT, 64)):
-            _rank_once(kind, bits, ids[kind])
+    for kind, bits in ((IdKind.INT64, 128), (IdKind.TEXT, 64)):
+        _rank_once(kind, bits, ids[kind])
 
 
 def _rank_once(kind: IdKind, bits: int, ids: list[Id]) -> None:

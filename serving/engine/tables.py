@@ -17,7 +17,6 @@ import numpy as np
 from schemas.ids import Id, IdKind
 from schemas.index.layout import ORDER, Column, RowLayout
 from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, pack_orders
-from serving.engine.compiled_once import compiled_once
 from serving.engine.lookup import (
     FULL,
     HEADER_DEAD,
@@ -162,9 +161,8 @@ def warm_tables() -> None:
 
     1.5 s in a new process; done when a process starts, so that neither its first version nor its first request pays for it.
     """
-    with compiled_once("tables"):
-        for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
-            _find_once(kind, ids)
+    for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
+        _find_once(kind, ids)
 
 
 def _find_once(kind: IdKind, ids: list[Id]) -> None:

@@ -84,7 +84,7 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
     [
         ({"serve": {"port": 99_999}}, {}, "99999"),
         ({"engine": {"device": "tpu"}}, {}, "tpu"),
-        ({"index": {"store": "s3://bucket"}}, {}, "s3://bucket"),
+        ({"index": {"store": "ftp://files"}}, {}, "ftp://files"),
         ({}, {"AIF_SERVE__PROT": "1"}, "AIF_SERVE__PORT"),
         ({}, {"AIF_KAFKA__BOOTSTRAP_SERVERS": ""}, "aif broker start"),
     ],

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine import compiled_once as module
-from serving.engine.compiled_once import compiled_once
+from infra import compiled_once as module
+from infra.compiled_once import compiled_once
+
+SOURCES = Path(__file__).parent
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def test_a_second_process_waits_for_the_first(folder: Path) -> None:
     lock, entered = hold_lock(folder), threading.Event()
 
     def enter() -> None:
-        with compiled_once("kernels"):
+        with compiled_once("kernels", SOURCES):
             entered.set()
 
     thread = threading.Thread(target=enter)
@@ -39,25 +41,25 @@ def test_a_second_process_waits_for_the_first(folder: Path) -> None:
 
 
 def test_what_is_done_is_not_waited_for_until_a_source_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with compiled_once("kernels"):
+    with compiled_once("kernels", SOURCES):
         pass
     lock = hold_lock(folder)
-    with compiled_once("kernels"):  # would wait for ever otherwise
+    with compiled_once("kernels", SOURCES):  # would wait for ever otherwise
         pass
-    monkeypatch.setattr(module, "_stamp", lambda: "other sources")
+    monkeypatch.setattr(module, "_stamp", lambda _: "other sources")
     monkeypatch.setattr(module, "WAIT_S_MAX", 0.0)
-    with compiled_once("kernels"):  # nobody frees the lock: it compiles for itself
+    with compiled_once("kernels", SOURCES):  # nobody frees the lock: it compiles for itself
         pass
     os.close(lock)
 
 
 def test_a_failed_compilation_is_not_marked_as_done(folder: Path) -> None:
-    with pytest.raises(ZeroDivisionError), compiled_once("kernels"):
+    with pytest.raises(ZeroDivisionError), compiled_once("kernels", SOURCES):
         raise ZeroDivisionError
     assert not (folder / "compiled-kernels").exists()
 
 
 def test_without_a_folder_to_write_to_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/no-such-folder")
-    with compiled_once("kernels"):
+    with compiled_once("kernels", SOURCES):
         pass

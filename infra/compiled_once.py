@@ -1,7 +1,7 @@
 """Kernels are compiled by one process of a machine; the others that start meanwhile wait and take them from numba's cache.
 
-Without it a server, its loader and whatever starts beside them each compile the same eleven seconds of work on the same two cores. Not here: what is
-compiled (scorers.py, tables.py).
+Without it a server, its loader and whatever starts beside them each compile the same work on the same two cores. Not here: what is compiled
+(serving/engine, streams/stored).
 Invariant: only a wait. With no folder to write to, or with a lock that nobody frees in time, a process compiles for itself: slower, never other code.
 """
 
@@ -21,10 +21,10 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def compiled_once(what: str) -> Iterator[None]:
-    """Around the first calls of kernels. `what` names the set of kernels; a set that is in the cache already is not waited for."""
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__")
-    done, stamp = folder / f"compiled-{what}", _stamp()
+def compiled_once(what: str, sources: Path) -> Iterator[None]:
+    """Around the first calls of the kernels in the folder `sources`. `what` names them; those that are in the cache already are not waited for."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or sources / "__pycache__")
+    done, stamp = folder / f"compiled-{what}", _stamp(sources)
     if _says(done, stamp) or (lock := _open_lock(folder / f"compiling-{what}")) is None:
         yield
         return
@@ -37,10 +37,10 @@ def compiled_once(what: str) -> Iterator[None]:
         os.close(lock)  # frees it, as the end of the process does
 
 
-def _stamp() -> str:
+def _stamp(sources: Path) -> str:
     """What numba's cache depends on: its version, this processor, the sources."""
-    sources = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(repr((numba.__version__, llvm.get_host_cpu_name(), sources)).encode()).hexdigest()
+    files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources.glob("*.py"))
+    return hashlib.sha256(repr((numba.__version__, llvm.get_host_cpu_name(), files)).encode()).hexdigest()
 
 
 def _says(done: Path, stamp: str) -> bool:

@@ -43,10 +43,10 @@ class Ticket:
 
 
 class BuilderPool:
-    """`processes` builder processes for one index store. They start at once, because they load torch."""
+    """`processes` builder processes for one index store. Warm ones start at once, because they load torch; others with their first job."""
 
-    def __init__(self, store_url: str, log_directory: Path, processes: int = 1) -> None:
-        self._store_url, self._log_directory = store_url, log_directory
+    def __init__(self, store_url: str, log_directory: Path, processes: int = 1, *, warm: bool = True) -> None:
+        self._store_url, self._log_directory, self._warm = store_url, log_directory, warm
         self._queue: queue.PriorityQueue[tuple[int, int, Ticket | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closing = threading.Event()
@@ -72,8 +72,8 @@ class BuilderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the builders, for tests and status."""
-        return [seat.pid for seat in self._seats]
+        """Process ids of the builders that run, for tests and status."""
+        return [seat.child.pid for seat in self._seats if seat.child is not None]
 
     def __enter__(self) -> Self:
         return self
@@ -88,12 +88,10 @@ class _Seat(threading.Thread):
     def __init__(self, pool: BuilderPool, number: int) -> None:
         super().__init__(daemon=True, name=f"builder-{number}")
         self._pool, self._number = pool, number
-        self._open()
+        self.child: Child | None = None
+        if pool._warm:
+            self._open()
         self.start()
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def _open(self) -> None:
         ours, theirs = socket.socketpair()
@@ -102,11 +100,12 @@ class _Seat(threading.Thread):
             command = [sys.executable, "-m", "streams.builder_process", str(theirs.fileno()), self._pool._store_url]
             log_path = self._pool._log_directory / f"builder-{self._number}.log"
             environment = {"OMP_NUM_THREADS": "1"}
-            self._child: Child = start_child(self.name, command, log_path, environment=environment, inherited_fds=[theirs.fileno()])
+            self.child = start_child(self.name, command, log_path, environment=environment, inherited_fds=[theirs.fileno()])
 
     def _close(self) -> None:
-        self._connection.close()
-        self._child.kill()
+        if self.child is not None:
+            self._connection.close()
+            self.child.kill()
 
     def run(self) -> None:
         while not self._pool._closing.is_set():
@@ -117,11 +116,13 @@ class _Seat(threading.Thread):
 
     def _work(self, ticket: Ticket) -> None:
         ticket.progress_at = time.monotonic()
+        if self.child is None:
+            self._open()
         try:
             self._connection.send(ticket.job)
             answer = self._await(ticket)
         except (EOFError, OSError):
-            tail = self._child.log_tail()
+            tail = self.child.log_tail() if self.child is not None else ""
             self._restart()
             ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
             return

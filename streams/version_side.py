@@ -52,7 +52,7 @@ class VersionSide:
         canary: CanaryRules,
         rollback: ReportRules,
     ) -> None:
-        self.builders = BuilderPool(store.url, folder / "logs", settings.processes)
+        self.builders = BuilderPool(store.url, folder / "logs", settings.processes, warm=settings.warm)
         self.messages = VersionMessages(bootstrap, prefix)
         self.reports = ServerReports(bootstrap, prefix, clock)
         if rollback.enabled:

@@ -88,7 +88,8 @@ def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(
 
 
 def test_an_abandoned_job_frees_its_builder(world: World, tmp_path: Path) -> None:
-    with BuilderPool(world.store.url, tmp_path) as pool:
+    with BuilderPool(world.store.url, tmp_path, warm=False) as pool:
+        assert pool.pids == []  # this one starts with its first job
         running, waiting = pool.submit(job(world)), pool.submit(job(world))
         wait_until(lambda: running.progress_at is not None, 30, "the builder to take the job")
         running.abandon()

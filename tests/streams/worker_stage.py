@@ -54,6 +54,7 @@ class WorkerStage:
             "AIF_INDEX__ID_KIND": "int64",
             "AIF_WORKER__DATA_DIR": str(self.directory / name),
             "AIF_WORKER__SESSION_TIMEOUT_S": "6",
+            "AIF_BUILD__WARM": "false",
             **self.settings,
         }
 

@@ -209,7 +209,8 @@ def start_whole(system: System) -> None:
     system.server().close()
 
 
-@pytest.fixture(scope="module", params=list(IdKind), ids=str)
+# Ids of whole numbers go the whole way in test_faults.py and test_worker_killed.py too.
+@pytest.fixture(scope="module", params=[IdKind.TEXT, pytest.param(IdKind.INT64, marks=pytest.mark.campaign)], ids=str)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[System]:
     """A system with one live version, in both kinds of ids."""
     system = open_system(tmp_path_factory.mktemp("system"), bootstrap_servers, request.param)

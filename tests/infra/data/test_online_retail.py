@@ -56,6 +56,7 @@ def test_items_are_told_as_of_their_version(retail: MappedCatalogue) -> None:
     assert sold.sum() == (positives.item_X[window] < len(sold)).sum()
 
 
+@pytest.mark.campaign
 def test_every_item_has_a_title_embedding_and_a_category_and_october_brings_new_ones(retail: MappedCatalogue) -> None:
     assert retail.schema.mm_width == 96 and {f.name for f in retail.schema.of(Scope.USER)} == {"country"}
     assert len(list(retail.new_items())) == retail.item_count == 3_630
@@ -63,6 +64,7 @@ def test_every_item_has_a_title_embedding_and_a_category_and_october_brings_new_
     assert all(u.version > OCTOBER_MS for u in arrivals) and len(retail.rejections) == 0
 
 
+@pytest.mark.campaign
 def test_no_sampled_request_sees_the_evaluation(retail: MappedCatalogue) -> None:
     records = list(retail.impressions())
     assert len(records) > 4_000

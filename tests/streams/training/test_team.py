@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from streams.training.losses import LossWeights
@@ -10,6 +11,7 @@ from streams.training.trainer import TrainOptions, fit
 from tests.streams.training.test_trainer import network_of, taste_world
 
 
+@pytest.mark.campaign  # each process imports torch
 def test_two_processes_have_the_gradients_of_one_over_the_union_of_their_requests() -> None:
     data = taste_world(20, 12)
     mask = torch.rand(data.row_QC.shape, generator=torch.Generator().manual_seed(1)).numpy() < 0.3

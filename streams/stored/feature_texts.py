@@ -204,6 +204,28 @@ def _skip_list(text: np.ndarray, at: int, end: int) -> int:
     return _BAD
 
 
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _read_value(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tuple[int, int, int, int]:
+    """Kind, begin and end of the value at `at`, and the place after it (or _BAD); a number's bits go to `bits_1`, NaN otherwise."""
+    byte, bits_1[0] = text[at], U(0x7FF8000000000000)
+    if byte == _MINUS or _ZERO <= byte <= _NINE:
+        after, is_whole = read_number(text, at, end, bits_1)
+        return WHOLE if is_whole else FLOAT, at, after, after
+    if byte == _QUOTE:
+        value_end = skip_text(text, at + 1, end)
+        return TEXT, at + 1, value_end, value_end + 1 if value_end >= 0 else _BAD
+    if byte == _LIST:
+        value_end = _skip_list(text, at + 1, end)
+        return LIST, at + 1, value_end, value_end + 1 if value_end >= 0 else _BAD
+    if byte in (_TRUE, _FALSE):
+        bits_1.view(np.float64)[0] = 1.0 if byte == _TRUE else 0.0
+        after = at + (4 if byte == _TRUE else 5)
+        return BOOLEAN, at, after, after
+    if byte == _NULL:
+        return ABSENT, at, at + 4, at + 4
+    return ABSENT, at, _BAD, _BAD
+
+
 @numba.njit(nogil=True, cache=True)
 def _read_texts(
     text: np.ndarray,
@@ -239,26 +261,7 @@ def _read_texts(
             if not wanted:
                 f, wanted = _find_name(text, name, at, names, name_ends_F1, f)
             at += 2
-            byte, begin, kind = text[at], at, ABSENT
-            bits_1[0] = U(0x7FF8000000000000)
-            if byte == _MINUS or _ZERO <= byte <= _NINE:
-                at, is_whole = read_number(text, at, end, bits_1)
-                kind, value_end = WHOLE if is_whole else FLOAT, at
-            elif byte == _QUOTE:
-                begin = at + 1
-                value_end = skip_text(text, begin, end)
-                kind, at = TEXT, value_end + 1 if value_end >= 0 else _BAD
-            elif byte == _LIST:
-                begin = at + 1
-                value_end = _skip_list(text, begin, end)
-                kind, at = LIST, value_end + 1 if value_end >= 0 else _BAD
-            elif byte in (_TRUE, _FALSE):
-                kind, at = BOOLEAN, at + (4 if byte == _TRUE else 5)
-                number_1[0], value_end = 1.0 if byte == _TRUE else 0.0, at
-            elif byte == _NULL:
-                at, value_end = at + 4, at + 4
-            else:
-                at, value_end = _BAD, _BAD
+            kind, begin, value_end, at = _read_value(text, at, end, bits_1)
             good = 0 <= at <= end and (at == end or text[at] == _COMMA)
             if not good:
                 break

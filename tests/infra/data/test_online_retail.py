@@ -32,6 +32,7 @@ def test_the_mapping_reads_without_the_data() -> None:
     assert mapping.name == "online_retail" and mapping.model["rank_by"] == "click"
 
 
+@pytest.mark.campaign
 def test_split_candidates_and_popularity_are_those_of_the_description(retail: MappedCatalogue) -> None:
     assert len(retail.evaluation().users) == retail.mapping.holdout.users_max
     everybody = dataclasses.replace(retail.mapping, holdout=dataclasses.replace(retail.mapping.holdout, users_max=10_000))

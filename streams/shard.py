@@ -88,6 +88,7 @@ class Shard:
         self._encoders: dict[int, RowEncoder] = {}
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
+        self._outbox_from: int | None = None  # the first entry that may be left; None after opening
         self._check_identity()
         self._read_state()
 
@@ -350,7 +351,14 @@ class Shard:
 
     def confirm_outbox(self, up_to_sequence: int) -> None:
         """Removes entries up to and with `up_to_sequence`: the broker has them."""
-        self._database.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
+        if self._outbox_from is None:
+            self._database.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
+        else:  # one by one: every new iterator would look at each range that was ever deleted in the memtable (2,000 of them: 25 ms)
+            batch = self._database.new_batch()
+            for sequence in range(self._outbox_from, up_to_sequence + 1):
+                batch.delete(OUTBOX, encode_outbox_key(sequence))
+            self._database.write(batch)
+        self._outbox_from = up_to_sequence + 1
 
     def disk_facts(self) -> DiskFacts:
         """How large the directory is."""
@@ -378,7 +386,7 @@ class Shard:
         self._database.reopen()
         self._read_state()
         self._encoders = {version: encoder for version, encoder in self._encoders.items() if version in self._versions}
-        self._watermark_at, self._watermarked = float("-inf"), None
+        self._watermark_at, self._watermarked, self._outbox_from = float("-inf"), None, None
 
     def close(self) -> None:
         """Frees the directory."""

@@ -18,6 +18,7 @@ from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Unavailable
 from streams.batch_result import BatchResult
+from streams.core.outbox import OutboxEntry
 from streams.outbox_sender import OutboxSender
 from streams.shard import Shard
 
@@ -109,8 +110,10 @@ class ShardTask:
         began = self._clock.monotonic()
         try:
             result = shard.apply(records)
-        finally:
-            self._send_all(shard)
+        except BaseException:
+            self._send_all(shard)  # of several batches some may be written
+            raise
+        self._send_new(shard, result.outbox)
         self._on_result(self.number, result, self._clock.monotonic() - began)
         return result
 
@@ -125,6 +128,18 @@ class ShardTask:
         return self._admission.done()
 
     # --- outbox ------------------------------------------------------------------------------------------------------
+
+    def _send_new(self, shard: Shard, entries: Sequence[OutboxEntry]) -> None:
+        """Hands over what was just written; nothing is read where all before it was handed over."""
+        if self._sender is None or not entries or entries[0].sequence != self._sent + 1:
+            self._send_all(shard)
+            return
+        for at in range(0, len(entries), _OUTBOX_PAGE):
+            if self._closing.is_set():
+                return
+            self._sender.send(entries[at : at + _OUTBOX_PAGE])
+            failpoint("after-outbox-send")
+            self._sent = entries[min(len(entries), at + _OUTBOX_PAGE) - 1].sequence
 
     def _send_all(self, shard: Shard) -> None:
         """Hands everything new in the outbox to the sender, after a reopen also what an earlier owner left."""
@@ -151,8 +166,8 @@ class ShardTask:
     def _tick(self, shard: Shard) -> None:
         try:
             self._remove_confirmed(shard)
-            if shard.write_watermark():
-                self._send_all(shard)
+            if entries := shard.write_watermark():
+                self._send_new(shard, entries)
         finally:
             self._ticking = False
 

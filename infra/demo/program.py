@@ -24,7 +24,7 @@ from infra.processes import Child
 from schemas.errors import AifError
 
 SWITCHES = 3
-TRAIN_WORLD_S, TRAIN_FILES_S = 4.0, 10.0  # what the world shows is learnt sooner
+TRAIN_WORLD_S, TRAIN_FILES_S = 4.0, 20.0  # what the world shows is learnt sooner
 WARM_START_S = 0.5
 CHECKPOINTS = "checkpoints"
 

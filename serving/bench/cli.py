@@ -1,10 +1,14 @@
 """The `aif bench` commands of `serving`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.command import BENCH_HELP, AsJson, command_group, print_figures, print_table
+
+if TYPE_CHECKING:
+    from infra.bench.report import Figures
 
 
 def register(app: typer.Typer) -> None:
@@ -66,10 +70,7 @@ def bench_table1(
     open_logs("bench", "warning")
     traffic = Traffic(items=items, updates_per_s=updates, requests_per_s=requests, candidates=candidates, behaviours=behaviours)
     figures = measure_table1(traffic, calls=8 if quick else 40)
-    if as_json:
-        print_figures(figures.as_dict(), True)
-    else:
-        print_table("table1", table_rows(figures), False)
+    _print("table1", figures, table_rows(figures), as_json)
 
 
 def bench_table4(
@@ -87,10 +88,15 @@ def bench_table4(
     open_logs("bench", "warning")
     plan = Table4Plan(items, min(candidates, items), behaviours, p99_ms=p99_ms)
     figures = measure_table4(plan.quick() if quick else plan)
+    _print("table4", figures, table_rows(figures), as_json)
+
+
+def _print(name: str, figures: "Figures", rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
+    """The figures as JSON, or the paper's table made of them."""
     if as_json:
         print_figures(figures.as_dict(), True)
     else:
-        print_table("table4", table_rows(figures), False)
+        print_table(name, rows, False)
 
 
 def bench_switch(

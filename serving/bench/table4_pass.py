@@ -25,6 +25,7 @@ from serving.engine.joint_pass import (
     join_tiers,
     multiply,
     prefetch_rows,
+    run_later_layers,
     sum_signs,
 )
 from serving.engine.vector_code import address, widen
@@ -108,18 +109,10 @@ def _join_row_block(
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _run_row_layers(weights: VersionWeights, places: Places, rows: int, scratch: Scratch) -> np.ndarray:
     """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
-    layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     at, at_stride, joint = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], address(weights.joint_panels)
-    multiply(rows, inputs, stride, joint, places.inputs, weights.first_width, at, at_stride, scratch.first_BH, none)
-    here, there = scratch.first_BH, scratch.second_BH
-    for layer in range(layers):
-        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
-        depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
-        least = none if layer + 1 < layers else last
-        multiply(rows, address(here), at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
-        here, there = there, here
-    return here
+    multiply(rows, inputs, stride, joint, places.inputs, weights.first_width, at, at_stride, scratch.first_BH, np.float32(0))
+    return run_later_layers(weights, rows, scratch)
 
 
 @numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)

@@ -300,6 +300,21 @@ def _join_block(
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> np.ndarray:
+    """What follows the first layer, whose outputs lie in `scratch.first_BH`: the block's logits, in one of the scratch arrays."""
+    layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
+    stride = 4 * scratch.first_BH.shape[1]
+    here, there = scratch.first_BH, scratch.second_BH
+    for layer in range(layers):
+        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
+        depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
+        least = none if layer + 1 < layers else last
+        multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
+        here, there = there, here
+    return here
+
+
+@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> np.ndarray:
     """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
     layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
@@ -310,14 +325,7 @@ def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, ro
     joint = address(weights.joint_panels)
     least = none if layers > 0 else last
     multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
-    here, there = scratch.first_BH, scratch.second_BH
-    for layer in range(layers):
-        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
-        depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
-        least = none if layer + 1 < layers else last
-        multiply(rows, address(here), at_stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
-        here, there = there, here
-    return here
+    return run_later_layers(weights, rows, scratch)
 
 
 @numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)

@@ -87,7 +87,8 @@ def start_child(
 ) -> Child:
     """Start `command` in its own process group, standard input closed, output appended to `log_path`.
 
-    `environment` adds to this process's. A terminal's Ctrl-C does not reach it: whoever started it stops it.
+    `environment` adds to this process's, but for PYTHONDONTWRITEBYTECODE, which images set: every child would compile all that it imports
+    anew, seconds of each start. A terminal's Ctrl-C does not reach it: whoever started it stops it.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
     parent_pid = os.getpid()
@@ -99,13 +100,17 @@ def start_child(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**_inherited(), **(environment or {})},
                 start_new_session=True,
                 pass_fds=tuple(inherited_fds),
                 preexec_fn=(lambda: _die_with(parent_pid)) if dies_with_parent else None,  # noqa: PLW1509 - one system call, by a thread of its own
             )
 
     return Child(name, _FORKING_THREAD.run(fork), log_path)
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _die_with(parent_pid: int) -> None:

@@ -6,6 +6,7 @@ a file and read its record. Nothing here replaces a client or a broker by a doub
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import uuid
@@ -21,6 +22,10 @@ from infra.processes import wait_until
 # The machine is shared and noisy: no example is judged by its time, and every run draws the same examples.
 settings.register_profile("aif", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("aif")
+
+# Images set this; then each of the suite's workers and of the processes it starts would compile all that it imports anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Not AIF_...: unknown names with that prefix are refused by every process of ours, also by those that tests start.
 _FOLDER_VARIABLE = "TEST_BROKER_FOLDER"

@@ -36,6 +36,13 @@ def test_a_child_that_ignores_the_polite_signal_is_killed(tmp_path: Path) -> Non
     assert child.process.returncode == -signal.SIGKILL
 
 
+def test_a_child_keeps_the_bytecode_of_what_it_imports_also_where_an_image_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    child = _python("reader", "import sys; print(sys.dont_write_bytecode)", tmp_path)
+    child.process.wait(30)
+    assert child.log_tail() == "False\n"
+
+
 def test_stopping_a_child_stops_its_own_children(tmp_path: Path) -> None:
     child = _python("parent", _WITH_A_CHILD_OF_ITS_OWN, tmp_path)
     wait_ready(child, lambda: child.log_tail().endswith("\n"), 30)

@@ -11,9 +11,11 @@ import tempfile
 import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from infra.broker.record import running_broker
 from infra.broker.server import Broker, start_broker
@@ -77,12 +79,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Modules that start processes, longest first: xdist hands out modules in this order, so that no long one is left for a single worker at the end.
-_LONG = ("test_demo", "test_worker_killed", "test_faults", "test_whole_path", "test_worker", "test_server", "test_serve_process")
+_LONG = ("test_demo", "test_whole_path", "test_faults", "test_worker_killed", "test_worker", "test_server", "test_serve_process")
+# They share one running system (tests/system/conftest.py), so one worker has them all.
+_ONE_SYSTEM = ("tests/system/test_whole_path.py", "tests/system/test_faults.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(_LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(_LONG)))
+
+
+class _BySystem(LoadScopeScheduling):
+    """xdist's loadscope, a module for a worker, but that the modules of one running system are one scope."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "one system" if nodeid.startswith(_ONE_SYSTEM) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _BySystem(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -209,11 +209,10 @@ def start_whole(system: System) -> None:
     system.server().close()
 
 
-# Ids of whole numbers go the whole way in test_faults.py and test_worker_killed.py too.
-@pytest.fixture(scope="module", params=[IdKind.TEXT, pytest.param(IdKind.INT64, marks=pytest.mark.campaign)], ids=str)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[System]:
-    """A system with one live version, in both kinds of ids."""
-    system = open_system(tmp_path_factory.mktemp("system"), bootstrap_servers, request.param)
+@pytest.fixture(scope="package")
+def running(tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[System]:
+    """A system with one live version and ids of whole numbers, for every module that leaves it serving; text ids: test_worker_killed.py."""
+    system = open_system(tmp_path_factory.mktemp("system"), bootstrap_servers)
     try:
         start_whole(system)
         yield system

@@ -1,6 +1,6 @@
 """What comes in broken, through the topics and the ports, and files that rot: the reason is said, and the running version keeps serving (I6, I7).
 
-One system for all of them, with one version live at the start. Each test leaves it serving.
+One system for all of them, and for test_whole_path.py before them, with a version live at the start. Each test leaves it serving.
 """
 
 import json
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -24,20 +23,10 @@ from schemas.index.lifecycle import State
 from schemas.index.manifest import manifest_path
 from schemas.limits import BODY_BYTES_MAX, RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
-from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System, open_system, start_whole
+from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System
 from tests.system.test_whole_path import body, score
 
 SHARD = 1  # bad records go here
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[System]:
-    one = open_system(tmp_path_factory.mktemp("faults"), bootstrap_servers)
-    try:
-        start_whole(one)
-        yield one
-    finally:
-        one.stop()
 
 
 def all_scores(system: System) -> list[tuple[int, float]]:
@@ -96,26 +85,26 @@ def bad_embeddings(good: Iterator[int]) -> list[tuple[bytes | None, dict[int, st
     ]
 
 
-def test_bad_records_are_dead_lettered_once_with_the_reason_and_their_neighbours_are_applied(system: System) -> None:
+def test_bad_records_are_dead_lettered_once_with_the_reason_and_their_neighbours_are_applied(running: System) -> None:
     cases = [
         (ITEM_FEATURES, value, wrong)
         for value, wrong in bad_features(new_ids(SHARD, 10_000), next(new_ids(1 - SHARD, 10_000)))
     ] + [(NEW_ITEMS, value, wrong) for value, wrong in bad_embeddings(new_ids(SHARD, 30_000))]  # fmt: skip
-    sent = [(topic, system.produce(topic, SHARD, value), wrong) for topic, value, wrong in cases]
+    sent = [(topic, running.produce(topic, SHARD, value), wrong) for topic, value, wrong in cases]
     # Not bad: whether a value fits is the model's affair, which takes its default instead.
     odd = {"category": [1, 2], "price": "cheap", "stock": None, "never_heard_of": True}
     odd_id, last_id = next(new_ids(SHARD, 50_000)), next(new_ids(SHARD, 60_000))
-    system.produce(NEW_ITEMS, SHARD, record({"item_id": odd_id, "embedding": [1.0, 2.0]}))
-    system.produce(ITEM_FEATURES, SHARD, record({"item_id": odd_id, "version": 1, "features": odd}))
-    with system.publisher() as publisher:
-        publisher.publish_new_item(last_id, system.embedding(1), system.features(1), 1)
-    wait_until(lambda: score(system, last_id) is not None, WAIT_S, "the item after the bad records")
-    assert score(system, odd_id) is not None
+    running.produce(NEW_ITEMS, SHARD, record({"item_id": odd_id, "embedding": [1.0, 2.0]}))
+    running.produce(ITEM_FEATURES, SHARD, record({"item_id": odd_id, "version": 1, "features": odd}))
+    with running.publisher() as publisher:
+        publisher.publish_new_item(last_id, running.embedding(1), running.features(1), 1)
+    wait_until(lambda: score(running, last_id) is not None, WAIT_S, "the item after the bad records")
+    assert score(running, odd_id) is not None
     accepted = [u["item_id"] for t, s, wrong in sent if t == ITEM_FEATURES for i, u in enumerate(updates_of(s.value)) if whole(wrong, i)]
-    assert len(accepted) >= 6 and all(score(system, item) is not None for item in accepted)
+    assert len(accepted) >= 6 and all(score(running, item) is not None for item in accepted)
 
     expected = {(s.topic, SHARD, s.offset, index, code): s.value for _, s, wrong in sent for index, code in wrong.items()}
-    found = [(d, r.value) for topic in (ITEM_FEATURES, NEW_ITEMS) for d, r in system.dead_letters(topic)]
+    found = [(d, r.value) for topic in (ITEM_FEATURES, NEW_ITEMS) for d, r in running.dead_letters(topic)]
     assert {(d.topic, d.partition, d.offset, d.index, d.code): value for d, value in found} == expected
     assert len(found) == len(expected) and all(d.reason and d.disposition in ("malformed", "schema", "semantic") for d, _ in found)
 
@@ -152,15 +141,15 @@ def truncated(path: Path) -> Path:
     return out
 
 
-def test_bad_checkpoints_are_rejected_with_a_reason_and_a_later_good_one_goes_live(system: System) -> None:
-    before, token = all_scores(system), system.status()["version_token"]
-    good = system.write_checkpoint("good", seed=7)
-    outside = Path(shutil.copy(good, system.directory / "outside.safetensors"))
+def test_bad_checkpoints_are_rejected_with_a_reason_and_a_later_good_one_goes_live(running: System) -> None:
+    before, token = all_scores(running), running.status()["version_token"]
+    good = running.write_checkpoint("good", seed=7)
+    outside = Path(shutil.copy(good, running.directory / "outside.safetensors"))
     pickled = good.with_name("pickled.safetensors")
     pickled.write_bytes(pickle.dumps({"weight": [1.0]}))
     link = good.with_name("link.safetensors")
     link.symlink_to(outside)
-    publish = system.publish_checkpoint
+    publish = running.publish_checkpoint
     expected = {
         publish(with_nan(good)): "checkpoint_not_finite",
         publish(good, sha256="0" * 64): "checkpoint_sha256",
@@ -170,24 +159,24 @@ def test_bad_checkpoints_are_rejected_with_a_reason_and_a_later_good_one_goes_li
         publish(good, uri=outside.as_uri()): "checkpoint_outside_root",
         publish(good, uri=f"{good.parent.as_uri()}/../{outside.name}"): "checkpoint_uri",
         publish(good, uri=link.as_uri()): "checkpoint_outside_root",
-        publish(good, uri=f"http://127.0.0.1:{system.port}/v1/status"): "checkpoint_uri",
+        publish(good, uri=f"http://127.0.0.1:{running.port}/v1/status"): "checkpoint_uri",
         publish(good, uri=good.with_name("nowhere.safetensors").as_uri()): "unreachable",
         publish(good, feature_schema="0" * 16): "checkpoint_schema",
         publish(good, model_id="another"): "checkpoint_model_id",
-        system.produce(MODEL_CHECKPOINTS, 0, b"load this, please").offset: "not_json",
-        system.produce(MODEL_CHECKPOINTS, 0, b'{"schema": 1, "uri": 7}').offset: "bad_record",
+        running.produce(MODEL_CHECKPOINTS, 0, b"load this, please").offset: "not_json",
+        running.produce(MODEL_CHECKPOINTS, 0, b'{"schema": 1, "uri": 7}').offset: "bad_record",
     }
-    state = system.wait_state(lambda s: s.newest_decided >= max(expected), "the last bad checkpoint to be decided")
+    state = running.wait_state(lambda s: s.newest_decided >= max(expected), "the last bad checkpoint to be decided")
     decided = {version: (state.versions[version].state, state.versions[version].reason.split(":")[0]) for version in expected}
     assert {version: code for version, (_, code) in decided.items() if not code.startswith(expected[version])} == {}
     assert {found for found, _ in decided.values()} == {State.REJECTED}
-    letters = {d.offset: d.code for d, _ in system.dead_letters(MODEL_CHECKPOINTS)}
+    letters = {d.offset: d.code for d, _ in running.dead_letters(MODEL_CHECKPOINTS)}
     assert letters == {version: code for version, (_, code) in decided.items()}
-    listed = system.command("index", "list")
+    listed = running.command("index", "list")
     assert all(code in listed for code in letters.values()), listed
-    assert all_scores(system) == before and system.status()["version_token"] == token
-    system.go_live("good", seed=7)
-    assert all_scores(system) != before
+    assert all_scores(running) == before and running.status()["version_token"] == token
+    running.go_live("good", seed=7)
+    assert all_scores(running) != before
 
 
 # --- files that rot --------------------------------------------------------------------------------------------------
@@ -214,51 +203,51 @@ def truncate_the_manifest(system: System, version: int) -> Path:
     return file
 
 
-def test_a_flipped_byte_in_a_sealed_table_is_named_never_served_and_mended_by_a_new_checkpoint(system: System) -> None:
-    before, token = all_scores(system), system.status()["version_token"]
-    server = system.child("server").process
+def test_a_flipped_byte_in_a_sealed_table_is_named_never_served_and_mended_by_a_new_checkpoint(running: System) -> None:
+    before, token = all_scores(running), running.status()["version_token"]
+    server = running.child("server").process
     server.send_signal(signal.SIGSTOP)
-    version = system.publish_checkpoint(system.write_checkpoint("flipped", seed=11))
-    file = damaged(system, version, lambda v: flip_a_byte(system, v))
+    version = running.publish_checkpoint(running.write_checkpoint("flipped", seed=11))
+    file = damaged(running, version, lambda v: flip_a_byte(running, v))
     server.send_signal(signal.SIGCONT)
-    wait_until(lambda: file.parent.name + "/" + file.name in system.status()["last_error"], WAIT_S, "the server to name the damaged file")
-    assert all_scores(system) == before and system.status()["version_token"] == token and system.status()["ready"]
-    assert file.parent.name + "/" + file.name in system.command("index", "verify", str(version), exit_code=1)
-    system.go_live("mended", seed=12)
-    assert system.status()["last_error"] == ""
+    wait_until(lambda: file.parent.name + "/" + file.name in running.status()["last_error"], WAIT_S, "the server to name the damaged file")
+    assert all_scores(running) == before and running.status()["version_token"] == token and running.status()["ready"]
+    assert file.parent.name + "/" + file.name in running.command("index", "verify", str(version), exit_code=1)
+    running.go_live("mended", seed=12)
+    assert running.status()["last_error"] == ""
 
 
 def test_a_server_that_starts_on_a_truncated_manifest_says_so_serves_what_is_whole_and_is_mended_by_a_new_checkpoint(
-    system: System,
+    running: System,
 ) -> None:
-    before, token = all_scores(system), system.status()["version_token"]
-    system.kill_hard("server")
-    version = system.publish_checkpoint(system.write_checkpoint("truncated", seed=13))
-    file = damaged(system, version, lambda v: truncate_the_manifest(system, v))
-    name = file.relative_to(system.directory / "index").as_posix()
-    system.start_server()
-    system.server().close()
-    wait_until(lambda: name in system.status()["last_error"], WAIT_S, "the server to name the damaged manifest")
-    assert all_scores(system) == before and system.status()["version_token"] == token  # the backup version, whole
-    assert name in system.command("index", "verify", str(version), exit_code=1)
-    system.go_live("mended-again", seed=14)
-    assert system.status()["last_error"] == ""
+    before, token = all_scores(running), running.status()["version_token"]
+    running.kill_hard("server")
+    version = running.publish_checkpoint(running.write_checkpoint("truncated", seed=13))
+    file = damaged(running, version, lambda v: truncate_the_manifest(running, v))
+    name = file.relative_to(running.directory / "index").as_posix()
+    running.start_server()
+    running.server().close()
+    wait_until(lambda: name in running.status()["last_error"], WAIT_S, "the server to name the damaged manifest")
+    assert all_scores(running) == before and running.status()["version_token"] == token  # the backup version, whole
+    assert name in running.command("index", "verify", str(version), exit_code=1)
+    running.go_live("mended-again", seed=14)
+    assert running.status()["last_error"] == ""
 
 
-def test_a_server_killed_and_started_again_gives_the_same_scores_of_the_same_version(system: System) -> None:
-    before, token = all_scores(system), system.status()["version_token"]
-    system.kill_hard("server")
-    system.start_server()
-    system.server().close()
-    assert all_scores(system) == before and system.status()["version_token"] == token
+def test_a_server_killed_and_started_again_gives_the_same_scores_of_the_same_version(running: System) -> None:
+    before, token = all_scores(running), running.status()["version_token"]
+    running.kill_hard("server")
+    running.start_server()
+    running.server().close()
+    assert all_scores(running) == before and running.status()["version_token"] == token
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_bad_requests_get_a_named_error_and_the_server_goes_on(system: System) -> None:
-    before, token = all_scores(system), system.status()["version_token"]
-    good = body(system, 1, 2, 3)
+def test_bad_requests_get_a_named_error_and_the_server_goes_on(running: System) -> None:
+    before, token = all_scores(running), running.status()["version_token"]
+    good = body(running, 1, 2, 3)
     many = b'{"user_id": 1, "item_ids": [' + b",".join(b"%d" % n for n in range(1_000_000)) + b"]}"
     assert len(many) < BODY_BYTES_MAX
     gone = token.replace(token.split(".")[0], "999999", 1)
@@ -281,11 +270,11 @@ def test_bad_requests_get_a_named_error_and_the_server_goes_on(system: System) -
         "a garbage token": ("/v1/rank", {**good, "version_token": "yesterday's"}, 422, "bad_version_token"),
         "a version that is gone": ("/v1/rank", {**good, "version_token": gone, "consistency": "pinned"}, 409, "version_gone"),
     }
-    found = {name: system.post(path, content) for name, (path, content, _, _) in cases.items()}
+    found = {name: running.post(path, content) for name, (path, content, _, _) in cases.items()}
     assert {name: (status, answer["code"]) for name, (status, answer) in found.items()} == {
         name: (status, code) for name, (_, _, status, code) in cases.items()
     }
     assert all(answer["message"] for _, answer in found.values())
-    status, answer = system.post("/v1/rank", {**good, "version_token": gone})
+    status, answer = running.post("/v1/rank", {**good, "version_token": gone})
     assert status == 200 and "version_changed" in answer["degraded"] and answer["version_token"] == token
-    assert all_scores(system) == before
+    assert all_scores(running) == before

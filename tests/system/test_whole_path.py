@@ -1,4 +1,4 @@
-"""From a published event to a ranked answer, every part a real process."""
+"""From a published event to a ranked answer, every part a real process; from there to a replay: test_worker_killed.py."""
 
 import json
 from typing import Any
@@ -71,11 +71,6 @@ def behaviours_of(system: System, user: int) -> list[dict[str, Any]]:
         {"item_id": item, "kind": "click", "time_ms": n}
         for n, item in enumerate(wire_ids([system.item_id(n * 3 + user) for n in range(20)]))
     ]
-
-
-def test_a_replay_of_the_topics_gives_the_digest_of_the_version(running: System) -> None:
-    figures = json_figures(running.run("replay", "replay", "--directory", str(running.directory / "replay"), "--batch-size", "7", "--json"))
-    assert figures["digest_equal"] == 1 and figures["items"] >= ITEMS
 
 
 def test_a_second_version_goes_live_while_requests_are_answered(running: System) -> None:

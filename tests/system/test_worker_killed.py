@@ -1,4 +1,4 @@
-"""kill -9 of the worker, at the worst moments: nothing lost, nothing doubled, nothing to be done by hand (I1)."""
+"""kill -9 of the worker, at the worst moments: nothing lost, nothing doubled, nothing to be done by hand (I1), and a replay agrees (I4)."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from infra.demo.stage import SHARDS
+from infra.demo.stage import SHARDS, json_figures
 from infra.kafka.admin import end_offsets
 from infra.kafka.reader import SourceRecord
 from infra.processes import wait_until
@@ -119,8 +119,10 @@ def test_every_event_is_applied_once_and_the_version_goes_live_though_the_worker
     wait_until(lambda: served_offsets(system) == published_records(system), WAIT_S, "every record to be served")
     rows = system.status()["residents"][0]["rows"]
     system.stop_worker()
+    replay = json_figures(system.run("replay", "replay", "--directory", str(system.directory / "replay"), "--batch-size", "7", "--json"))
 
     assert 0 < applied_at_kill < published_records(system)
+    assert replay["digest_equal"] == 1 and replay["items"] == CATALOGUE - 10
     for topic in SHARD_TOPICS:
         expected, live = counts_of_topic(system.read(topic))
         assert counts_of_shards(system, topic) == expected

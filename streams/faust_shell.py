@@ -1,8 +1,8 @@
 """The hard shell around Faust: group membership, assignment, dispatch and back-pressure come from it, and nothing else is trusted to it.
 
 Here: the app with every setting that keeps data safe, the assignment that starts at the shards' own offsets, the agent body that no
-exception leaves. The private parts of Faust (assignment and revocation of the app, the consumer, its thread and its read offsets) are
-touched in this file only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
+exception leaves. The private parts of Faust are touched in this file (assignment and revocation of the app, the consumer's thread) and in
+faust_consumer.py only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
 Invariants: the offsets stored in the shards, also 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust
 then seeks to the committed offset, but not to a 0; an exception in an agent never reaches Faust, which would ack the batch: what is
 transient was retried below, anything else ends the process. Acks mean nothing here: a batch that is turned away is acked too, and its
@@ -23,13 +23,16 @@ from faust.types import TP
 
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
-from schemas.limits import MICRO_BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from schemas.limits import RECORD_BYTES_MAX
+from streams.core.batching import plan_batches
+from streams.faust_consumer import RunConsumer, RunsInTurn
 
 EXIT_FAULT = 70  # something unknown: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
 
 _RETRY_S = 0.5
-_BUFFERED_RECORDS = MICRO_BATCH_RECORDS_MAX  # per topic, on top of one batch
+_BUFFERED_RUNS = 32  # per topic: as many wait as are taken at once; each is at most what one fetch of a partition brings
+_BATCH_BYTES_MAX = 4 * RECORD_BYTES_MAX  # packed updates of about a second
 _log = logging.getLogger("aif.streams.shell")
 
 Partition = tuple[str, int]  # topic without prefix, partition
@@ -60,14 +63,6 @@ def stop_process(error: BaseException, doing: str) -> NoReturn:
         handler.flush()
     sys.stdout.flush()
     os._exit(EXIT_OPERATOR if decided else EXIT_FAULT)
-
-
-class _NothingRead(dict[TP, int | None]):
-    """In place of the offsets that Faust has seen, below which it drops records in silence. After a seek back it still notes those
-    that it had in hand, and then drops every record that the seek was for. Shards know by themselves what is a duplicate."""
-
-    def __getitem__(self, partition: TP) -> None:
-        return None
 
 
 class ShellApp(faust.App):
@@ -117,10 +112,10 @@ class ShellApp(faust.App):
         """Reads `topic` (without prefix) again from `offset`. Records fetched before may still arrive."""
         await self.consumer.seek_wait({TP(self.prefix + topic, partition): offset})
 
-    def _new_consumer(self) -> Any:
-        consumer = super()._new_consumer()
-        consumer._read_offset = _NothingRead()
-        return consumer
+    def _new_transport(self) -> Any:
+        transport = super()._new_transport()
+        transport.Consumer = RunConsumer
+        return transport
 
 
 def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: Ownership, session_timeout_s: float) -> ShellApp:
@@ -135,7 +130,7 @@ def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: O
         topic_disable_leader=True,
         topic_create=False,
         stream_wait_empty=True,
-        stream_buffer_maxsize=_BUFFERED_RECORDS,
+        stream_buffer_maxsize=_BUFFERED_RUNS,
         stream_ack_exceptions=False,
         producer_threaded=False,
         processing_guarantee="at_least_once",
@@ -145,6 +140,7 @@ def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: O
         broker_heartbeat_interval=2.0,
         broker_commit_interval=1.0,
         broker_max_poll_interval=3600.0,
+        ConsumerScheduler=RunsInTurn,
         consumer_auto_offset_reset="earliest",
         consumer_max_fetch_size=RECORD_BYTES_MAX + 64 * 1024,
         key_serializer="raw",
@@ -156,12 +152,14 @@ def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: O
 
 
 def add_agent(app: ShellApp, topic: str, handle: HandleBatch, *, records_max: int, within_s: float) -> None:
-    """Gives batches of a topic (without prefix) to `handle`, one batch at a time."""
+    """Gives batches of a topic (without prefix) to `handle`, one batch at a time: what came within `within_s` and what queued up meanwhile."""
     source = app.topic(app.prefix + topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
 
     async def body(stream: Any) -> None:
-        async for events in stream.noack().noack_take(records_max, within=within_s):
-            await _handle_safely(handle, [_source_record(topic, event.message) for event in events])
+        async for events in stream.noack().noack_take(_BUFFERED_RUNS, within=within_s):
+            records = [_source_record(topic, record) for event in events for record in event.message.records]
+            for batch in plan_batches([len(r.value or b"") for r in records], _BATCH_BYTES_MAX, records_max):
+                await _handle_safely(handle, records[batch])
             for event in events:
                 event.ack()
 
@@ -181,6 +179,6 @@ async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -
         stop_process(error, f"a batch of {records[0].topic} from {records[0].partition}:{records[0].offset}")
 
 
-def _source_record(topic: str, message: Any) -> SourceRecord:
-    timestamp_ms = -1 if message.timestamp is None else round(message.timestamp * 1000)
-    return SourceRecord(topic, message.partition, message.offset, message.key, message.value, tuple(message.headers or ()), timestamp_ms)
+def _source_record(topic: str, record: Any) -> SourceRecord:
+    timestamp_ms = -1 if record.timestamp is None else record.timestamp
+    return SourceRecord(topic, record.partition, record.offset, record.key, record.value, tuple(record.headers), timestamp_ms)

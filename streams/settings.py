@@ -25,7 +25,7 @@ class WorkerSection(Section):
     metrics_port: int = Field(0, ge=0, le=65_535)  # on loopback; 0 = no metrics page
     apply_topics: bool = True  # create missing topics at start; off where somebody else owns the broker's topics
     within_ms: int = Field(10, ge=1, le=1_000)  # how long a micro-batch waits for more records
-    batch_records_max: int = Field(500, ge=1, le=MICRO_BATCH_RECORDS_MAX)
+    batch_records_max: int = Field(2_000, ge=1, le=MICRO_BATCH_RECORDS_MAX)  # of one topic, all shards of the worker together
     session_timeout_s: float = Field(10.0, ge=6.0, le=60.0)  # after a kill the partitions stand still about 1.7 times this
     reconcile_every_ms: int = Field(200, ge=10, le=60_000)  # how often shards are compared with the control log
 

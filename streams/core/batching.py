@@ -32,14 +32,15 @@ def plan_fresh(topic: str, partition: int, next_offset: int, offsets: Sequence[i
     return fresh
 
 
-def plan_batches(updates: Sequence[int], updates_max: int = WRITE_BATCH_UPDATES_MAX) -> list[slice]:
-    """Cuts records, given as their numbers of updates, into runs of at most `updates_max` updates; a larger single record stands alone."""
-    cuts, start, size = [], 0, 0
-    for position, count in enumerate(updates):
-        if position > start and size + count > updates_max:
+def plan_batches(sizes: Sequence[int], size_max: int = WRITE_BATCH_UPDATES_MAX, records_max: int | None = None) -> list[slice]:
+    """Cuts records, given as their sizes (numbers of updates, or bytes), into runs of at most `size_max` and `records_max` records; a larger single
+    record stands alone."""
+    cuts, start, total = [], 0, 0
+    for position, size in enumerate(sizes):
+        if position > start and (total + size > size_max or position - start == records_max):
             cuts.append(slice(start, position))
-            start, size = position, 0
-        size += count
-    if start < len(updates):
-        cuts.append(slice(start, len(updates)))
+            start, total = position, 0
+        total += size
+    if start < len(sizes):
+        cuts.append(slice(start, len(sizes)))
     return cuts

@@ -1,5 +1,7 @@
 """Duplicates, holes and cuts of micro-batches."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,10 +28,14 @@ def test_a_hole_is_named_with_its_place(offsets: list[int]) -> None:
     assert caught.value.code == "offset_gap"
 
 
-@given(st.lists(st.integers(0, 256), max_size=40), st.integers(256, 2_000))
-def test_batches_are_the_records_in_order_none_too_large_and_none_needlessly_small(updates: list[int], bound: int) -> None:
-    cuts = plan_batches(updates, bound)
+@given(st.lists(st.integers(0, 300), max_size=40), st.integers(256, 2_000), st.none() | st.integers(1, 10))
+def test_batches_are_the_records_in_order_none_too_large_and_none_needlessly_small(
+    updates: list[int], bound: int, records_max: int | None
+) -> None:
+    cuts = plan_batches(updates, bound, records_max)
     assert [u for cut in cuts for u in updates[cut]] == updates
-    sizes = [sum(updates[cut]) for cut in cuts]
-    assert all(size <= bound for size in sizes)
-    assert all(size + updates[after.start] > bound for size, after in zip(sizes, cuts[1:], strict=False))
+    batches = [updates[cut] for cut in cuts]
+    assert all(sum(batch) <= bound or len(batch) == 1 for batch in batches)
+    assert all(0 < len(batch) <= (records_max or len(batch)) for batch in batches)
+    for batch, after in itertools.pairwise(batches):
+        assert sum(batch) + after[0] > bound or len(batch) == records_max

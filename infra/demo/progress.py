@@ -14,7 +14,7 @@ from infra.bench.report import Figures
 
 _ROWS = (
     ("items", "items in the index", "{:,.0f}"),
-    ("hr_at_100", "HR@100 of the model", "{:.3f}"),
+    ("hr_at_100", "{measure} of the model", "{:.3f}"),
     ("popularity_hr_at_100", "{measure} of popularity", "{:.3f}"),
     ("random_hr_at_100", "{measure} of chance", "{:.3f}"),
     ("rank_p50_ms", "one ranking over HTTP, median (ms)", "{:.1f}"),

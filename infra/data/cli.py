@@ -13,7 +13,10 @@ import typer
 from infra.command import AsJson, print_data, say
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from infra.data.mapped_catalogue import MappedCatalogue
+    from infra.data.tables import Tell
     from infra.kafka.publisher import Publisher
 
 _SAMPLES = 3
@@ -42,9 +45,10 @@ def import_files(
     from infra.data.mapping import read_mapping
 
     say(f"reading {directory}")
-    catalogue = MappedCatalogue(read_mapping(mapping), directory, limit)
-    kinds = _kinds_of(catalogue)
-    report = _try_out(kinds) if dry_run else {"counts": _publish(catalogue, kinds)}
+    with _open_progress() as progress:
+        catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=_reading(progress))
+        kinds = _kinds_of(catalogue)
+        report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
     report |= _describe(catalogue)
     if model_out is not None:
         model_out.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}, indent=1) + "\n")
@@ -71,24 +75,41 @@ def _kinds_of(catalogue: "MappedCatalogue") -> Kinds:
     return kinds
 
 
-def _try_out(kinds: Kinds) -> dict[str, Any]:
+def _open_progress() -> "Progress":
+    """Bars in rows and events on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(file=sys.stderr))
+
+
+def _reading(progress: "Progress") -> "Tell":
+    """One bar for each section that is read."""
+    tasks: dict[str, TaskID] = {}
+
+    def tell(section: str, rows: int, total: int | None) -> None:
+        if section not in tasks:
+            tasks[section] = progress.add_task(f"rows of [{section}]", total=total)
+        progress.update(tasks[section], completed=rows)
+
+    return tell
+
+
+def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
     """Counts and the first events of each kind; everything is made and nothing sent."""
     counts, samples = dict.fromkeys(_TOPICS, 0), {}
     for topic, events in kinds:
-        made = events()
+        made = _counted(events(), progress, topic)
         samples[topic] = [event.model_dump(mode="json", by_alias=True) for event in itertools.islice(made, _SAMPLES)]
         counts[topic] = len(samples[topic]) + sum(1 for _ in made)
     return {"counts": counts, "samples": samples}
 
 
-def _publish(catalogue: "MappedCatalogue", kinds: Kinds) -> dict[str, int]:
+def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -> dict[str, int]:
     """Publishes everything, one progress bar a topic; how many events went to each."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     counts = dict.fromkeys(_TOPICS, 0)
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with _open_publisher(catalogue) as publisher, Progress(*columns, console=Console(file=sys.stderr)) as progress:
+    with _open_publisher(catalogue) as publisher:
         send = {
             "item-features": publisher.publish_items,
             "new-items": publisher.publish_new_items,
@@ -97,18 +118,19 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds) -> dict[str, int]:
             "impressions": publisher.publish_impressions,
         }
         for topic, events in kinds:
-            task = progress.add_task(topic, total=None)
-            counts[topic] = send[topic](_counted(events(), lambda n, task=task: progress.update(task, completed=n)))  # type: ignore[misc]
+            counts[topic] = send[topic](_counted(events(), progress, topic))  # type: ignore[operator]
             publisher.flush()
-            progress.update(task, total=counts[topic], completed=counts[topic])
     return counts
 
 
-def _counted(events: Iterable[Any], tell: Callable[[int], None]) -> Iterator[Any]:
+def _counted(events: Iterable[Any], progress: "Progress", topic: str) -> Iterator[Any]:
+    """The same events; a bar counts them."""
+    task, number = progress.add_task(topic, total=None), 0
     for number, event in enumerate(events, 1):
         yield event
         if number % 1_000 == 0:
-            tell(number)
+            progress.update(task, completed=number)
+    progress.update(task, total=number, completed=number)
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ Array = pa.Array | pa.ChunkedArray
 MISSING_TIME = -1
 _UNIT_MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 _FLAGS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), False)
+_FRACTION = re.compile(r"-?\d+\.0")
 _SEPARATORS = re.compile(r"[\s,;|]+")
 
 
@@ -84,13 +86,18 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def decode_flags(array: Array, at_least: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(flags, known), both bool. Text like true, yes, 1; a number is true above 0, or from `at_least`."""
+def holds_flags(array: Array, at_least: float | None = None) -> bool:
+    """Whether any cell is a word for a flag (true, yes, 1): then all cells of the column are read as such."""
     array = plain(array)
-    if at_least is None and is_text(array):
+    return at_least is None and is_text(array) and any((text or "").strip().lower() in _FLAGS for text in array.unique().to_pylist())
+
+
+def decode_flags(array: Array, at_least: float | None = None, words: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(flags, known), both bool. Text like true, yes, 1 (`words`; None: found out); a number is true above 0, or from `at_least`."""
+    array = plain(array)
+    if holds_flags(array, at_least) if words is None else words:
         flags = [_FLAGS.get((text or "").strip().lower()) for text in array.to_pylist()]
-        if any(flag is not None for flag in flags):
-            return np.array([bool(flag) for flag in flags], bool), np.array([flag is not None for flag in flags], bool)
+        return np.array([bool(flag) for flag in flags], bool), np.array([flag is not None for flag in flags], bool)
     numbers = decode_numbers(array)
     known = ~np.isnan(numbers)
     return np.where(known, numbers > 0 if at_least is None else numbers >= at_least, False), known
@@ -139,13 +146,31 @@ def _time_of_text(text: str | None, form: str | None) -> int:
     return max(MISSING_TIME, round(moment.timestamp() * 1_000))
 
 
-def decode_ids(array: Array, kind: IdKind) -> list[Id | None]:
+@dataclass
+class IdForm:
+    """What all cells of a column of ids have in common, however many there are."""
+
+    whole_numbers: bool = True  # each in its one spelling: "7", not "007"
+    fractions: bool = True  # each like "7.0"
+
+    def see(self, array: Array) -> None:
+        """More cells of the column."""
+        self.whole_numbers = self.whole_numbers and fits_int64(array)
+        if self.fractions:
+            texts = decode_texts(plain(array).unique()) if not pa.types.is_integer(plain(array).type) else ["1"]
+            self.fractions = all(text is None or _FRACTION.fullmatch(text) for text in texts)
+
+
+def decode_ids(array: Array, kind: IdKind, fractions: bool | None = None) -> list[Id | None]:
     """Ids of the catalogue's kind; None where a cell is missing or no id of that kind.
 
-    Whole numbers that a table of fractions wrote as "7.0" are "7": in any int64 id, and in a column of nothing else.
+    Whole numbers that a table of fractions wrote as "7.0" are "7": in any int64 id, and in a column of nothing else (`fractions`; None: the
+    cells are the whole column).
     """
     texts = decode_texts(array)
-    fractions = kind is IdKind.INT64 or all(text is None or re.fullmatch(r"-?\d+\.0", text) for text in texts)
+    if fractions is None:
+        fractions = all(text is None or _FRACTION.fullmatch(text) for text in texts)
+    fractions = fractions or kind is IdKind.INT64
     return [_id(text.removesuffix(".0") if fractions and text is not None else text, kind) for text in texts]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from infra.data.columns import decode_bags, decode_categories, decode_numbers, decode_vectors, join_vectors
 from infra.data.mapping import Column
-from infra.data.tables import LoadedTable
+from infra.data.tables import LoadedRows
 from schemas.features import Feature, Kind
 
 
-def decode_features(rows: LoadedTable, columns: Mapping[str, Column], features: Iterable[Feature]) -> list[dict[str, Any]]:
+def decode_features(rows: LoadedRows, columns: Mapping[str, Column], features: Iterable[Feature]) -> list[dict[str, Any]]:
     """One dict per row, with the features that have a value."""
     kinds = {feature.name: feature for feature in features if feature.name in columns}
     found = {name: decode_feature(rows, columns[name], feature) for name, feature in kinds.items()}
@@ -24,7 +24,7 @@ def decode_features(rows: LoadedTable, columns: Mapping[str, Column], features: 
     ]
 
 
-def decode_feature(rows: LoadedTable, column: Column, feature: Feature) -> Sequence[Any]:
+def decode_feature(rows: LoadedRows, column: Column, feature: Feature) -> Sequence[Any]:
     """The values of one feature, None where there is none."""
     if column.value is not None:
         return [float(column.value) if feature.kind is Kind.NUMERIC else column.value] * len(rows)
@@ -38,7 +38,7 @@ def decode_feature(rows: LoadedTable, column: Column, feature: Feature) -> Seque
     return decode_rows_of_vectors(rows, column, feature.width, feature.name)
 
 
-def decode_rows_of_vectors(rows: LoadedTable, column: Column, width: int, name: str) -> list[list[float] | None]:
+def decode_rows_of_vectors(rows: LoadedRows, column: Column, width: int, name: str) -> list[list[float] | None]:
     """Vectors of that width; another width or a cell that is no vector is noted and left out. An empty cell is only left out."""
     arrays = rows.arrays(column)
     vectors = decode_vectors(arrays[0], column.separator) if len(arrays) == 1 and column.prefix is None else join_vectors(arrays)

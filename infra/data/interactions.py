@@ -1,110 +1,191 @@
 """Who did what with which item when, as columns in order of time. The one form for histories, counts, samples and measures.
 
-Here: ids to codes, times, kinds. Not here: what is sampled or measured from them (sampled_impressions.py).
+Here: ids to places, times, kinds, order. Not here: what is sampled or measured from them (sampled_impressions.py).
 Rows of equal time keep the order of the file. Where a source has no times, the row number stands for it (in milliseconds).
+Memory: ids of users and items with their places (about 200 bytes each), and the bound of a spool; columns beyond it are on disk, have
+slices only, and are read by `blocks`.
 
 Arrays: X interactions.
 """
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from infra.data.columns import Array, decode_ids, decode_texts, decode_times, plain
-from infra.data.tables import LoadedTable
+from infra.data.columns import Array, IdForm, decode_ids, decode_texts, decode_times, plain
+from infra.data.sorted_rows import sort_rows
+from infra.data.spool import RowColumn, Spool, SpoolBounds
+from infra.data.tables import LoadedRows, LoadedTable
 from schemas.ids import Id, IdKind
 from schemas.limits import NAME_CHARS_MAX
 
 DEFAULT_KIND = "click"
+_COLUMNS = ("#user", "#item", "#kind", "#time")
+_BLOCK_ROWS = 65_536
+Choose = Callable[[LoadedRows], np.ndarray]  # which of some rows count, [R] bool
 
 
 @dataclass(frozen=True)
 class Interactions:
-    """`user_X` and `item_X` are places in `user_ids` and `item_ids`; `kind_X` in `kinds`; `row_X` rows of the loaded table."""
+    """`user_X` and `item_X` are places in `user_ids` and `item_ids`; `kind_X` in `kinds`; `rows` what else the file says of each."""
 
     user_ids: Sequence[Id]
     item_ids: Sequence[Id]
     kinds: tuple[str, ...]
-    user_X: np.ndarray
-    item_X: np.ndarray
-    kind_X: np.ndarray
-    time_X: np.ndarray
-    row_X: np.ndarray
+    user_X: RowColumn
+    item_X: RowColumn
+    kind_X: RowColumn
+    time_X: RowColumn
+    rows: Spool | None = None
 
     def __len__(self) -> int:
         return len(self.time_X)
 
     def before(self, time_ms: int) -> int:
         """How many are strictly before a time: rows of one basket are never each other's history."""
-        return int(np.searchsorted(self.time_X, time_ms, "left"))
+        if isinstance(self.time_X, np.ndarray):
+            return int(np.searchsorted(self.time_X, time_ms, "left"))
+        return bisect_left(self.time_X, time_ms)
+
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator["Interactions"]:
+        """Those from place `first` to before `last`, some at a time, with columns in memory."""
+        last = len(self) if last is None else last
+        for start in range(first, last, _BLOCK_ROWS):
+            part = slice(start, min(last, start + _BLOCK_ROWS))
+            columns = (self.user_X[part], self.item_X[part], self.kind_X[part], self.time_X[part])
+            yield Interactions(self.user_ids, self.item_ids, self.kinds, *columns)
 
     def take(self, chosen: np.ndarray) -> "Interactions":
-        """Some of them, by a mask or by places."""
-        columns = (column[chosen] for column in (self.user_X, self.item_X, self.kind_X, self.time_X, self.row_X))
+        """Some of them, by a mask or by places; of columns in memory."""
+        columns = (np.asarray(column)[chosen] for column in (self.user_X, self.item_X, self.kind_X, self.time_X))
         return Interactions(self.user_ids, self.item_ids, self.kinds, *columns)
 
-
-def read_interactions(table: LoadedTable, kind: IdKind, items: Sequence[Id]) -> Interactions:
-    """The interactions of a table with the roles user and item, and where there are such time and kind. Places of `items` come first
-    in `item_ids`. A row without user, item or time is rejected."""
-    user_X, users = encode_ids(table.array("user"), kind, ())
-    item_X, item_ids = encode_ids(table.array("item"), kind, items)
-    time_X = read_times(table, "time")
-    kind_X, kinds = _kinds(table)
-    usable = (user_X >= 0) & (item_X >= 0) & (time_X >= 0)
-    for name, column in (("item", item_X), ("user", user_X), ("time", time_X)):
-        for row in np.flatnonzero(column < 0).tolist():
-            table.reject(row, f"no usable {name}")
-    rows = np.flatnonzero(usable)
-    rows = rows[np.argsort(time_X[rows], kind="stable")]
-    return Interactions(users, item_ids, kinds, user_X[rows], item_X[rows], kind_X[rows], time_X[rows], rows)
+    def of_kinds(self, codes: Sequence[int], bounds: SpoolBounds) -> "Interactions":
+        """Those of some kinds."""
+        spool = Spool(pa.schema([(name, pa.int64()) for name in _COLUMNS]), bounds)
+        for block in self.blocks():
+            chosen = block.take(np.isin(block.kind_X, codes))
+            spool.append(_batch(spool.schema, (chosen.user_X, chosen.item_X, chosen.kind_X, chosen.time_X)))
+        return Interactions(self.user_ids, self.item_ids, self.kinds, *(spool.finish().column(name) for name in _COLUMNS))
 
 
-def read_times(table: LoadedTable, role: str) -> np.ndarray:
-    """Times of a role in ms, [rows]; the row number where the mapping names no column."""
-    if not table.has(role):
-        return np.arange(1, len(table) + 1)
-    column = table.source.roles[role]
-    return decode_times(table.array(role), column.time_unit, column.time_format)
+class IdPlaces:
+    """Ids by the place at which they were first met, `known` before all others."""
+
+    def __init__(self, kind: IdKind, known: Sequence[Id] = ()) -> None:
+        self._kind = kind
+        self.places: dict[Id, int] = {item: place for place, item in enumerate(known)}
+
+    def encode(self, array: Array, form: IdForm | None = None) -> np.ndarray:
+        """The place of the id in each cell, int64, -1 where there is none. `form` = of the whole column, where this is a part of it."""
+        encoded = plain(array).dictionary_encode()
+        ids = decode_ids(encoded.dictionary, self._kind, form.fractions if form is not None else None)
+        of_value = np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids] + [-1], np.int64)
+        codes = encoded.indices.fill_null(len(of_value) - 1).to_numpy(zero_copy_only=False)
+        return of_value[codes]
+
+    @property
+    def ids(self) -> list[Id]:
+        """The ids by place."""
+        return list(self.places)
 
 
-def encode_ids(array: Array, kind: IdKind, known: Sequence[Id]) -> tuple[np.ndarray, list[Id]]:
-    """(places int64, -1 where a cell holds no id; the ids by place, `known` first)."""
-    encoded = plain(array).dictionary_encode()
-    places: dict[Id, int] = {item: place for place, item in enumerate(known)}
-    of_value = np.array(
-        [-1 if i is None else places.setdefault(i, len(places)) for i in decode_ids(encoded.dictionary, kind)] + [-1], np.int64
-    )
-    codes = encoded.indices.fill_null(len(of_value) - 1).to_numpy(zero_copy_only=False)
-    return of_value[codes], list(places)
+class _Kinds:
+    """Kinds of behaviour, by number of rows, then by name: their order does not depend on the file's."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+        self._count: list[int] = []
+
+    def encode(self, rows: LoadedRows) -> np.ndarray:
+        """Passing codes of some rows."""
+        if not rows.has("kind"):
+            return np.zeros(len(rows), np.int64)
+        encoded = plain(rows.array("kind")).dictionary_encode()
+        names = [kind_name(text) for text in [*decode_texts(encoded.dictionary), None]]
+        of_value = np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int64)
+        code_R = of_value[encoded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)]
+        self._count += [0] * (len(self._codes) - len(self._count))
+        for code, count in enumerate(np.bincount(code_R).tolist()):
+            self._count[code] += count
+        return code_R
+
+    def ordered(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """(the code of each passing code, the names by code)."""
+        met = sorted((-count, name) for name, count in zip(self._codes, self._count, strict=True) if count)
+        names = tuple(name for _, name in met) or (DEFAULT_KIND,)
+        codes = [names.index(name) if name in names else 0 for name in self._codes] or [0]
+        return np.array(codes, np.int64), names
 
 
-def _kinds(table: LoadedTable) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Kinds by number of rows, then by name: the order does not depend on the file's."""
-    if not table.has("kind"):
-        return np.zeros(len(table), np.int64), (DEFAULT_KIND,)
-    names = np.array([kind_name(text) for text in decode_texts(table.array("kind"))], object)
-    if not len(names):
-        return np.zeros(0, np.int64), (DEFAULT_KIND,)
-    found, code_X, count = np.unique(names.astype(str), return_inverse=True, return_counts=True)
-    order = np.lexsort((found, -count))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place[code_X], tuple(str(found[o]) for o in order)
+def read_interactions(
+    table: LoadedTable,
+    kind: IdKind,
+    items: Sequence[Id],
+    bounds: SpoolBounds | None = None,
+    columns: Sequence[str] = (),
+    choose: Choose | None = None,
+) -> Interactions:
+    """The interactions of a table with the roles user and item, and where there are such time and kind. Places of `items` come first in
+    `item_ids`. A row without user, item or time is rejected. `columns` = what else is kept of each row; `choose` = which rows count."""
+    bounds = bounds or SpoolBounds()
+    users, found, kinds = IdPlaces(kind), IdPlaces(kind, items), _Kinds()
+    schema = pa.schema([*((name, pa.int64()) for name in _COLUMNS), *(table.spool.schema.field(name) for name in columns)])
+    batches = _usable_batches(table, schema, (users, found, kinds), choose)
+    spool = Spool(schema, bounds)
+    for rows in sort_rows(batches, schema, ["#time"], bounds):
+        codes, _ = kinds.ordered()
+        kind_R = pa.array(codes[rows.column("#kind").to_numpy()])
+        for batch in rows.set_column(2, schema.field("#kind"), kind_R).to_batches():
+            spool.append(batch)
+    spool.finish()
+    return Interactions(users.ids, found.ids, kinds.ordered()[1], *(spool.column(name) for name in _COLUMNS), rows=spool)
+
+
+def _usable_batches(
+    table: LoadedTable, schema: pa.Schema, encoders: tuple[IdPlaces, IdPlaces, _Kinds], choose: Choose | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows that have all they need, in file order."""
+    users, items, kinds = encoders
+    first = 0
+    for rows in table.blocks():
+        time_R = read_times(rows, "time", first)
+        first += len(rows)
+        if choose is not None:
+            chosen = np.flatnonzero(choose(rows))
+            rows, time_R = rows.take(chosen), time_R[chosen]
+        user_R = users.encode(rows.array("user"), table.id_forms["user"])
+        item_R = items.encode(rows.array("item"), table.id_forms["item"])
+        for role, column in (("item", item_R), ("user", user_R), ("time", time_R)):
+            for row in np.flatnonzero(column < 0).tolist():
+                rows.reject_cell(row, role, role)
+        kind_R = kinds.encode(rows)
+        usable = pa.array((user_R >= 0) & (item_R >= 0) & (time_R >= 0))
+        others = [rows.table.column(name) for name in schema.names[len(_COLUMNS) :]]
+        made = pa.table([pa.array(c, pa.int64()) for c in (user_R, item_R, kind_R, time_R)] + others, schema=schema)
+        yield from made.filter(usable).combine_chunks().to_batches()
+
+
+def _batch(schema: pa.Schema, columns: Iterable[np.ndarray]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+
+
+def read_times(rows: LoadedRows, role: str, first: int = 0) -> np.ndarray:
+    """Times of a role in ms, [rows]; the row number where the mapping names no column. `first` = rows of the section before these."""
+    if not rows.has(role):
+        return np.arange(first + 1, first + len(rows) + 1)
+    column = rows.source.roles[role]
+    return decode_times(rows.array(role), column.time_unit, column.time_format)
 
 
 def kind_name(text: str | None) -> str:
     """A kind of behaviour as events spell it: "add to cart" becomes add_to_cart."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", (text or "other").strip())[:NAME_CHARS_MAX]
     return name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:NAME_CHARS_MAX]
-
-
-def clicked_only(table: LoadedTable, clicked: np.ndarray) -> LoadedTable:
-    """The clicked rows of a table of impressions."""
-    return table.take(np.flatnonzero(clicked))
 
 
 def times_of_constant(value: object) -> int:

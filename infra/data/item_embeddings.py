@@ -13,10 +13,10 @@ import numpy as np
 from infra.data.columns import decode_texts
 from infra.data.feature_values import decode_rows_of_vectors
 from infra.data.inferred_schema import infer_width
-from infra.data.interactions import encode_ids
+from infra.data.interactions import IdPlaces
 from infra.data.mapping import DataMapping
-from infra.data.tables import LoadedTable
-from infra.data.text import TextEmbedder
+from infra.data.tables import LoadedRows, LoadedTable
+from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder
 from schemas.errors import Misconfigured
 from schemas.ids import Id, IdKind
 from schemas.limits import EMBEDDING_WIDTH_MAX
@@ -29,34 +29,31 @@ class ItemEmbeddings:
 
     def __init__(self, table: LoadedTable, mapping: DataMapping, kind: IdKind, later: Collection[Id]) -> None:
         self._table, self._column, self._mapping = table, table.source.roles["vector"], mapping
-        place_R, ids = encode_ids(table.array("id"), kind, ())
-        self.ids: Sequence[Id] = ids
-        for row in np.flatnonzero(place_R < 0).tolist():
-            table.reject(row, "no usable id")
-        self._row_P = np.zeros(len(ids), np.int64)
-        rows = np.flatnonzero(place_R >= 0)
-        self._row_P[place_R[rows]] = rows
+        self._row_P, self.place = read_last_rows(table, kind)
+        self.ids: Sequence[Id] = list(self.place)
         self._later = frozenset(later)
-        self.place = {item: place for place, item in enumerate(ids)}
 
     @cached_property
     def width(self) -> int:
         """Numbers of an embedding."""
         if self._mapping.text is not None:
             return self._embedder.width
-        width = self._mapping.embedding_width or infer_width(self._table.arrays(self._column), self._column.separator)
+        width = self._mapping.embedding_width or infer_width(self._table.sample.arrays(self._column), self._column.separator)
         if width > EMBEDDING_WIDTH_MAX:
             raise Misconfigured("bad_mapping", f"[embeddings] the vectors have {width} numbers, expected at most {EMBEDDING_WIDTH_MAX}")
         return width
 
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:
         """The embeddings of some places; None where there is none."""
-        rows = self._table.take(self._row_P[places])
+        rows = self._rows(places)
         if self._mapping.text is None:
             return decode_rows_of_vectors(rows, self._column, self.width, self._mapping.embedding_name)
         texts = _joined_texts(rows)
         found = self._embedder.encode([text or "" for text in texts]).tolist()
         return [vector if text is not None else None for vector, text in zip(found, texts, strict=True)]
+
+    def _rows(self, places: np.ndarray) -> LoadedRows:
+        return self._table.rows(self._table.spool.take(self._row_P[places]))
 
     def matrix(self, ids: Sequence[Id]) -> np.ndarray:
         """Embeddings of these items, zeros where one has none: [len(ids), width] float32."""
@@ -72,12 +69,32 @@ class ItemEmbeddings:
     @cached_property
     def _embedder(self) -> TextEmbedder:
         places = np.array([p for item, p in self.place.items() if item not in self._later], np.int64)
-        texts = [text for text in _joined_texts(self._table.take(self._row_P[places])) if text is not None]
+        texts: list[str] = []
+        for first in range(0, len(places), _CHUNK):
+            texts += [text for text in _joined_texts(self._rows(places[first : first + _CHUNK])) if text is not None]
+            if len(texts) >= FITTED_TEXTS_MAX:
+                break
         assert self._mapping.text is not None
         return TextEmbedder(texts, self._mapping.text.width)
 
 
-def _joined_texts(rows: LoadedTable) -> list[str | None]:
+def read_last_rows(table: LoadedTable, kind: IdKind) -> tuple[np.ndarray, dict[Id, int]]:
+    """(the last row of each id by its place, the place of each id) of a table with ids. A row without an id is rejected."""
+    places = IdPlaces(kind)
+    row_P, first = np.zeros(0, np.int64), 0
+    for rows in table.blocks():
+        place_R = places.encode(rows.array("id"), table.id_forms["id"])
+        for row in np.flatnonzero(place_R < 0).tolist():
+            rows.reject_cell(row, "id", "id")
+        if len(places.places) > len(row_P):
+            row_P = np.concatenate([row_P, np.zeros(2 * len(places.places) - len(row_P), np.int64)])
+        usable = np.flatnonzero(place_R >= 0)
+        row_P[place_R[usable]] = first + usable
+        first += len(rows)
+    return row_P[: len(places.places)], places.places
+
+
+def _joined_texts(rows: LoadedRows) -> list[str | None]:
     """The text columns of each row as one text; None where all are empty."""
     columns = [decode_texts(array) for array in rows.arrays(rows.source.roles["vector"])]
     return [" ".join(text for text in texts if text) or None for texts in zip(*columns, strict=True)]

@@ -6,7 +6,7 @@ Invariant: a value as of t holds nothing from t or later. A negative number, and
 Arrays: I items, X interactions, E width of a vector.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from infra.data.taken_together import TogetherVectors
 
 DAY_MS = 86_400_000
 _NEVER = -1.0
+_PAIRS_AT_ONCE = 4_000_000
 
 
 class ItemStatistic:
@@ -39,28 +40,37 @@ class ItemStatistic:
 
 def count_positives(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
     """Interactions of each item in the days before a time, [I] int64."""
-    return np.bincount(_items_in(positives, items, time_ms, days)[0], minlength=items)
+    counts_I = np.zeros(items, np.int64)
+    for item_X, _ in _pairs_in(positives, items, time_ms, days):
+        counts_I += np.bincount(item_X, minlength=items)
+    return counts_I
 
 
 def count_takers(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
-    """Different users with an interaction in the days before a time, [I] int64: one who takes often counts once."""
-    item_X, user_X = _items_in(positives, items, time_ms, days)
-    pairs = np.unique(item_X * max(1, len(positives.user_ids)) + user_X)
-    return np.bincount(pairs // max(1, len(positives.user_ids)), minlength=items)
+    """Different users with an interaction in the days before a time, [I] int64: one who takes often counts once.
+
+    Of a long window only every n-th item's pairs are in memory at once."""
+    users, counts_I = max(1, len(positives.user_ids)), np.zeros(items, np.int64)
+    rounds = -(-(positives.before(time_ms) - positives.before(time_ms - round(days * DAY_MS))) // _PAIRS_AT_ONCE)
+    for turn in range(rounds):
+        found = [(item_X * users + user_X)[item_X % rounds == turn] for item_X, user_X in _pairs_in(positives, items, time_ms, days)]
+        counts_I += np.bincount(np.unique(np.concatenate(found)) // users, minlength=items)
+    return counts_I
 
 
 def days_since(positives: Interactions, items: int, time_ms: int, first: bool) -> np.ndarray:
     """Whole days since the first (or last) interaction before a time, [I] float64; negative where there is none."""
-    item_X = positives.item_X[: positives.before(time_ms)]
-    at_X = np.flatnonzero(item_X < items)
     days_I = np.full(items, _NEVER)
-    at_X = at_X[::-1] if first else at_X  # of several the one that is written last stays
-    days_I[item_X[at_X]] = (time_ms - positives.time_X[at_X]) // DAY_MS
+    for block in positives.blocks(0, positives.before(time_ms)):
+        at_X = np.flatnonzero(block.item_X < items)
+        if first:  # of several the one that is written last stays
+            at_X = at_X[days_I[block.item_X[at_X]] == _NEVER][::-1]
+        days_I[block.item_X[at_X]] = (time_ms - block.time_X[at_X]) // DAY_MS
     return days_I
 
 
-def _items_in(positives: Interactions, items: int, time_ms: int, days: float) -> tuple[np.ndarray, np.ndarray]:
-    """(items, users) of the interactions with the catalogue in the days before a time."""
-    part = slice(positives.before(time_ms - round(days * DAY_MS)), positives.before(time_ms))
-    known = positives.item_X[part] < items
-    return positives.item_X[part][known], positives.user_X[part][known]
+def _pairs_in(positives: Interactions, items: int, time_ms: int, days: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(items, users) of the interactions with the catalogue in the days before a time, some at a time."""
+    for block in positives.blocks(positives.before(time_ms - round(days * DAY_MS)), positives.before(time_ms)):
+        known = block.item_X < items
+        yield block.item_X[known], block.user_X[known]

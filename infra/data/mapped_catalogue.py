@@ -16,14 +16,25 @@ from pydantic import BaseModel, ValidationError
 
 from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.data.feature_values import decode_features
-from infra.data.interactions import Interactions, encode_ids
+from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
+from infra.data.item_embeddings import read_last_rows
 from infra.data.item_statistics import DAY_MS, count_positives
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
-from infra.data.sampled_impressions import SampledRequest, draw_candidates, plan_cuts, recent_items, sample_requests, taken_items
+from infra.data.rejections import Rejections
+from infra.data.sampled_impressions import (
+    KnownUsers,
+    SampledRequest,
+    draw_candidates,
+    plan_cuts,
+    recent_items,
+    sample_requests,
+    taken_items,
+)
 from infra.data.shown_impressions import read_shown_requests
-from infra.data.tables import LoadedTable, Rejections
+from infra.data.spool import SpoolBounds
+from infra.data.tables import LoadedRows, Tell
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord, describe_errors
 from schemas.features import FeatureSchema, Scope
@@ -37,9 +48,16 @@ E = TypeVar("E", bound=BaseModel)
 class MappedCatalogue:
     """A `Catalogue` of files under `directory`; at most `limit` rows of each. `rejections` fills while events are read."""
 
-    def __init__(self, mapping: DataMapping, directory: Path, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        mapping: DataMapping,
+        directory: Path,
+        limit: int | None = None,
+        bounds: SpoolBounds | None = None,
+        tell: Tell | None = None,
+    ) -> None:
         self.name, self.mapping = mapping.name, mapping
-        self.sources = MappedSources(mapping, directory, limit)
+        self.sources = MappedSources(mapping, directory, limit, bounds, tell)
 
     @property
     def rejections(self) -> Rejections:
@@ -73,7 +91,7 @@ class MappedCatalogue:
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         if self.sources.states.changes_with_time:
             yield from self._items_over_time()
-        elif self.sources.item_rows.table.has("time"):
+        elif "time" in self.mapping.items.roles:
             yield from self._items_of_rows()
         else:
             for places in _chunks(self._alive):
@@ -81,10 +99,16 @@ class MappedCatalogue:
                 yield from self._updates(places, created.tolist(), self.sources.states.features_of(places, {}))
 
     def _updates(self, places: np.ndarray, versions: Sequence[int], features: Sequence[Mapping[str, Any]]) -> Iterator[ItemFeaturesUpdate]:
-        rows, ids = self.sources.item_rows, self.sources.item_rows.ids
-        latest = rows.latest_rows(self.sources.now_ms)
-        for place, version, raw in zip(places.tolist(), versions, features, strict=True):
-            update = _event(ItemFeaturesUpdate, rows.table, int(latest[place]), item_id=ids[place], version=version, features=raw)
+        items, ids = self.sources.item_rows, self.sources.item_rows.ids
+        latest = self.sources.states.latest_rows(places)
+        for number, (place, version, raw) in enumerate(zip(places.tolist(), versions, features, strict=True)):
+            update = _event(
+                ItemFeaturesUpdate,
+                lambda n=number: (items.rows_at(latest[n : n + 1]), 0),
+                item_id=ids[place],
+                version=version,
+                features=raw,
+            )
             if update is not None:
                 yield update
 
@@ -111,13 +135,15 @@ class MappedCatalogue:
     def _items_of_rows(self) -> Iterator[ItemFeaturesUpdate]:
         """A file with several versions of an item: each row up to the evaluation time is one."""
         items = self.sources.item_rows
-        rows = items.in_time_order
-        for chunk in _chunks(rows[items.time_R[rows] <= self.sources.now_ms]):
-            places, times = items.item_R[chunk].tolist(), items.time_R[chunk].tolist()
-            for row, place, time_ms, raw in zip(chunk.tolist(), places, times, self.sources.states.features_of_rows(chunk), strict=True):
-                update = _event(ItemFeaturesUpdate, items.table, row, item_id=items.ids[place], version=time_ms, features=raw)
-                if update is not None:
-                    yield update
+        for first, item_R, time_R in items.blocks():
+            for part in _chunks(np.flatnonzero(time_R <= self.sources.now_ms)):
+                rows, places, times = items.rows_at(first + part), item_R[part], time_R[part].tolist()
+                for row, (place, time_ms, raw) in enumerate(
+                    zip(places.tolist(), times, self.sources.states.features_of_rows(rows, places), strict=True)
+                ):
+                    update = _event(ItemFeaturesUpdate, lambda at=(rows, row): at, item_id=items.ids[place], version=time_ms, features=raw)
+                    if update is not None:
+                        yield update
 
     def new_items(self) -> Iterator[NewItem]:
         embeddings = self.sources.embeddings
@@ -139,41 +165,48 @@ class MappedCatalogue:
     # --- users ---
 
     @cached_property
-    def _profiles(self) -> Mapping[Id, dict[str, Any]]:
+    def _profile_rows(self) -> tuple[np.ndarray, Mapping[Id, int]]:
+        """(the last row of each user by place, the place of each)."""
         if self.mapping.users is None:
-            return {}
+            return np.zeros(0, np.int64), {}
+        return read_last_rows(self.sources.table(self.mapping.users), self.sources.id_kind)
+
+    def _profiles(self, places: np.ndarray) -> list[dict[str, Any]]:
+        """The features of some users."""
+        assert self.mapping.users is not None
         table = self.sources.table(self.mapping.users)
-        place_R, ids = encode_ids(table.array("id"), self.sources.id_kind, ())
-        for row in np.flatnonzero(place_R < 0).tolist():
-            table.reject(row, "no usable id")
-        raw = decode_features(table, table.source.feature_columns(), self.schema.of(Scope.USER))
-        return {ids[place]: features for place, features in zip(place_R.tolist(), raw, strict=True) if place >= 0}
+        rows = table.rows(table.spool.take(self._profile_rows[0][places]))
+        return decode_features(rows, table.source.feature_columns(), self.schema.of(Scope.USER))
 
     def users(self) -> Iterator[UserFeaturesRecord]:
-        for user, features in self._profiles.items():
-            yield UserFeaturesRecord(user_id=user, features=features)
+        ids = list(self._profile_rows[1])
+        for places in _chunks(np.arange(len(ids))):
+            for place, features in zip(places.tolist(), self._profiles(places), strict=True):
+                yield UserFeaturesRecord(user_id=ids[place], features=features)
 
     def behaviours(self) -> Iterator[Behaviour]:
+        yield from self._behaviours_where(None)
+
+    def _behaviours_where(self, wanted_U: np.ndarray | None) -> Iterator[Behaviour]:
+        """The history until the evaluation time as events, in order of time: of all users, or of some."""
         history = self.sources.history
-        yield from self._behaviours_of(np.arange(history.before(self.sources.now_ms)))
+        end, first = history.before(self.sources.now_ms), 0
+        for block in history.blocks(0, end):
+            places = np.arange(len(block)) if wanted_U is None else np.flatnonzero(wanted_U[block.user_X])
+            for part in _chunks(places):
+                yield from self._behaviours_of(block.take(part), first + part)
+            first += len(block)
 
-    @cached_property
-    def _history_table(self) -> LoadedTable | None:
-        return self.sources.table(self.mapping.behaviours) if self.mapping.behaviours is not None else None
-
-    def _behaviours_of(self, chosen: np.ndarray) -> Iterator[Behaviour]:
-        """Some interactions of the history as events, in the given order."""
-        history, table = self.sources.history, self._history_table
-        for places in _chunks(chosen):
-            part = history.take(places)
-            features: list[dict[str, Any]] = [{}] * len(places)
-            if table is not None and table.source.features:
-                features = decode_features(table.take(part.row_X), table.source.feature_columns(), self.schema.of(Scope.BEHAVIOUR))
-            columns = (part.user_X, part.item_X, part.kind_X, part.time_X)
-            for user, item, kind, time_ms, raw in zip(*(c.tolist() for c in columns), features, strict=True):
-                yield Behaviour(
-                    user_id=history.user_ids[user], item_id=history.item_ids[item], kind=history.kinds[kind], time_ms=time_ms, features=raw
-                )
+    def _behaviours_of(self, part: Interactions, rows: np.ndarray) -> Iterator[Behaviour]:
+        """Some interactions of the history, which are its rows `rows`, as events."""
+        features: list[dict[str, Any]] = [{}] * len(part)
+        source, spool = self.mapping.behaviours, self.sources.history.rows
+        if source is not None and source.features and spool is not None:
+            told = self.sources.table(source).rows(spool.take(rows))
+            features = decode_features(told, source.feature_columns(), self.schema.of(Scope.BEHAVIOUR))
+        columns = (part.user_X, part.item_X, part.kind_X, part.time_X)
+        for user, item, kind, time_ms, raw in zip(*(np.asarray(c).tolist() for c in columns), features, strict=True):
+            yield Behaviour(user_id=part.user_ids[user], item_id=part.item_ids[item], kind=part.kinds[kind], time_ms=time_ms, features=raw)
 
     # --- impressions ---
 
@@ -183,7 +216,7 @@ class MappedCatalogue:
             bids = self._bids_at(self.sources.now_ms)
             bid_of = {item: bids[place] for place, item in enumerate(self.sources.item_rows.ids)}
             yield from read_shown_requests(
-                *self.sources.shown, self.sources.id_kind, self.sources.now_ms, bid_of, self.schema.of(Scope.CONTEXT)
+                self.sources.shown, self.sources.id_kind, self.sources.now_ms, bid_of, self.schema.of(Scope.CONTEXT), self.sources.bounds
             )
             return
         bids_at: dict[int, list[float]] = {}
@@ -248,39 +281,51 @@ class MappedCatalogue:
             raise sources.reject("[evaluation] hold_out", "= false keeps nothing to measure on")
         recent = recent_items(positives, len(sources.item_rows.ids), sources.now_ms, holdout.pool_days)
         pool = self._alive if holdout.candidates == "all" else np.intersect1d(recent, self._alive)
-        taken = taken_items(positives, sources.history, sources.now_ms, None)
-        relevant = {user: found for user, items in taken.items() if len(found := np.intersect1d(items, pool))}
-        if not relevant:
+        users = KnownUsers(positives, sources.history).takers(sources.now_ms, None, pool).tolist()
+        if not users:
             raise sources.reject(
                 "[evaluation] from", "leaves no user to measure on: none has a history before it and a positive on a known item after it"
             )
         rng = np.random.default_rng(_EVALUATION_SEED)
-        users = sorted(relevant)
         if len(users) > holdout.users_max:
             users = sorted(rng.choice(users, holdout.users_max, replace=False).tolist())
-        histories = self._histories_of([positives.user_ids[user] for user in users])
-        held_out = tuple(self._held_out(rng, positives.user_ids[user], relevant[user], pool, histories) for user in users)
+        taken = taken_items(positives, users, sources.now_ms, None)
+        relevant = {user: np.intersect1d(items, pool) for user, items in taken.items()}
+        ids = [positives.user_ids[user] for user in users]
+        histories, profiles = self._histories_of(ids), self._profiles_of(ids)
+        held_out = tuple(
+            self._held_out(rng, user_id, relevant[user], pool, histories[user_id], profiles.get(user_id, {}))
+            for user, user_id in zip(users, ids, strict=True)
+        )
         return Evaluation(held_out, self._popularity(), "recall", sources.now_ms, holdout.k)
 
     def _held_out(
-        self, rng: np.random.Generator, user: Id, relevant: np.ndarray, pool: np.ndarray, histories: Mapping[Id, Sequence[Behaviour]]
+        self,
+        rng: np.random.Generator,
+        user: Id,
+        relevant: np.ndarray,
+        pool: np.ndarray,
+        history: Sequence[Behaviour],
+        profile: Mapping[str, Any],
     ) -> HeldOutUser:
         ids = self.sources.item_rows.ids
         drawn = draw_candidates(rng, pool, relevant, self.mapping.holdout.candidates_max).tolist()
         candidates = sorted(ids[place] for place in drawn)  # type: ignore[type-var]
         found = frozenset(ids[place] for place in relevant.tolist()) & frozenset(candidates)
         as_array = np.array(candidates, object if isinstance(candidates[0], str) else np.int64)
-        return HeldOutUser(user, self._profiles.get(user, {}), histories[user], as_array, found)
+        return HeldOutUser(user, profile, history, as_array, found)
 
     def _histories_of(self, users: Sequence[Id]) -> Mapping[Id, Sequence[Behaviour]]:
-        history = self.sources.history
-        place = {user: number for number, user in enumerate(history.user_ids)}
-        before = np.arange(history.before(self.sources.now_ms))
-        chosen = before[np.isin(history.user_X[before], [place[user] for user in users])]
         found: dict[Id, list[Behaviour]] = {user: [] for user in users}
-        for behaviour in self._behaviours_of(chosen):
+        wanted_U = np.fromiter((user in found for user in self.sources.history.user_ids), bool)
+        for behaviour in self._behaviours_where(wanted_U):
             found[behaviour.user_id].append(behaviour)
         return found
+
+    def _profiles_of(self, users: Sequence[Id]) -> Mapping[Id, dict[str, Any]]:
+        places = self._profile_rows[1]
+        known = [user for user in users if user in places]
+        return dict(zip(known, self._profiles(np.array([places[user] for user in known], np.int64)), strict=True)) if known else {}
 
     def _popularity(self) -> dict[Id, float]:
         """Positives of each item in the last days before the evaluation."""
@@ -293,10 +338,11 @@ def _chunks(places: np.ndarray) -> Iterator[np.ndarray]:
     return (places[first : first + _CHUNK] for first in range(0, len(places), _CHUNK))
 
 
-def _event(make: Callable[..., E], table: LoadedTable, row: int, **fields: Any) -> E | None:
+def _event(make: Callable[..., E], row: Callable[[], tuple[LoadedRows, int]], **fields: Any) -> E | None:
     """An event, or a noted rejection of its row."""
     try:
         return make(**fields)
     except ValidationError as error:
-        table.reject(row, describe_errors(error))
+        rows, number = row()
+        rows.reject(number, describe_errors(error))
         return None

@@ -1,6 +1,8 @@
 """The files of a mapping, loaded and joined: ids of one kind, interactions in order of time, item states, and the schema.
 
 Here: everything that is read once and asked many times. Not here: events (mapped_catalogue.py). Each part is loaded when it is first asked for.
+Memory: per user and per item what interactions.py and item_rows.py say; rows of files are in memory up to `SpoolBounds.memory_bytes` of each
+section and on disk beyond it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.columns import decode_flags, decode_numbers, fits_int64
+from infra.data.columns import decode_numbers
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
-from infra.data.interactions import DEFAULT_KIND, Interactions, clicked_only, kind_name, read_interactions, read_times, times_of_constant
+from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
 from infra.data.item_embeddings import ItemEmbeddings
-from infra.data.item_states import ItemRows, ItemStates, read_item_rows
+from infra.data.item_history import read_item_history
+from infra.data.item_rows import ItemRows, read_item_rows
+from infra.data.item_states import ItemStates
 from infra.data.item_statistics import DAY_MS, ItemStatistic
 from infra.data.mapping import DataMapping, FeatureSource, Source
 from infra.data.mapping_section import reject, suggest
-from infra.data.tables import LoadedTable, Rejections, load_table
+from infra.data.rejections import Rejections
+from infra.data.shown_impressions import ShownRows
+from infra.data.spool import SpoolBounds
+from infra.data.tables import FILE, ROW, LoadedTable, Tell, load_table
 from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
@@ -26,21 +33,23 @@ from schemas.ids import IdKind
 
 _HELD_OUT_SHARE = 0.15
 _KINDS_MAX = 64
-_ID_ROLES = ("id", "user", "item")
 
 
 class MappedSources:
-    """Loaded tables of `mapping` under `directory`; at most `limit` rows of each."""
+    """Loaded tables of `mapping` under `directory`; at most `limit` rows of each. `tell` hears of every block that is read."""
 
-    def __init__(self, mapping: DataMapping, directory: Path, limit: int | None) -> None:
+    def __init__(
+        self, mapping: DataMapping, directory: Path, limit: int | None, bounds: SpoolBounds | None = None, tell: Tell | None = None
+    ) -> None:
         self.mapping, self._directory, self._limit = mapping, directory, limit
+        self.bounds, self._tell = bounds or SpoolBounds(), tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
 
     def table(self, source: Source) -> LoadedTable:
         """The rows of a section."""
         if source.section not in self._tables:
-            self._tables[source.section] = load_table(self._directory, source, self._limit, self.rejections)
+            self._tables[source.section] = load_table(self._directory, source, self._limit, self.rejections, self.bounds, self._tell)
         return self._tables[source.section]
 
     def reject(self, key: str, expectation: str) -> Misconfigured:
@@ -53,8 +62,7 @@ class MappedSources:
         if "id_kind" in self.mapping.schema:
             return IdKind(self.mapping.schema["id_kind"])
         for source in self.mapping.sources:
-            table = self.table(source)
-            if not all(fits_int64(table.array(role)) for role in _ID_ROLES if table.has(role)):
+            if not all(form.whole_numbers for form in self.table(source).id_forms.values()):
                 return IdKind.TEXT
         return IdKind.INT64
 
@@ -63,33 +71,29 @@ class MappedSources:
     @cached_property
     def item_rows(self) -> ItemRows:
         """The items' file by item."""
-        rows = read_item_rows(self.table(self.mapping.items), self.id_kind)
+        rows = read_item_rows(self.table(self.mapping.items), self.id_kind, self.bounds)
         if not rows.ids:
             raise self.reject("[items]", f"gives no item: no row of {self.mapping.items.file} counts and has an id")
         return rows
 
     @cached_property
-    def shown(self) -> tuple[LoadedTable, np.ndarray] | None:
-        """The rows of the impressions' file, and which were clicked. None without such a file."""
-        if self.mapping.impressions is None:
-            return None
-        table = self.table(self.mapping.impressions)
-        clicked, known = decode_flags(table.array("clicked"), table.source.roles["clicked"].at_least)
-        for row in np.flatnonzero(~known).tolist():
-            table.reject(row, "clicked is neither true nor false; taken as false")
-        return table, clicked
+    def shown(self) -> ShownRows | None:
+        """The rows of the impressions' file. None without such a file."""
+        return ShownRows(self.table(self.mapping.impressions)) if self.mapping.impressions is not None else None
 
     @cached_property
     def history(self) -> Interactions:
         """What users did: [behaviours], or else what they clicked in [impressions]."""
         if self.mapping.behaviours is not None:
-            return read_interactions(self.table(self.mapping.behaviours), self.id_kind, self.item_rows.ids)
+            table = self.table(self.mapping.behaviours)
+            columns = [name for name in table.spool.schema.names if name not in (ROW, FILE)] if table.source.features else []
+            return read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, [*columns, ROW, FILE])
         return self._clicks if self.shown is not None else _no_interactions()
 
     @cached_property
     def _clicks(self) -> Interactions:
         assert self.shown is not None
-        return read_interactions(clicked_only(*self.shown), self.id_kind, self.item_rows.ids)
+        return read_interactions(self.shown.table, self.id_kind, self.item_rows.ids, self.bounds, choose=self.shown.clicked)
 
     @cached_property
     def positives(self) -> Interactions:
@@ -105,7 +109,7 @@ class MappedSources:
         if not wanted:
             return self.history
         codes = [self.history.kinds.index(kind) for kind in wanted]
-        return self.history.take(np.isin(self.history.kind_X, codes))
+        return self.history.of_kinds(codes, self.bounds)
 
     @cached_property
     def now_ms(self) -> int:
@@ -113,8 +117,7 @@ class MappedSources:
         holdout = self.mapping.holdout
         times = self.positives.time_X
         if not len(times):
-            rows = self.item_rows
-            return int(rows.time_R[rows.in_time_order].max(initial=0))
+            return int(self.item_rows.time_R[-1])
         if not holdout.hold_out:
             return int(max(times[-1], self.history.time_X[-1])) + 1
         if holdout.start is None:
@@ -140,7 +143,7 @@ class MappedSources:
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
-                found += [infer_feature(f, scope, table.arrays(f.column) if f.column.value is None else ()) for f in other.features]
+                found += [infer_feature(f, scope, table.sample.arrays(f.column) if f.column.value is None else ()) for f in other.features]
         return tuple(found)
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
@@ -161,15 +164,15 @@ class MappedSources:
             return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, {**details, **source.details})
         if source.clusters is not None:
             return make_feature(source.name, Scope.ITEM, Kind.CATEGORICAL, {"buckets": buckets_for(source.clusters), **source.details})
-        table = self.table(table_source)
-        if table.has("time"):
-            table = table.take(np.flatnonzero(read_times(table, "time") <= self.now_ms))
+        rows = self.table(table_source).sample
+        if rows.has("time"):
+            rows = rows.take(np.flatnonzero(read_times(rows, "time") <= self.now_ms))
         if source.name == self.roles["bid"]:
             numbers = ItemStates(self.item_rows, (), self.now_ms).numbers_at(source.name, self.now_ms)
             if table_source is self.mapping.item_history:
-                numbers = decode_numbers(table.arrays(source.column)[0])
+                numbers = decode_numbers(rows.arrays(source.column)[0])
             return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, infer_bid(numbers, source.details))
-        return infer_feature(source, Scope.ITEM, table.arrays(source.column) if source.column.value is None else (), role)
+        return infer_feature(source, Scope.ITEM, rows.arrays(source.column) if source.column.value is None else (), role)
 
     @cached_property
     def roles(self) -> Mapping[str, str | None]:
@@ -226,7 +229,8 @@ class MappedSources:
             if source.from_behaviours:
                 states.add_statistic(source.name, self._statistic(source))
         if mapping.item_history is not None:
-            states.add_history(self.table(mapping.item_history), self.id_kind, mapping.known_after_days)
+            table = self.table(mapping.item_history)
+            states.add_history(read_item_history(table, self.id_kind, rows.ids, states.features, mapping.known_after_days, self.bounds))
         for source in mapping.items.features:
             if source.clusters is not None:
                 states.add_clusters(source.name, self._clusters(source))

@@ -12,7 +12,7 @@ nothing; the same interactions and seed give the same samples. Source: design se
 Arrays: I items, P pool, X interactions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,13 +46,14 @@ def sample_requests(
 ) -> Iterator[SampledRequest]:
     """The requests of all cuts in order of time. `history` tells who is known; items from place `items` on are not in the catalogue."""
     requests_max = -(-REQUESTS_MAX // max(1, len(cuts)))
+    known = KnownUsers(positives, history)
     for number, cut in enumerate(cuts):
         rng = np.random.default_rng([sampling.seed, number])
         pool = recent_items(positives, items, cut, sampling.pool_days)
-        taken = taken_items(positives, history, cut, cut + window_ms)
-        users = sorted(taken)
+        users = known.takers(cut, cut + window_ms).tolist()
         if len(users) > requests_max:
             users = sorted(rng.choice(users, requests_max, replace=False).tolist())
+        taken = taken_items(positives, users, cut, cut + window_ms)
         for user in users:
             request = _sample(rng, user, cut, taken[user], pool, sampling)
             if request is not None:
@@ -61,18 +62,56 @@ def sample_requests(
 
 def recent_items(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
     """Places of the catalogue's items with a positive in the days before a time, ascending: [P]."""
-    found = np.unique(positives.item_X[positives.before(time_ms - round(days * DAY_MS)) : positives.before(time_ms)])
-    return found[found < items]
+    found_I = np.zeros(items, bool)
+    for block in positives.blocks(positives.before(time_ms - round(days * DAY_MS)), positives.before(time_ms)):
+        found_I[block.item_X[block.item_X < items]] = True
+    return np.flatnonzero(found_I)
 
 
-def taken_items(positives: Interactions, history: Interactions, start_ms: int, end_ms: int | None) -> dict[int, np.ndarray]:
-    """The items that each user with a history before `start_ms` took from then on (and before `end_ms`), by the user's place, ascending."""
-    known = {history.user_ids[u] for u in np.unique(history.user_X[: history.before(start_ms)]).tolist()}
-    window = slice(positives.before(start_ms), len(positives) if end_ms is None else positives.before(end_ms))
-    pairs = np.unique(np.stack([positives.user_X[window], positives.item_X[window]], 1), axis=0)
-    users, first = np.unique(pairs[:, 0], return_index=True)
-    taken = np.split(pairs[:, 1], first[1:])
-    return {u: t for u, t in zip(users.tolist(), taken, strict=False) if positives.user_ids[u] in known}
+class KnownUsers:
+    """Which users of the positives have a history before a time. Times are best asked for in ascending order."""
+
+    def __init__(self, positives: Interactions, history: Interactions) -> None:
+        self._positives, self._history, self._until = positives, history, 0
+        self._same_users = positives.user_ids is history.user_ids
+        self._known_U = np.zeros(len(history.user_ids), bool)
+
+    def takers(self, start_ms: int, end_ms: int | None, pool: np.ndarray | None = None) -> np.ndarray:
+        """Places of the known users with a positive in [start, end), in the pool where one is given, ascending."""
+        taken_U = np.zeros(len(self._positives.user_ids), bool)
+        for block in self._positives.blocks(self._positives.before(start_ms), _end(self._positives, end_ms)):
+            taken_U[block.user_X if pool is None else block.user_X[np.isin(block.item_X, pool)]] = True
+        return np.flatnonzero(taken_U & self._known_at(start_ms))
+
+    def _known_at(self, time_ms: int) -> np.ndarray:
+        """[users of the positives] bool."""
+        end = self._history.before(time_ms)
+        if end < self._until:
+            self._until, self._known_U = 0, np.zeros_like(self._known_U)
+        for block in self._history.blocks(self._until, end):
+            self._known_U[block.user_X] = True
+        self._until = end
+        if self._same_users:
+            return self._known_U
+        ids = {self._history.user_ids[place] for place in np.flatnonzero(self._known_U).tolist()}
+        return np.array([user in ids for user in self._positives.user_ids], bool)
+
+
+def taken_items(positives: Interactions, users: Sequence[int], start_ms: int, end_ms: int | None) -> dict[int, np.ndarray]:
+    """The items that each of these users took from a time on (and before another), by the user's place, ascending."""
+    wanted_U = np.zeros(len(positives.user_ids), bool)
+    wanted_U[list(users)] = True
+    found = [np.zeros((0, 2), np.int64)]
+    for block in positives.blocks(positives.before(start_ms), _end(positives, end_ms)):
+        chosen = block.take(wanted_U[block.user_X])
+        found.append(np.stack([np.asarray(chosen.user_X), np.asarray(chosen.item_X)], 1))
+    pairs = np.unique(np.concatenate(found), axis=0)
+    takers, first = np.unique(pairs[:, 0], return_index=True)
+    return dict(zip(takers.tolist(), np.split(pairs[:, 1], first[1:]), strict=False))
+
+
+def _end(positives: Interactions, end_ms: int | None) -> int:
+    return len(positives) if end_ms is None else positives.before(end_ms)
 
 
 def _sample(

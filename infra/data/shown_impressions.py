@@ -2,63 +2,152 @@
 
 Here: rows to records. Not here: what is sampled where a file tells positives only (sampled_impressions.py).
 A request longer than 1,000 items is cut into several; an item that comes twice in one counts once, clicked if any row was.
+Rows are sorted by time, then by request, then by the place of each request's first row, all in bounded memory (sorted_rows.py): the rows of
+a request need not lie together in the file.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
-from infra.data.columns import decode_numbers, decode_texts
+from infra.data.columns import decode_flags, decode_numbers, decode_texts, holds_flags, plain
 from infra.data.feature_values import decode_features
-from infra.data.interactions import read_interactions
-from infra.data.tables import LoadedTable
+from infra.data.interactions import Interactions, read_interactions
+from infra.data.sorted_rows import sort_rows
+from infra.data.spool import SpoolBounds
+from infra.data.tables import FILE, ROW, LoadedRows, LoadedTable
 from schemas.events import ImpressionRecord, ShownItem
 from schemas.features import Feature
 from schemas.ids import Id, IdKind
 from schemas.limits import ITEMS_PER_IMPRESSION_MAX, REQUEST_ID_CHARS_MAX
 
+_USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED = "#user", "#item", "#time", "#request", "#first", "#position", "#clicked"
+_SORTED = (_USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED)
+_FRACTIONS = (_POSITION,)
+
+
+class ShownRows:
+    """The rows of a file of impressions, and which of them were clicked."""
+
+    def __init__(self, table: LoadedTable) -> None:
+        self.table = table
+        self._at_least = table.source.roles["clicked"].at_least
+
+    def clicked(self, rows: LoadedRows) -> np.ndarray:
+        """Which of some rows were clicked, [R] bool. One that says neither is named, and counts as not clicked."""
+        clicked, known = decode_flags(rows.array("clicked"), self._at_least, self._as_flags)
+        for row in np.flatnonzero(~known).tolist():
+            rows.reject_cell(row, "clicked", "flag, taken as false")
+        return clicked
+
+    @cached_property
+    def _as_flags(self) -> bool:
+        """Whether the cells are words like true and no: one of them in the whole column says so."""
+        return any(holds_flags(rows.array("clicked"), self._at_least) for rows in self.table.blocks())
+
 
 def read_shown_requests(
-    table: LoadedTable, clicked_R: np.ndarray, kind: IdKind, now_ms: int, bids: Mapping[Id, float], context: Sequence[Feature]
+    shown: ShownRows, kind: IdKind, now_ms: int, bids: Mapping[Id, float], context: Sequence[Feature], bounds: SpoolBounds
 ) -> Iterator[ImpressionRecord]:
     """The requests before `now_ms` in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
-    shown = read_interactions(table, kind, ())
-    shown = shown.take(np.arange(shown.before(now_ms)))
-    names = _request_names(table, shown.row_X, shown.user_X, shown.time_X)
-    _, first, code_X = np.unique(names, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    order = np.lexsort((_positions(table, shown.row_X), rank[code_X]))
-    starts = np.flatnonzero(np.diff(rank[code_X][order], prepend=-1))
-    bid_R, teacher_R = _optional_numbers(table, "bid"), _optional_numbers(table, "teacher_ecpm")
-    for places in np.split(order, starts[1:]) if len(order) else ():
-        rows = shown.row_X[places]
-        items = [shown.item_ids[i] for i in shown.item_X[places].tolist()]
-        listed = _distinct(items, clicked_R[rows].tolist(), bid_R[rows].tolist(), teacher_R[rows].tolist(), bids)
-        raw = decode_features(table.take(rows[:1]), table.source.feature_columns(), context)[0]
-        user, time_ms, name = shown.user_ids[shown.user_X[places[0]]], int(shown.time_X[places[0]]), str(names[places[0]])
-        for number, part in enumerate(range(0, len(listed), ITEMS_PER_IMPRESSION_MAX)):
-            shown_items = [ShownItem(position=p, **fields) for p, fields in enumerate(listed[part : part + ITEMS_PER_IMPRESSION_MAX])]
-            request_id = (f"{name}+{number}" if number else name)[-REQUEST_ID_CHARS_MAX:]
-            yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=raw, items=shown_items)
+    table = shown.table
+    columns = [name for name in table.spool.schema.names if name not in (ROW, FILE)] + [ROW, FILE]
+    found = read_interactions(table, kind, (), bounds, columns)
+    schema = pa.schema([(name, pa.float64() if name in _FRACTIONS else pa.int64()) for name in _SORTED])
+    for name in columns:
+        schema = schema.append(table.spool.schema.field(name))
+    by_request = sort_rows(_requests_of(shown, found, now_ms, schema), schema, [_USER, _REQUEST], bounds)
+    in_order = sort_rows(_with_first(by_request), schema, [_FIRST, _POSITION], bounds)
+    for rows in _whole_requests(in_order):
+        yield from _records(table.rows(rows), found, bids, context)
 
 
-def _request_names(table: LoadedTable, rows: np.ndarray, user_X: np.ndarray, time_X: np.ndarray) -> np.ndarray:
+def _requests_of(shown: ShownRows, found: Interactions, now_ms: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows before a time, oldest first, each with its request, its position and its own number."""
+    assert found.rows is not None
+    for first, block in found.rows.blocks(0, found.before(now_ms)):
+        rows = shown.table.rows(block)
+        number_R = np.arange(first, first + len(rows))
+        position_R = np.nan_to_num(decode_numbers(rows.array("position")), nan=np.inf) if rows.has("position") else number_R.astype(float)
+        made = {
+            **{name: rows.numbers(name) for name in (_USER, _ITEM, _TIME)},
+            _REQUEST: _request_codes(rows),
+            _FIRST: number_R,
+            _POSITION: position_R,
+            _CLICKED: shown.clicked(rows).astype(np.int64),
+        }
+        columns = [pa.array(made[f.name], f.type) if f.name in made else block.column(f.name) for f in schema]
+        yield from pa.table(columns, schema=schema).combine_chunks().to_batches()
+
+
+def _request_codes(rows: LoadedRows) -> np.ndarray:
     """What groups rows into requests, always within one user: the request's id, or the time."""
-    if table.has("request"):
-        requests = np.array([text or "" for text in decode_texts(table.array("request"))], object)[rows]
-    else:
-        requests = time_X.astype(object)
-    names = [f"{user}-{request}" for user, request in zip(user_X.tolist(), requests.tolist(), strict=True)]
-    return np.array(names, object).astype(str) if names else np.zeros(0, "<U1")
+    if not rows.has("request"):
+        return rows.numbers(_TIME)
+    encoded = plain(rows.array("request")).dictionary_encode()
+    of_value = np.array([_code(text) for text in [*decode_texts(encoded.dictionary), None]], np.int64)
+    return of_value[encoded.indices.fill_null(len(of_value) - 1).to_numpy(zero_copy_only=False)]
 
 
-def _positions(table: LoadedTable, rows: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(decode_numbers(table.array("position"))[rows], nan=np.inf) if table.has("position") else np.arange(len(rows))
+def _code(text: str | None) -> int:
+    """64 bits of a request's id: two requests of one user that share them would be one in 10^19 pairs."""
+    return int.from_bytes(hashlib.blake2b((text or "").encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def _optional_numbers(table: LoadedTable, role: str) -> np.ndarray:
-    return decode_numbers(table.array(role)) if table.has(role) else np.full(len(table), np.nan)
+def _with_first(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Rows that lie together by request, each with the number of its request's first row: the smallest, as they kept their order."""
+    last: tuple[int, int, int] | None = None
+    for table in tables:
+        user_R, request_R, number_R = (table.column(name).to_numpy() for name in (_USER, _REQUEST, _FIRST))
+        if not len(table):
+            continue
+        begins = np.r_[True, (np.diff(user_R) != 0) | (np.diff(request_R) != 0)]
+        first_R = number_R[begins][np.cumsum(begins) - 1]
+        if last is not None and last[:2] == (user_R[0], request_R[0]):
+            first_R[np.cumsum(begins) == 1] = last[2]
+        last = (int(user_R[-1]), int(request_R[-1]), int(first_R[-1]))
+        place = table.schema.get_field_index(_FIRST)
+        yield from table.set_column(place, table.schema.field(place), pa.array(first_R)).combine_chunks().to_batches()
+
+
+def _whole_requests(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows, cut where a request ends."""
+    left: pa.Table | None = None
+    for table in tables:
+        rows = table if left is None else pa.concat_tables([left, table])
+        first_R = rows.column(_FIRST).to_numpy()
+        end = int(np.searchsorted(first_R, first_R[-1], "left")) if len(rows) else 0
+        if end:
+            yield rows.slice(0, end)
+        left = rows.slice(end)
+    if left is not None and len(left):
+        yield left
+
+
+def _records(rows: LoadedRows, found: Interactions, bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
+    """The records of whole requests."""
+    first_R, user_R, item_R, time_R = (rows.numbers(name) for name in (_FIRST, _USER, _ITEM, _TIME))
+    clicked_R, bid_R, teacher_R = rows.numbers(_CLICKED) > 0, _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
+    starts = np.flatnonzero(np.diff(first_R, prepend=-1))
+    raw = decode_features(rows.take(starts), rows.source.feature_columns(), context)
+    names = decode_texts(rows.take(starts).array("request")) if rows.has("request") else time_R[starts].tolist()
+    for start, end, request_context, text in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], raw, names, strict=True):
+        part = slice(start, end)
+        items = [found.item_ids[i] for i in item_R[part].tolist()]
+        listed = _distinct(items, clicked_R[part].tolist(), bid_R[part].tolist(), teacher_R[part].tolist(), bids)
+        name = f"{user_R[start]}-{'' if text is None else text}"
+        for number, cut in enumerate(range(0, len(listed), ITEMS_PER_IMPRESSION_MAX)):
+            shown_items = [ShownItem(position=p, **fields) for p, fields in enumerate(listed[cut : cut + ITEMS_PER_IMPRESSION_MAX])]
+            request_id = (f"{name}+{number}" if number else name)[-REQUEST_ID_CHARS_MAX:]
+            user, time_ms = found.user_ids[user_R[start]], int(time_R[start])
+            yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=request_context, items=shown_items)
+
+
+def _optional_numbers(rows: LoadedRows, role: str) -> np.ndarray:
+    return decode_numbers(rows.array(role)) if rows.has(role) else np.full(len(rows), np.nan)
 
 
 def _distinct(

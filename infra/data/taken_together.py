@@ -18,6 +18,7 @@ from sklearn.utils.extmath import randomized_svd
 
 from infra.data.interactions import Interactions
 
+TAKEN_ROWS_MAX = 2_000_000  # of the behaviours before a time the latest: they are in memory
 _ITERATIONS = 4
 _DECIMALS = 4
 
@@ -41,8 +42,10 @@ class TogetherVectors:
 def together_vectors(positives: Interactions, items: int, width: int, time_ms: int) -> np.ndarray:
     """The vectors as of one time, on axes of their own: [I, E] float64."""
     before = positives.before(time_ms)
-    known = positives.item_X[:before] < items
-    pairs, times = np.unique(np.stack([positives.user_X[:before][known], positives.item_X[:before][known]]), axis=1, return_counts=True)
+    latest = slice(max(0, before - TAKEN_ROWS_MAX), before)
+    user_X, item_X = positives.user_X[latest], positives.item_X[latest]
+    known = item_X < items
+    pairs, times = np.unique(np.stack([user_X[known], item_X[known]]), axis=1, return_counts=True)
     users, user_P = np.unique(pairs[0], return_inverse=True)
     taken_UI = csr_array((np.log1p(times), (user_P, pairs[1])), shape=(len(users), items))
     vectors_IE = np.zeros((items, width))

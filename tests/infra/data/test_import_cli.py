@@ -31,7 +31,7 @@ def test_a_dry_run_shows_counts_three_events_of_each_kind_and_rejected_rows(tmp_
     assert set(report["counts"]) == set(COUNTED) and all(report["counts"].values())
     assert all(len(samples) == 3 for samples in report["samples"].values())
     assert report["items"] == 36 and report["rejected"] == 2
-    assert report["rejections"][1] == "log.csv row 1502 [behaviours]: no usable time"
+    assert report["rejections"][1] == "log.csv row 1502 [behaviours]: no usable time: column 'at' is 'yesterday'"
 
 
 def test_items_alone_publish_without_impressions(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def drawn(seed: int, rows: int = 60) -> Interactions:
     chance = np.random.default_rng(seed)
     user_X, item_X = chance.integers(0, USERS, rows), chance.integers(0, ITEMS + 1, rows)
     time_X = np.sort(chance.integers(0, 40 * DAY_MS, rows))
-    return Interactions(range(USERS), range(ITEMS + 1), ("click",), user_X, item_X, np.zeros(rows, np.int64), time_X, np.arange(rows))
+    return Interactions(range(USERS), range(ITEMS + 1), ("click",), user_X, item_X, np.zeros(rows, np.int64), time_X)
 
 
 def halves(seed: int) -> Interactions:
@@ -26,9 +26,7 @@ def halves(seed: int) -> Interactions:
     chance = np.random.default_rng(seed)
     pairs = [(u, i) for u in range(USERS) for i in chance.permutation(4)[:3] + 4 * (u % 2)]
     user_X, item_X = np.array(pairs).T
-    return Interactions(
-        range(USERS), range(ITEMS), ("click",), user_X, item_X, np.zeros(len(pairs), np.int64), np.arange(len(pairs)), np.arange(len(pairs))
-    )
+    return Interactions(range(USERS), range(ITEMS), ("click",), user_X, item_X, np.zeros(len(pairs), np.int64), np.arange(len(pairs)))
 
 
 @given(st.integers(0, 1_000), st.integers(0, 41), st.integers(1, 50))

@@ -129,8 +129,8 @@ def test_rejected_rows_are_named_with_file_row_and_reason(text_shop: MappedCatal
     list(text_shop.behaviours())
     list(text_shop.behaviours())
     assert [(r.section, r.file, r.row, r.reason) for r in text_shop.rejections.named] == [
-        ("behaviours", "log.csv", 1501, "no usable user"),
-        ("behaviours", "log.csv", 1502, "no usable time"),
+        ("behaviours", "log.csv", 1501, "no usable user: column 'login' is empty"),
+        ("behaviours", "log.csv", 1502, "no usable time: column 'at' is 'yesterday'"),
     ]
 
 

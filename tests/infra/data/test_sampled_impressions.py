@@ -16,7 +16,7 @@ one = st.tuples(st.integers(0, 40), st.integers(0, 5), st.integers(0, ITEMS + 2)
 def _interactions(rows: list[tuple[int, int, int]]) -> Interactions:
     rows = sorted(rows, key=lambda row: row[0])
     time, user, item = (np.array([row[c] for row in rows], np.int64) for c in range(3))
-    return Interactions(list(range(6)), list(range(ITEMS + 3)), ("buy",), user, item, np.zeros(len(rows), np.int64), time * DAY_MS, time)
+    return Interactions(list(range(6)), list(range(ITEMS + 3)), ("buy",), user, item, np.zeros(len(rows), np.int64), time * DAY_MS)
 
 
 @given(st.lists(one, min_size=1, max_size=200), st.integers(0, 3))

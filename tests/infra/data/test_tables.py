@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.data.mapping import Column, Source
-from infra.data.tables import LoadedTable, Rejections, load_table
+from infra.data.rejections import Rejections
+from infra.data.spool import SpoolBounds
+from infra.data.tables import FILE, ROW, LoadedRows, load_table
 from infra.data.where import Condition
 from schemas.errors import Misconfigured
 
@@ -19,8 +21,12 @@ def _source(file: str, **more: object) -> Source:
     return Source("items", file, {"id": Column(("id",)), "name": Column(("name",))}, **more)  # type: ignore[arg-type]
 
 
-def _load(folder: Path, source: Source, limit: int | None = None) -> LoadedTable:
-    return load_table(folder, source, limit, Rejections())
+def _load(folder: Path, source: Source, limit: int | None = None) -> LoadedRows:
+    return load_table(folder, source, limit, Rejections()).sample
+
+
+def _cells(rows: LoadedRows) -> dict[str, list[object]]:
+    return rows.table.drop_columns([ROW, FILE]).to_pydict()
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -29,7 +35,7 @@ def _load(folder: Path, source: Source, limit: int | None = None) -> LoadedTable
 def test_csv_reads_whatever_sets_its_cells_and_lines_apart(tmp_path: Path, separator: str, end: str, start: str) -> None:
     cells = [["id", "other", "name"], *([i, "x", f'"{name}"'] for i, name in zip(*ROWS.values(), strict=True))]
     (tmp_path / "t.csv").write_bytes((start + end.join(separator.join(row) for row in cells)).encode())
-    assert _load(tmp_path, _source("t.csv")).table.to_pydict() == ROWS
+    assert _cells(_load(tmp_path, _source("t.csv"))) == ROWS
 
 
 def test_gzip_latin1_and_parquet_read_the_same(tmp_path: Path) -> None:
@@ -38,7 +44,7 @@ def test_gzip_latin1_and_parquet_read_the_same(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(text.encode("latin-1"))
     pq.write_table(pa.table(ROWS), tmp_path / "c.parquet")
     for source in (_source("a.csv.gz"), _source("b.csv", encoding="latin-1"), _source("c.parquet")):
-        assert _load(tmp_path, source).table.to_pydict() == ROWS
+        assert _cells(_load(tmp_path, source)) == ROWS
 
 
 def test_rows_keep_their_numbers_through_bad_rows_filters_and_files(tmp_path: Path) -> None:
@@ -46,7 +52,7 @@ def test_rows_keep_their_numbers_through_bad_rows_filters_and_files(tmp_path: Pa
     (tmp_path / "a2.csv").write_text("name,id\nx,6\ny,7\n")
     table = _load(tmp_path, _source("a*.csv", where=(Condition("name", "==", "x"),)))
     assert table.table.column("id").to_pylist() == ["1", "5", "6"]
-    assert table.row_R.tolist() == [1, 5, 1] and table.file_R.tolist() == [0, 0, 1]
+    assert table.numbers(ROW).tolist() == [1, 5, 1] and table.numbers(FILE).tolist() == [0, 0, 1]
     assert [(r.file, r.row, r.reason) for r in table.rejections.named] == [
         ("a1.csv", 2, "has 1 cells, expected 2"),
         ("a1.csv", 4, "has 3 cells, expected 2"),
@@ -69,3 +75,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Misconfigured, match=name):
         _load(tmp_path, _source(name))
+
+
+def test_a_file_that_breaks_off_is_named_with_the_row(tmp_path: Path) -> None:
+    lines = "".join(f"{i},{'x' * 400}\n" for i in range(30_000))
+    (tmp_path / "t.csv").write_bytes(b"id,name\n" + lines.encode() + b"1,\xff\n")
+    with pytest.raises(Misconfigured, match=r"t.csv cannot be read as CSV from row 2\d,\d{3} on: .*column #1"):
+        _load(tmp_path, _source("t.csv"))
+
+
+def test_files_of_one_section_may_differ_in_types_that_hold_each_other(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": pa.array([1], pa.int32()), "name": pa.nulls(1)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": pa.array([2**40]), "name": pa.array(["x"]).dictionary_encode()}), tmp_path / "b.parquet")
+    assert _cells(_load(tmp_path, _source("*.parquet"))) == {"id": [1, 2**40], "name": [None, "x"]}
+    pq.write_table(pa.table({"id": pa.array([[1]]), "name": pa.array(["x"])}), tmp_path / "c.parquet")
+    with pytest.raises(Misconfigured, match=r"c\.parquet has other types of columns than a\.parquet"):
+        _load(tmp_path, _source("*.parquet"))
+
+
+def test_of_many_rows_every_nth_is_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.data.tables.SAMPLED_ROWS_MAX", 10)
+    (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{i},x\n" for i in range(95)))
+    table = load_table(tmp_path, _source("t.csv"), None, Rejections(), SpoolBounds(memory_bytes=1, block_rows=7))
+    assert table.sample.table.column("id").to_pylist() == [str(i) for i in range(0, 95, 10)]

@@ -1,0 +1,204 @@
+"""CSV and Parquet files in chunks: only the columns a mapping names, only the rows that count, each with its row number.
+
+Here: opening files, resolving column names, filters, rows with too few or too many cells. Not here: where rows are kept (tables.py), what
+cells mean (columns.py). Memory is bounded by one chunk: 65,536 rows, fewer of wide ones, and 8 MiB of CSV text.
+CSV cells are read as text, whatever they look like: a type guessed from the first block fails on the first odd cell of a later one.
+A row number counts the rows of its file from 1, without the header.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from infra.data.columns import plain
+from infra.data.mapping import Column, Source
+from infra.data.mapping_section import suggest
+from infra.data.rejections import Rejections
+from infra.data.where import rows_where
+from schemas.errors import Misconfigured
+
+CHUNK_ROWS = 65_536
+_BLOCK_BYTES = 8 << 20
+_READ_AHEAD_BYTES = 1 << 20
+_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
+_PARQUET = (".parquet", ".pq")
+
+
+def resolve_column(column: Column, names: list[str]) -> list[str]:
+    """Names of the columns in a file, for a prefix in the order of the numbers that follow it."""
+    if column.prefix is None:
+        return list(column.columns)
+    numbered = [(int(found[1]), name) for name in names if (found := re.fullmatch(re.escape(column.prefix) + r"_?(\d+)", name))]
+    return [name for _, name in sorted(numbered)]
+
+
+def find_files(directory: Path, source: Source) -> list[Path]:
+    """The files of a section: one name, or a pattern like "days/*.parquet" (in name order)."""
+    if Path(source.file).is_absolute() or ".." in Path(source.file).parts:
+        raise Misconfigured("bad_mapping", f"[{source.section}] file = {source.file!r} must lie inside the data folder")
+    if not directory.is_dir():
+        raise Misconfigured("no_data", f"the data folder {directory} is not there")
+    paths = sorted(path for path in directory.glob(source.file) if path.is_file())
+    if not paths:
+        there = [str(path.relative_to(directory)) for path in sorted(directory.rglob("*.*")) if path.is_file()][:50]
+        raise Misconfigured("no_data", f"[{source.section}] file = {source.file!r} is not in {directory}; {suggest(source.file, there)}")
+    return paths
+
+
+def common_schema(paths: Sequence[Path], source: Source) -> pa.Schema:
+    """The wanted columns with types that hold the cells of every file. Raises Misconfigured where there are none."""
+    found: pa.Schema | None = None
+    for path in paths:
+        schema = _file_schema(path, source)
+        try:
+            found = schema if found is None else pa.unify_schemas([found, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise Misconfigured(
+                "bad_data_file", f"[{source.section}] {path.name} has other types of columns than {paths[0].name}: {error}"
+            ) from error
+    assert found is not None
+    return found
+
+
+def _file_schema(path: Path, source: Source) -> pa.Schema:
+    columns = _wanted_columns(path, source)
+    if not _is_parquet(path):
+        return pa.schema([(name, pa.string()) for name in columns])
+    types = pyarrow.parquet.read_schema(path)
+    return pa.schema([(name, _plain_type(types.field(name).type)) for name in columns])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def count_rows(paths: Sequence[Path]) -> int | None:
+    """Rows of the files before any filter; None where only reading tells."""
+    if not all(_is_parquet(path) for path in paths):
+        return None
+    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths)
+
+
+def read_chunks(path: Path, source: Source, schema: pa.Schema, rejections: Rejections) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    """(rows that count with the columns of `schema`, their row numbers) of one file, chunk by chunk."""
+    first = 1
+    skipped: list[int] = []
+    batches = _parquet_batches(path, schema.names) if _is_parquet(path) else _csv_batches(path, source, schema.names, skipped, rejections)
+    try:
+        for batch in batches:
+            rows = np.arange(first, first + batch.num_rows)
+            first += batch.num_rows
+            for number in skipped:
+                rows[rows >= number] += 1
+            kept = rows_where(source.where, batch)
+            chosen, rows = (batch, rows) if kept.all() else (batch.filter(pa.array(kept)), rows[kept])
+            arrays = [plain(chosen.column(field.name)).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else chosen.select([]), rows
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, source, error, first) from error
+
+
+def _unreadable(path: Path, source: Source, error: Exception, row: int = 1) -> Misconfigured:
+    kind = "Parquet" if _is_parquet(path) else "CSV"
+    place = f" from row {row:,} on" if row > 1 else ""
+    return Misconfigured("bad_data_file", f"[{source.section}] {path.name} cannot be read as {kind}{place}: {error}")
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in _PARQUET
+
+
+def _wanted_columns(path: Path, source: Source) -> list[str]:
+    """The columns of the file that the mapping names. Raises Misconfigured that names key, column and file."""
+    names = read_column_names(path, source)
+    wanted: dict[str, None] = {}
+    by_key = {**source.roles, **{f"features.{name}": column for name, column in source.feature_columns().items()}}
+    for key, column in by_key.items():
+        found = resolve_column(column, names)
+        if column.prefix is not None and not found:
+            known = suggest(column.prefix, names)
+            raise Misconfigured(
+                "bad_mapping", f"[{source.section}] {key}: no column of {path.name} is {column.prefix!r} and a number; {known}"
+            )
+        wanted |= dict.fromkeys(_known(name, key, names, path, source) for name in found)
+    wanted |= dict.fromkeys(_known(condition.column, "where", names, path, source) for condition in source.where)
+    return list(wanted)
+
+
+def _known(name: str, key: str, names: list[str], path: Path, source: Source) -> str:
+    if name not in names:
+        hint = ' (a constant is written { value = "..." })' if key == "kind" else ""
+        raise Misconfigured("bad_mapping", f"[{source.section}] {key}: {path.name} has no column {name!r}; {suggest(name, names)}{hint}")
+    return name
+
+
+def read_column_names(path: Path, source: Source) -> list[str]:
+    """The columns of a file."""
+    try:
+        if _is_parquet(path):
+            return list(pyarrow.parquet.read_schema(path).names)
+        with (
+            pa.input_stream(path, compression="detect") as stream,
+            pyarrow.csv.open_csv(
+                stream, _read_options(source), _parse_options(path, source, lambda _: "skip"), _text_options([])
+            ) as reader,
+        ):
+            return list(reader.schema.names)
+    except pa.ArrowException as error:
+        raise _unreadable(path, source, error) from error
+
+
+def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Chunks of at most 65,536 rows or about 8 MiB. Pages are read as they are needed: a row group may be the whole file."""
+    with pyarrow.parquet.ParquetFile(path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False) as file:
+        columns = columns or file.schema_arrow.names[:1]
+        row_bytes = file.metadata.row_group(0).total_byte_size // max(1, file.metadata.row_group(0).num_rows) if file.num_row_groups else 0
+        rows = min(CHUNK_ROWS, max(256, _BLOCK_BYTES // max(1, row_bytes)))
+        yield from file.iter_batches(rows, columns=columns, use_threads=False)
+
+
+def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:
+    def skip(row: pyarrow.csv.InvalidRow) -> str:
+        number = (row.number or 2) - 1  # Arrow counts the header
+        skipped.append(number)
+        rejections.add(source.section, path.name, number, f"has {row.actual_columns} cells, expected {row.expected_columns}")
+        return "skip"
+
+    with (
+        pa.input_stream(path, compression="detect") as stream,
+        pyarrow.csv.open_csv(stream, _read_options(source), _parse_options(path, source, skip), _text_options(columns)) as reader,
+    ):
+        for batch in reader:
+            for first in range(0, batch.num_rows, CHUNK_ROWS):
+                yield batch.slice(first, CHUNK_ROWS)
+
+
+def _read_options(source: Source) -> pyarrow.csv.ReadOptions:
+    return pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=source.encoding)
+
+
+def _parse_options(path: Path, source: Source, handler: object) -> pyarrow.csv.ParseOptions:
+    delimiter = source.delimiter or _guess_delimiter(path, source)
+    return pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler)
+
+
+def _guess_delimiter(path: Path, source: Source) -> str:
+    """What sets the names of the header apart: the commonest of comma, semicolon, tab and bar."""
+    with pa.input_stream(path, compression="detect") as stream:
+        header = stream.read(65_536).decode(source.encoding, errors="replace").partition("\n")[0]
+    return max(",;\t|", key=header.count)
+
+
+def _text_options(columns: list[str]) -> pyarrow.csv.ConvertOptions:
+    return pyarrow.csv.ConvertOptions(
+        include_columns=columns,
+        column_types=dict.fromkeys(columns, pa.string()),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+        null_values=_MISSING,
+    )

@@ -1,0 +1,92 @@
+"""The rows of the items' file: which item each is of, oldest first, and when each item came to be.
+
+Here: rows in order of time (file order where the file tells no times), the latest of each item as of a time. Not here: what they say
+(item_states.py). Memory: ids with their places (about 200 bytes an item); rows stay in a spool.
+
+Arrays: I items, R rows of the file that count, in order of time. Time is in milliseconds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from infra.data.interactions import IdPlaces, read_times
+from infra.data.sorted_rows import sort_rows
+from infra.data.spool import RowColumn, Spool, SpoolBounds
+from infra.data.tables import LoadedRows, LoadedTable
+from schemas.ids import Id, IdKind
+
+ALWAYS = -1  # created before all time
+_ITEM, _TIME, _CREATED = "#item", "#time", "#created"
+
+
+@dataclass(frozen=True)
+class ItemRows:
+    """`item_R` = places in `ids`; `time_R` ascending; `created_I` when each item came to be."""
+
+    ids: Sequence[Id]
+    table: LoadedTable
+    spool: Spool
+    item_R: RowColumn
+    time_R: RowColumn
+    created_I: np.ndarray
+
+    def rows_at(self, rows: np.ndarray) -> LoadedRows:
+        """What the file says in some rows."""
+        return self.table.rows(self.spool.take(rows))
+
+    def latest_rows(self, time_ms: int) -> np.ndarray:
+        """The row of each item as of a time (not after it); the oldest where all are after it: [I] int64."""
+        latest_I = np.full(len(self.ids), -1, np.int64)
+        for first, item_R, time_R in self.blocks():
+            early = np.flatnonzero(time_R <= time_ms)
+            latest_I[item_R[early]] = first + early  # of equal places the last one stays
+            late = np.flatnonzero(time_R > time_ms)[::-1]
+            late = late[latest_I[item_R[late]] < 0]
+            latest_I[item_R[late]] = first + late
+        return latest_I
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(number of the first row, items, times), some rows at a time."""
+        step = 65_536
+        return ((first, self.item_R[first : first + step], self.time_R[first : first + step]) for first in range(0, len(self.spool), step))
+
+
+def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds) -> ItemRows:
+    """The items of the section [items]. A row without an id, or with a time that does not read, is rejected."""
+    places = IdPlaces(kind)
+    schema = table.spool.schema
+    for name in (_ITEM, _TIME, _CREATED):
+        schema = schema.append(pa.field(name, pa.int64()))
+    spool = Spool(schema, bounds)
+    for part in sort_rows(_usable_batches(table, schema, places), schema, [_TIME], bounds):
+        for batch in part.to_batches():
+            spool.append(batch)
+    spool.finish()
+    item_R, created_R = spool.column(_ITEM), spool.column(_CREATED)
+    created_I = np.full(len(places.places), np.iinfo(np.int64).max)
+    kept_I = np.zeros(len(created_I), bool)
+    for first in range(0, len(spool), 65_536):
+        part_R = item_R[first : first + 65_536]
+        np.minimum.at(created_I, part_R, created_R[first : first + 65_536])
+        kept_I[part_R] = True
+    assert kept_I.all(), "an id takes a place when a row that counts has it"
+    return ItemRows(places.ids, table, spool, item_R, spool.column(_TIME), created_I)
+
+
+def _usable_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces) -> Iterator[pa.RecordBatch]:
+    """The rows that have an id, and a time where there are times, with item, time and creation, in file order."""
+    for rows in table.blocks():
+        time_R = read_times(rows, "time") if table.has("time") else np.zeros(len(rows), np.int64)
+        for row in np.flatnonzero(time_R < 0).tolist():
+            rows.reject_cell(row, "time", "time")
+        timed = np.flatnonzero(time_R >= 0)
+        rows, time_R = rows.take(timed), time_R[timed]
+        created_R = read_times(rows, "created") if table.has("created") else time_R if table.has("time") else np.full(len(rows), ALWAYS)
+        item_R = places.encode(rows.array("id"), table.id_forms["id"])
+        for row in np.flatnonzero(item_R < 0).tolist():
+            rows.reject_cell(row, "id", "id")
+        columns = [*rows.table.columns, *(pa.array(c, pa.int64()) for c in (item_R, time_R, created_R))]
+        yield from pa.table(columns, schema=schema).filter(pa.array(item_R >= 0)).combine_chunks().to_batches()

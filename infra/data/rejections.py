@@ -1,0 +1,38 @@
+"""Rows that became no event, or of which a part was left out: named with file, row and reason.
+
+Memory: the first 1,000 with their reasons; a million are told apart, and more are not counted.
+"""
+
+from dataclasses import dataclass, field
+
+_NAMED_MAX = 1_000
+COUNTED_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """One row that became no event, or a part of one that was left out."""
+
+    section: str
+    file: str
+    row: int
+    reason: str
+
+
+@dataclass
+class Rejections:
+    """Every rejected row once; the first 1,000 with their reasons."""
+
+    named: list[RejectedRow] = field(default_factory=list)
+    _seen: set[tuple[str, str, int]] = field(default_factory=set)
+
+    def add(self, section: str, file: str, row: int, reason: str) -> None:
+        """Notes a row; the same row of the same section is noted once."""
+        if (key := (section, file, row)) in self._seen or len(self._seen) >= COUNTED_MAX:
+            return
+        self._seen.add(key)
+        if len(self.named) < _NAMED_MAX:
+            self.named.append(RejectedRow(section, file, row, reason))
+
+    def __len__(self) -> int:
+        return len(self._seen)

@@ -1,0 +1,180 @@
+"""Rows of any number in bounded memory: Arrow batches, kept as they are up to a bound and in a temporary file beyond it.
+
+Here: appending, reading by block, by range of a column, by row. Not here: order (sorted_rows.py), what cells mean (columns.py).
+Invariants: what is read is what was appended, whichever place it was kept in; a column on disk has slices and single values only, so that
+nobody reads all of it by accident; the file has no name (nothing is left behind by a kill) and lies where TMPDIR says.
+"""
+
+import io
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self, overload
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.limits import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolBounds:
+    """What stays in memory: `memory_bytes` of one table, and of the rows that are sorted at once; `block_rows` of one block on disk;
+    how many sorted runs are merged at once."""
+
+    memory_bytes: int = 64 * MIB
+    block_rows: int = 8_192
+    merged_runs_max: int = 32
+
+
+class Spool:
+    """Appended to until `finish`, then read as often as wanted."""
+
+    def __init__(self, schema: pa.Schema, bounds: SpoolBounds, on_disk: bool = False) -> None:
+        self.schema, self._bounds = schema, bounds
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self.bytes = 0
+        self._starts = [0]
+        self._file: io.BufferedRandom | None = None
+        if on_disk:
+            self._open_file()
+
+    def __len__(self) -> int:
+        return self._starts[-1] + self._pending_rows
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the rows are in a file."""
+        return self._file is not None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Adds rows after those that are there."""
+        if not batch.num_rows:
+            return
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        self.bytes += batch.nbytes
+        if not self.on_disk and self.bytes > self._bounds.memory_bytes:
+            self._open_file()
+        if self.on_disk and self._pending_rows >= self._bounds.block_rows:
+            self._write_pending()
+
+    def finish(self) -> Self:
+        """Nothing more comes."""
+        if self.on_disk:
+            self._write_pending()
+            self._writer.close()
+        return self
+
+    def _open_file(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="aif-rows-")  # noqa: SIM115 (closed with the spool)
+        weakref.finalize(self, self._file.close)
+        self._sink = pa.PythonFile(self._file, mode="w")
+        self._writer = pa.ipc.new_file(self._sink, self.schema)
+
+    def _write_pending(self) -> None:
+        if not self._pending_rows:
+            return
+        table = pa.Table.from_batches(self._pending, self.schema)
+        self._pending, self._pending_rows = [], 0
+        for first in range(0, len(table), self._bounds.block_rows):
+            block = table.slice(first, self._bounds.block_rows).combine_chunks()
+            self._writer.write_table(block, max_chunksize=self._bounds.block_rows)
+            self._starts.append(self._starts[-1] + len(block))
+
+    # --- reading ---
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        """All rows, of a spool in memory."""
+        table = pa.Table.from_batches(self._pending, self.schema).combine_chunks()
+        self._pending = table.to_batches()
+        return table
+
+    def _reader(self, columns: tuple[int, ...] | None) -> pa.ipc.RecordBatchFileReader:
+        options = pa.ipc.IpcReadOptions(included_fields=None if columns is None else list(columns), use_threads=False)
+        return pa.ipc.open_file(pa.PythonFile(self._file, mode="r"), options=options)
+
+    @cached_property
+    def _all_columns(self) -> pa.ipc.RecordBatchFileReader:
+        return self._reader(None)
+
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """(number of its first row, block) of the rows from `first` to before `last`, in order."""
+        last = len(self) if last is None else last
+        if not self.on_disk:
+            step = self._bounds.block_rows
+            yield from ((start, self._table.slice(start, min(step, last - start))) for start in range(first, last, step))
+            return
+        number = int(np.searchsorted(self._starts, first, "right")) - 1
+        while number < len(self._starts) - 1 and self._starts[number] < last:
+            start, end = max(first, self._starts[number]), min(last, self._starts[number + 1])
+            block = pa.Table.from_batches([self._all_columns.get_batch(number)])
+            yield start, block.slice(start - self._starts[number], end - start)
+            number += 1
+
+    def take(self, rows: np.ndarray) -> pa.Table:
+        """Some rows, in the given order. Rows that lie near each other cost least."""
+        if not self.on_disk:
+            return self._table.take(pa.array(rows, pa.int64()))
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        cuts = np.searchsorted(ascending, self._starts)
+        parts = [
+            pa.Table.from_batches([self._all_columns.get_batch(number)]).take(pa.array(ascending[a:b] - self._starts[number]))
+            for number, (a, b) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+            if a < b
+        ]
+        if not parts:
+            return self.schema.empty_table()
+        back = np.empty(len(rows), np.int64)
+        back[order] = np.arange(len(rows))
+        return pa.concat_tables(parts).combine_chunks().take(pa.array(back))
+
+    def column(self, name: str) -> "np.ndarray | DiskColumn":
+        """One column of whole numbers or fractions without missing cells: an array, or its like on disk."""
+        if not self.on_disk:
+            return _array(self._table.column(name))
+        return DiskColumn(self, self._reader((self.schema.get_field_index(name),)), self._starts)
+
+
+class DiskColumn:
+    """A column on disk. Slices are arrays; single values are plain numbers; there is no more to it."""
+
+    def __init__(self, spool: Spool, reader: pa.ipc.RecordBatchFileReader, starts: list[int]) -> None:
+        self._spool, self._read, self._starts = spool, reader, np.array(starts)  # the spool: its file lives as long as it does
+        self._kept: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+    @overload
+    def __getitem__(self, key: slice) -> np.ndarray: ...
+    def __getitem__(self, key: int | slice) -> int | np.ndarray:
+        if not isinstance(key, slice):
+            place = key + len(self) if key < 0 else key
+            number = int(np.searchsorted(self._starts, place, "right")) - 1
+            return self._block(number)[place - self._starts[number]].item()  # type: ignore[no-any-return]
+        first, last, step = key.indices(len(self))
+        assert step == 1, "columns on disk have no steps"
+        numbers = range(int(np.searchsorted(self._starts, first, "right")) - 1, int(np.searchsorted(self._starts, last, "left")))
+        if first >= last:
+            return self._block(0)[:0]
+        parts = [self._block(n)[max(0, first - self._starts[n]) : last - self._starts[n]] for n in numbers]
+        return np.concatenate(parts)
+
+    def _block(self, number: int) -> np.ndarray:
+        if self._kept[0] != number:
+            self._kept = (number, _array(self._read.get_batch(number).column(0)))
+        return self._kept[1]
+
+
+RowColumn = np.ndarray | DiskColumn
+
+
+def _array(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)

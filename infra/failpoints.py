@@ -56,6 +56,13 @@ def read_armed(environment: Mapping[str, str]) -> _Armed | None:
 
 
 _ARMED = read_armed(os.environ)
+_DISK = os.environ.get(DISK_VARIABLE)
+
+
+def arm() -> None:
+    """Reads the environment again: in a process that got another one after it had imported this (fork_server.py)."""
+    global _ARMED, _DISK
+    _ARMED, _DISK = read_armed(os.environ), os.environ.get(DISK_VARIABLE)
 
 
 def failpoint(name: str) -> None:
@@ -63,9 +70,6 @@ def failpoint(name: str) -> None:
     if _ARMED is not None and _ARMED.name == name:
         _ARMED.take_pass()
     assert name in FAILPOINTS, name
-
-
-_DISK = os.environ.get(DISK_VARIABLE)
 
 
 def failing_disk() -> OSError | None:

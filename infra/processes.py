@@ -1,6 +1,6 @@
 """Child processes that do not outlive us, and waiting for a condition instead of sleeping.
 
-Here: start a child in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports.
+Here: start a program in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports.
 Not here: what the children are (infra/broker/server.py, infra/demo.py).
 Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. The kernel ties that
 to the *thread* that forked, so every child is forked by one thread that lives as long as the process.
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from schemas.errors import Unavailable
 
@@ -27,6 +28,30 @@ _POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
 # Below the kernel's range for outgoing connections, so that no client's socket takes a port between its choice and its use.
 _PORTS = range(15_000, 32_000)
+
+
+class Process(Protocol):
+    """What `Child` needs of a process, executed (below) or forked (fork_server.py). `returncode` is None until it was reaped."""
+
+    pid: int
+    returncode: int | None
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, without reaping it."""
+        ...
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class _Executed(subprocess.Popen[bytes]):
+    """A program that this process started."""
+
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class _ForkingThread:
@@ -39,7 +64,7 @@ class _ForkingThread:
     def _renew(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fork")
 
-    def run(self, fork: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    def run(self, fork: Callable[[], _Executed]) -> _Executed:
         return self._executor.submit(fork).result()
 
 
@@ -51,7 +76,7 @@ class Child:
     """A running child. `name` is for messages; `log_path` has its standard output and error."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log_path: Path
 
     @property
@@ -61,9 +86,7 @@ class Child:
 
     def alive(self) -> bool:
         """Whether it still runs. Does not reap it, so that its group id cannot be given to somebody else before `kill`."""
-        if self.process.returncode is not None:
-            return False
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return self.process.returncode is None and not self.process.has_ended()
 
     def log_tail(self) -> str:
         """The last lines of its log, for an error message."""
@@ -93,9 +116,9 @@ def start_child(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     parent_pid = os.getpid()
 
-    def fork() -> subprocess.Popen[bytes]:
+    def fork() -> _Executed:
         with log_path.open("ab") as log:
-            return subprocess.Popen(
+            return _Executed(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -103,7 +126,7 @@ def start_child(
                 env={**_inherited(), **(environment or {})},
                 start_new_session=True,
                 pass_fds=tuple(inherited_fds),
-                preexec_fn=(lambda: _die_with(parent_pid)) if dies_with_parent else None,  # noqa: PLW1509 - one system call, by a thread of its own
+                preexec_fn=(lambda: die_with_parent(parent_pid)) if dies_with_parent else None,  # one system call, by a thread of its own
             )
 
     return Child(name, _FORKING_THREAD.run(fork), log_path)
@@ -113,8 +136,8 @@ def _inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _die_with(parent_pid: int) -> None:
-    """In the child, between fork and exec: ask the kernel for SIGKILL when the parent ends."""
+def die_with_parent(parent_pid: int) -> None:
+    """In the child, right after the fork: ask the kernel for SIGKILL when the parent's thread that forked ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before the request was made
         os._exit(1)

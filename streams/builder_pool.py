@@ -1,6 +1,6 @@
 """Builder processes as seen by the worker: jobs in, futures out.
 
-Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py).
+Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py), how one is made (builder_template.py).
 Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again; the others go on. No child outlives this
 process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
 """
@@ -8,7 +8,6 @@ process (infra/processes.py). Seals and snapshots go before builds, so that revi
 import itertools
 import queue
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -17,10 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-from infra.processes import Child, start_child
+from infra.processes import Child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
 from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
+from streams.builder_template import StartBuilder
 
 _POLL_S = 0.1
 _SEALS_FIRST, _BUILDS_AFTER, _END = 0, 1, 2  # snapshots are as short as seals
@@ -43,10 +43,10 @@ class Ticket:
 
 
 class BuilderPool:
-    """`processes` builder processes for one index store. Warm ones start at once, because they load torch; others with their first job."""
+    """`processes` builder processes. Warm ones start at once, others with their first job."""
 
-    def __init__(self, store_url: str, log_directory: Path, processes: int = 1, *, warm: bool = True) -> None:
-        self._store_url, self._log_directory, self._warm = store_url, log_directory, warm
+    def __init__(self, start: StartBuilder, log_directory: Path, processes: int = 1, *, warm: bool = True) -> None:
+        self._start, self._log_directory, self._warm = start, log_directory, warm
         self._queue: queue.PriorityQueue[tuple[int, int, Ticket | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closing = threading.Event()
@@ -97,10 +97,8 @@ class _Seat(threading.Thread):
         ours, theirs = socket.socketpair()
         with theirs:
             self._connection = Connection(ours.detach())
-            command = [sys.executable, "-m", "streams.builder_process", str(theirs.fileno()), self._pool._store_url]
             log_path = self._pool._log_directory / f"builder-{self._number}.log"
-            environment = {"OMP_NUM_THREADS": "1"}
-            self.child = start_child(self.name, command, log_path, environment=environment, inherited_fds=[theirs.fileno()])
+            self.child = self._pool._start(self.name, log_path, theirs.fileno())
 
     def _close(self) -> None:
         if self.child is not None:

@@ -1,7 +1,7 @@
 """A builder process: takes jobs from its parent over a private socket, one after the other, until the parent is gone.
 
 Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py, shard_snapshot.py, canary.py), the parent's side (builder_pool.py).
-Started as `python -m streams.builder_process FD STORE_URL`, early, because loading torch takes seconds. It stays alive between versions and
+Forked from the worker's template, or started as `python -m streams.builder_process STORE_URL FD` (builder_template.py). It stays alive between versions and
 ends when the socket closes; the kernel kills it when the parent dies. One torch thread: parallelism is more processes, and a row's bits do
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
 """
@@ -71,12 +71,12 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
         return Failed("Unavailable", "builder_failed", f"{describe_job(job)}: {error!r}")
 
 
-def main() -> None:
-    """Entry point of the process."""
+def work_for_parent(store_url: str, descriptor: int) -> None:
+    """The life of a builder; `descriptor` is its end of the socket."""
     torch.set_num_threads(1)
     settle_garbage_collection()
-    serve_jobs(Connection(int(sys.argv[1])), open_index_store(sys.argv[2]))
+    serve_jobs(Connection(descriptor), open_index_store(store_url))
 
 
 if __name__ == "__main__":
-    main()
+    work_for_parent(sys.argv[1], int(sys.argv[2]))

@@ -46,6 +46,9 @@ def worker(
 
     Prints where its data is, then one JSON line {"ready": true, ...} once it consumes.
     """
+    from infra.fork_server import import_single_threaded
+
+    import_single_threaded(["streams.settings"])  # whatever comes later, NumPy has no threads: builders are forked from this process
     from infra.logs import open_logs
     from infra.settings import load_settings
     from streams.settings import WorkerSettings
@@ -61,6 +64,7 @@ def worker(
     }
     print_data(where, as_json)
 
+    import_single_threaded(["streams.worker"])
     from streams.worker import run_worker
 
     run_worker(settings)

@@ -1,7 +1,7 @@
 """The version side of a worker, wired: builder processes, reconciler, the desk of the checkpoint agent, messages to Kafka.
 
-Here: only wiring and log lines, for streams/worker.py. Builders start in the constructor, so that they load torch while the worker joins its
-group; this process loads it in a thread of its own.
+Here: only wiring and log lines, for streams/worker.py. Builders are forked in the constructor, from the template that the worker left behind. Where
+nothing is warm, torch is loaded by the first version that receives rows, and builders start with their first job.
 """
 
 import logging
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.control_log import ControlLog
+from infra.fork_server import Template
 from infra.index_store import IndexStore
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builder_pool import BuilderPool
+from streams.builder_template import start_from
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportRules
 from streams.encoders import LazyEncoders
@@ -33,7 +35,8 @@ _log = logging.getLogger("aif.streams.versions")
 class VersionSide:
     """One per worker. `handle_checkpoints` is for the agent of model-checkpoints, `step` for the reconciling thread; `close` after both ended.
 
-    owned: the shards this worker has now; folder: its data directory; stopping: set when the worker is asked to stop.
+    owned: the shards this worker has now; folder: its data directory; stopping: set when the worker is asked to stop; template: where builders are
+    forked from, None = they are programs of their own.
     """
 
     def __init__(
@@ -51,14 +54,16 @@ class VersionSide:
         keep: KeepSettings,
         canary: CanaryRules,
         rollback: ReportRules,
+        template: Template | None = None,
     ) -> None:
-        self.builders = BuilderPool(store.url, folder / "logs", settings.processes, warm=settings.warm)
+        self.builders = BuilderPool(start_from(template, store.url), folder / "logs", settings.processes, warm=settings.warm)
         self.messages = VersionMessages(bootstrap, prefix)
         self.reports = ServerReports(bootstrap, prefix, clock)
         if rollback.enabled:
             self.reports.start()
         self.encoders = LazyEncoders(store)
-        self.encoders.preload()
+        if settings.warm:
+            self.encoders.preload()
         self.desk = CheckpointDesk(
             control_log,
             store,

@@ -4,7 +4,8 @@
     control log -> reconciler (reconcile.py) in its own thread -> shard tasks, builder processes
     metrics page, ready line, clean stop at SIGTERM or Ctrl-C
 
-Not here: any decision about data. Torch is loaded by the first version that needs an encoder, not at start.
+Not here: any decision about data. Everything heavy is imported before anything is opened, and builders come from a fork of that moment
+(builder_template.py); with `build.warm` off, torch is loaded by the first version that needs an encoder.
 Invariants: a fault of the reconciler or of a version never stops the consumption of events; a failed assertion ends the process.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from infra.clock import SystemClock
 from infra.control_log import ControlLog, ensure_init
+from infra.fork_server import Template
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index_store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index
@@ -31,6 +33,7 @@ from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
 from streams.agents.item_features import handle_item_features
 from streams.agents.new_items import handle_new_items
+from streams.builder_template import open_builder_template
 from streams.faust_shell import ShellApp, add_agent, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.outbox_sender import OutboxSender
@@ -50,8 +53,8 @@ _log = logging.getLogger("aif.streams.worker")
 class Worker:
     """The parts of one worker process. `run` returns when it was asked to stop."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: WorkerSettings, template: Template | None = None) -> None:
+        self.settings, self._template = settings, template
         self.clock = SystemClock()
         self.metrics = WorkerMetrics(registry := Metrics())
         self._registry = registry
@@ -136,6 +139,7 @@ class Worker:
             KeepSettings(self.settings.index.keep_versions, self.settings.index.remove_after_s),
             self.settings.canary.rules,
             self.settings.rollback.rules,
+            self._template,
         )
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:
@@ -226,4 +230,9 @@ class Worker:
 
 def run_worker(settings: WorkerSettings) -> None:
     """Runs a worker in this process until it is asked to stop. Raises Incompatible or Misconfigured before it consumes anything."""
-    asyncio.run(Worker(settings).run())
+    template = open_builder_template() if settings.build.warm else None
+    try:
+        asyncio.run(Worker(settings, template).run())
+    finally:
+        if template is not None:
+            template.close()

@@ -52,7 +52,9 @@ class BenchStage(Stage):
 
     def start_worker(self, name: str = "worker", **environment: str) -> Child:
         """One `aif worker`; its log has the moment at which its imports were done. Returns at once."""
-        return self.start_python(name, _WORKER, "worker", **environment)
+        return self.start_python(
+            name, _WORKER, "worker", **{"OPENBLAS_NUM_THREADS": "1", **environment}
+        )  # it imports before `aif worker` can say so
 
     def start_python(self, name: str, code: str, *arguments: str, **environment: str) -> Child:
         """A child that runs `code` with `arguments`, with the settings of this stage and `environment` on top."""
@@ -198,17 +200,21 @@ def imported_at_s(child: Child) -> float:
 
 
 def peak_rss_mb(child: Child) -> dict[str, float]:
-    """Largest resident memory so far, in MB, by role: the child itself, and the largest of the processes that it started."""
-    peaks = {"self": 0.0, "children": 0.0}
+    """Largest resident memory so far, in MB, by role: the child itself, and the largest of the processes that it started, or these started.
+
+    Pages that a fork shares with its template count in both.
+    """
+    parents, peaks = {}, {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
         except OSError:  # it has just ended
             continue
-        role = {fields["Pid"].strip(): "self", fields["PPid"].strip(): "children"}.get(str(child.pid))
-        if role is not None and "VmHWM" in fields:  # a process that just ends has no memory
-            peaks[role] = max(peaks[role], int(fields["VmHWM"].split()[0]) / 1024)
-    return peaks
+        parents[int(fields["Pid"])] = int(fields["PPid"])
+        if "VmHWM" in fields:  # a process that just ends has no memory
+            peaks[int(fields["Pid"])] = int(fields["VmHWM"].split()[0]) / 1024
+    started = {pid for pid, parent in parents.items() if child.pid in (parent, parents.get(parent))}
+    return {"self": peaks.get(child.pid, 0.0), "children": max((peaks.get(pid, 0.0) for pid in started), default=0.0)}
 
 
 def tell(message: str, began: float | None = None) -> float:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from infra.fork_server import launch_template
 from infra.processes import wait_until
 from schemas.errors import Unavailable
 from streams.build_jobs import BuildJob, BuildResult
 from streams.builder import build_full_part
 from streams.builder_pool import BuilderPool
+from streams.builder_template import StartBuilder, start_from
 from streams.sealer import digest_blocks
 from tests.streams.shard_world import embed, upsert
 from tests.streams.version_world import Worker, World, encoder_of
@@ -36,8 +38,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module")
-def pool(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuilderPool]:
-    with BuilderPool(world.store.url, tmp_path_factory.mktemp("logs"), processes=2) as pool:
+def start(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBuilder]:
+    """Builders are forked, as a worker's are; this process has threads, so the template is one of its own."""
+    template = launch_template(["streams.builder_process"], tmp_path_factory.mktemp("template") / "log")
+    yield start_from(template, world.store.url)
+    template.close()
+
+
+@pytest.fixture(scope="module")
+def pool(start: StartBuilder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuilderPool]:
+    with BuilderPool(start, tmp_path_factory.mktemp("logs"), processes=2) as pool:
         yield pool
 
 
@@ -74,8 +84,8 @@ def test_an_error_comes_back_as_one_of_ours(world: World, pool: BuilderPool) -> 
     assert getattr(pool.submit(job(world, checkpoint_sha256="0" * 64)).future.exception(60), "code", "") == "missing_file"
 
 
-def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(world: World, tmp_path: Path) -> None:
-    with BuilderPool(world.store.url, tmp_path) as pool:
+def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(world: World, start: StartBuilder, tmp_path: Path) -> None:
+    with BuilderPool(start, tmp_path) as pool:
         before = pool.pids[0]
         ticket = pool.submit(job(world))
         wait_until(lambda: ticket.progress_at is not None, 30, "the builder to take the job")
@@ -87,8 +97,8 @@ def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(
     assert not Path(f"/proc/{last}").exists()
 
 
-def test_an_abandoned_job_frees_its_builder(world: World, tmp_path: Path) -> None:
-    with BuilderPool(world.store.url, tmp_path, warm=False) as pool:
+def test_an_abandoned_job_frees_its_builder(world: World, start: StartBuilder, tmp_path: Path) -> None:
+    with BuilderPool(start, tmp_path, warm=False) as pool:
         assert pool.pids == []  # this one starts with its first job
         running, waiting = pool.submit(job(world)), pool.submit(job(world))
         wait_until(lambda: running.progress_at is not None, 30, "the builder to take the job")
@@ -99,8 +109,8 @@ def test_an_abandoned_job_frees_its_builder(world: World, tmp_path: Path) -> Non
         assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
 
 
-def test_closing_fails_what_is_not_done(world: World, tmp_path: Path) -> None:
-    pool = BuilderPool(world.store.url, tmp_path)
+def test_closing_fails_what_is_not_done(world: World, start: StartBuilder, tmp_path: Path) -> None:
+    pool = BuilderPool(start, tmp_path)
     tickets = [pool.submit(job(world)) for _ in range(3)]
     pool.close()
     assert all(getattr(t.future.exception(5), "code", "") in ("builders_closed", "builder_died") for t in tickets)

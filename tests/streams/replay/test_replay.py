@@ -38,6 +38,7 @@ from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.build_jobs import BuildJob
 from streams.builder import build_full_part
 from streams.builder_pool import BuilderPool
+from streams.builder_template import start_from
 from streams.encoder import EncoderCache
 from streams.encoders import LazyEncoders
 from streams.log_ends import KafkaLogEnds
@@ -110,7 +111,7 @@ def nearline(bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory) -
         for n in range(SHARDS)
     ]
     with (
-        BuilderPool(store.url, folder / "logs") as builders,
+        BuilderPool(start_from(None, store.url), folder / "logs") as builders,
         VersionMessages(bootstrap_servers, prefix) as messages,
         Publisher(bootstrap_servers, prefix, "test", SHARDS, 1, IdKind.INT64) as publisher,
     ):

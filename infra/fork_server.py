@@ -1,0 +1,267 @@
+"""Children that start warm: a process that has imported modules and does nothing else forks them, and they go on from there.
+
+Loading torch, numba and our kernels costs a process 3 s of a core, and a worker, its builders, a server and its loader load the same. A fork has
+all of it at once, and shares the memory until it writes to it. Here: the template process, both ways to make one, children as seen by whoever asked
+for them. Not here: what is imported and run (streams/builder_template.py, infra/demo/stage.py).
+
+    fork_template     this process forks its template before it has opened anything: what it has imported is paid for once
+    launch_template   a process of its own imports the modules; for parents that have threads already, such as the demo
+
+Why it is safe, where forking a running process is not: a lock that another thread holds at the fork stays locked in the copy for ever, and
+libraries with threads (librdkafka, RocksDB, torch's and BLAS's pools) lose them. Here the one that forks has exactly one thread, which is checked
+before every fork (`/proc/self/task`), and it has imported only: no client, database, event loop, engine or random choice was ever made in it.
+BLAS would start its pool at import: whoever imports for a template sets OPENBLAS_NUM_THREADS=1 first (`import_single_threaded`).
+Invariants: as in processes.py: a child has its own session, log and environment, and the kernel ends it when its template ends, which it ends
+when its owner does. A child is reaped only when its owner asks, so its group's number cannot be given to somebody else before that.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from infra import failpoints
+from infra.processes import Child, die_with_parent, start_child
+from schemas.errors import Unavailable
+
+_MESSAGE_BYTES_MAX = 1 << 18
+_FDS_MAX = 8
+_POLL_S = 0.02
+_THREAD_ENDS_S_MAX = 1.0
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+class Template:
+    """The template process as its owner sees it. Thread-safe. Made by `fork_template` or `launch_template`."""
+
+    def __init__(self, channel: socket.socket, reap: Callable[[], object]) -> None:
+        self._channel, self._reap, self._lock = channel, reap, threading.Lock()
+
+    def start_child(
+        self,
+        name: str,
+        function: str,
+        arguments: Sequence[str],
+        log_path: Path,
+        *,
+        argv: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        inherited_fds: Sequence[int] = (),
+    ) -> Child:
+        """A child that calls `function` ("module:name") with the arguments and its numbers of `inherited_fds`, and exits as a Python program does.
+
+        `argv` is its sys.argv, for command lines; `environment` adds to this process's. Raises Unavailable (`no_template`) when the template is gone.
+        """
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        request = {
+            "start": function,
+            "arguments": list(arguments),
+            "argv": list(argv) or [name],
+            "log": str(log_path.absolute()),
+            "folder": str(Path.cwd()),
+            "environment": {**os.environ, **(environment or {})},
+        }
+        return Child(name, ForkedProcess(self, self._ask(request, inherited_fds)), log_path)
+
+    def close(self) -> None:
+        """Ends the template, and so its children."""
+        self._channel.close()
+        self._reap()
+
+    def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> int:
+        try:
+            with self._lock:
+                socket.send_fds(self._channel, [json.dumps(request).encode()], list(fds))
+                answer = self._channel.recv(_MESSAGE_BYTES_MAX)
+            return int(json.loads(answer)["answer"])
+        except (OSError, ValueError, KeyError) as error:
+            raise Unavailable("no_template", f"the process that children are forked from is gone or cannot fork: {error!r}") from error
+
+
+class ForkedProcess:
+    """One child of a template: what subprocess.Popen is to an executed one."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self._template, self.pid = template, pid
+        self.returncode: int | None = None
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, without reaping it."""
+        if self.returncode is not None:
+            return True
+        try:
+            return bool(self._template._ask({"ended": self.pid}))
+        except Unavailable:
+            return True  # ended with its template
+
+    def poll(self) -> int | None:
+        """Its exit code (negative: the signal) once it has ended, which also reaps it."""
+        if self.returncode is None and self.has_ended():
+            try:
+                self.returncode = self._template._ask({"reap": self.pid})
+            except Unavailable:
+                self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Blocks until it has ended. Raises subprocess.TimeoutExpired."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(_POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """A signal to it alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def import_single_threaded(modules: Sequence[str]) -> None:
+    """Imports for a template: without BLAS's threads, and with few passes of the garbage collector over objects that stay for good."""
+    os.environ.setdefault(_BLAS_THREADS, "1")
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    for module in modules:
+        importlib.import_module(module)
+    gc.set_threshold(*before)
+
+
+def fork_template() -> Template | None:
+    """A template with everything that this process has imported. None if this process has more than one thread: then it must not be forked."""
+    if not _is_single_threaded():
+        return None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    owner = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # or the collector's marks would copy every page of the children
+    if (pid := os.fork()) == 0:
+        ours.close()
+        os.setsid()  # a terminal's Ctrl-C is for its owner
+        die_with_parent(owner)
+        _exit(_serve(theirs))
+    theirs.close()
+    return Template(ours, lambda: os.waitpid(pid, 0))
+
+
+def launch_template(modules: Sequence[str], log_path: Path) -> Template:
+    """A template that imports `modules` on its own; children asked for meanwhile wait for that."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), *modules]
+        child = start_child("template", command, log_path, inherited_fds=[theirs.fileno()])
+    return Template(ours, child.process.wait)
+
+
+# --- in the template -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Entry point of a launched template, and of its children."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    import_single_threaded(sys.argv[2:])
+    if os.environ.get(_BLAS_THREADS) == "1":
+        del os.environ[_BLAS_THREADS]
+    gc.freeze()
+    _serve(channel)()
+
+
+def _serve(channel: socket.socket) -> Callable[[], None]:
+    """Forks whatever is asked for until the owner is gone. Returns what the process is to do next: it may be a child by now."""
+    while True:
+        try:
+            message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES_MAX, _FDS_MAX)
+        except ConnectionResetError:
+            message = b""
+        if not message:
+            return lambda: None
+        request, parent = json.loads(message), os.getpid()
+        answer = _answer(request)
+        if os.getpid() != parent:
+            channel.close()
+            return _begin_child(request, fds, parent)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(BrokenPipeError):
+            channel.send(json.dumps(answer).encode())
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, int | str]:
+    """What the owner is told. A child comes back from here too."""
+    if "ended" in request:
+        return {"answer": os.waitid(os.P_PID, request["ended"], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None}
+    if "reap" in request:
+        return {"answer": os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])}
+    if not _is_single_threaded():
+        return {"error": f"the template has threads: {os.listdir('/proc/self/task')}"}
+    try:
+        return {"answer": os.fork()}
+    except OSError as error:
+        return {"error": str(error)}
+
+
+def _begin_child(request: Mapping[str, Any], fds: Sequence[int], parent: int) -> Callable[[], None]:
+    """Makes this fork a process of its own: session, log, folder, environment. Returns its work."""
+    os.setsid()
+    die_with_parent(parent)
+    with Path(os.devnull).open("rb") as nothing, Path(request["log"]).open("ab") as log:
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source.fileno(), target)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    failpoints.arm()
+    sys.argv = request["argv"]
+    module, _, name = request["start"].partition(":")
+    return lambda: getattr(importlib.import_module(module), name)(*request["arguments"], *fds)
+
+
+def _exit(work: Callable[[], None]) -> NoReturn:
+    """Works and ends, without coming back into the code that this process was forked in."""
+    code = 0
+    try:
+        work()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _is_single_threaded() -> bool:
+    """Whether this process has one thread; one that has just been joined may still be ending."""
+    end = time.monotonic() + _THREAD_ENDS_S_MAX
+    while len(os.listdir("/proc/self/task")) > 1:
+        if threading.active_count() > 1 or time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+if __name__ == "__main__":
+    main()

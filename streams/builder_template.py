@@ -1,0 +1,50 @@
+"""Where builder processes come from: forked from a template that this worker left behind at its start, or else executed.
+
+A worker needs torch and our kernels for increments, its builders for parts: imported by each for itself they cost 4 s of a core and 2 s more. So a
+worker imports everything first, while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe);
+builders are forked from the template, at the start and whenever one has died. Not here: what a builder does (builder_process.py), who asks for
+them (builder_pool.py).
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.fork_server import Template, fork_template, import_single_threaded
+from infra.processes import Child, start_child
+
+StartBuilder = Callable[[str, Path, int], Child]  # its name, its log, its end of the socket to the worker
+
+_BUILDER = "streams.builder_process"
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+_log = logging.getLogger("aif.streams.builders")
+
+
+def open_builder_template() -> Template | None:
+    """Imports what workers and builders compute with, and forks the template. None where that is not safe: the process has threads already."""
+    os.environ.update(_ENVIRONMENT)
+    import_single_threaded([_BUILDER])
+    from streams.stored.kernels import load_kernels
+
+    load_kernels()
+    template = fork_template()
+    if template is None:
+        _log.warning("this process has threads before its start: builders are started as programs, which costs some seconds each")
+    return template
+
+
+def start_from(template: Template | None, store_url: str) -> StartBuilder:
+    """How builders of the index store `store_url` are started."""
+
+    def fork(name: str, log_path: Path, descriptor: int) -> Child:
+        assert template is not None
+        function = f"{_BUILDER}:work_for_parent"
+        return template.start_child(name, function, [store_url], log_path, environment=_ENVIRONMENT, inherited_fds=[descriptor])
+
+    def execute(name: str, log_path: Path, descriptor: int) -> Child:
+        command = [sys.executable, "-m", _BUILDER, store_url, str(descriptor)]
+        return start_child(name, command, log_path, environment=_ENVIRONMENT, inherited_fds=[descriptor])
+
+    return execute if template is None else fork

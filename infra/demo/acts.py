@@ -19,7 +19,7 @@ from infra.demo.progress import Step
 from infra.demo.server import Ranked, RankingServer, wire_ids
 from infra.demo.stage import Stage
 from infra.kafka.publisher import Publisher
-from infra.processes import wait_until
+from infra.processes import Child, wait_until
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import Id, encode_wire_id
@@ -29,6 +29,7 @@ NEW_ITEMS_SHOWN = 20
 CANDIDATES_DURING_SWITCH = 400
 BEHAVIOURS_DURING_SWITCH = 200
 ANSWERS_DURING_SWITCH_MIN = 1_000
+_TRAINED_S_MAX = 600.0
 _VISIBLE_S_MAX = 90.0  # a killed worker is back after its group session has ended
 
 
@@ -51,6 +52,16 @@ def _counted(events: Iterator[Any], step: Step) -> Iterator[Any]:
         yield event
         if number % 1_000 == 0:
             step.advance(1_000)
+
+
+def wait_first_checkpoint(stage: Stage, trainer: Child) -> Path:
+    """The trainer's first checkpoint, as soon as it is there. Raises Unavailable with the trainer's log if it ends without one."""
+    wait_until(
+        lambda: bool(stage.checkpoints()) or not trainer.alive(), _TRAINED_S_MAX, f"a checkpoint of the trainer (log {trainer.log_path})"
+    )
+    if not stage.checkpoints():
+        stage.finish(trainer)
+    return stage.checkpoints()[0]
 
 
 # --- ranking ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from schemas.errors import AifError
 SWITCHES = 3
 TRAIN_WORLD_S, TRAIN_FILES_S = 4.0, 20.0  # what the world shows is learnt sooner
 WARM_START_S = 0.5
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,10 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         with steps.step("publish the catalogue", total=None) as step:
             acts.publish_catalogue(publisher, catalogue, step)
         with steps.step("train on the impressions topic"):
-            stage.finish(trainer or _start_trainer(stage, catalogue, train_s))
-        checkpoints = sorted((stage.directory / CHECKPOINTS).glob("*.safetensors"))
+            trainer = trainer or _start_trainer(stage, catalogue, train_s)
+            first = acts.wait_first_checkpoint(stage, trainer)
         with steps.step("build the first version, load it"):
-            publisher.publish_checkpoint_file(checkpoints[0])
+            publisher.publish_checkpoint_file(first)  # the trainer goes on with its warm starts
             stage.wait_for(lambda: stage.control_state().current is not None, "the first version to go live")
             server = RankingServer(stage.url)
             stage.wait_for(server.is_ready, "the server to have loaded it")
@@ -122,8 +121,9 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             waited = acts.show_new_items(server, publisher, user, catalogue.arrivals(acts.NEW_ITEMS_SHOWN, seed=1), step)
         figures.add("new_item_visible_ms", acts.median(waited), "ms")
         with steps.step("switch versions under load", total=SWITCHES) as step:
+            stage.finish(trainer)
             load = acts.Load(stage.url, evaluation)
-            flips = acts.show_switches(stage, load, publisher, checkpoints[1:], changes, step)
+            flips = acts.show_switches(stage, load, publisher, stage.checkpoints()[1:], changes, step)
         _add_switches(figures, flips, load)
     with steps.step("recompute the answers; replay the topics"):
         _audit(stage, load, figures)
@@ -137,7 +137,7 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
     """
     model = stage.directory / "model.json"
     model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}))
-    files = ("--model", str(model), "--out", str(stage.directory / CHECKPOINTS))
+    files = ("--model", str(model), "--out", str(stage.checkpoint_directory))
     limits = ("--seconds", str(train_s), "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
     wait = ("--wait-impressions", str(catalogue.impression_count or 0))
     return stage.start("train", "train", *files, *limits, *wait, "--json")

@@ -51,6 +51,15 @@ class Stage:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def checkpoint_directory(self) -> Path:
+        """Where the trainer writes, and from where checkpoints may be read."""
+        return self.directory / "checkpoints"
+
+    def checkpoints(self) -> list[Path]:
+        """The trainer's checkpoints so far, oldest first; each was renamed into place, whole."""
+        return sorted(self.checkpoint_directory.glob("*.safetensors"))
+
+    @property
     def bootstrap_servers(self) -> str:
         """The broker's address."""
         assert self.external_bootstrap or self.broker is not None, "the broker was not started"
@@ -71,7 +80,7 @@ class Stage:
             "AIF_INDEX__USER_PARTITIONS": str(USER_PARTITIONS),
             "AIF_INDEX__ID_KIND": str(self.id_kind),
             "AIF_WORKER__DATA_DIR": str(self.directory / "worker"),
-            "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.directory / "checkpoints")]),
+            "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.checkpoint_directory)]),
             "AIF_USERS__DATA_DIR": str(self.directory / "users"),
             "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
         }

@@ -1,17 +1,25 @@
-"""Where a fit starts: a behaviour is its item's vector, a user the mean of theirs, and the head already reads how like that a candidate is.
+"""Where a fit starts: an item is its own embedding, a behaviour its item's vector, a user the mean of theirs, and the head already reads how like
+that a candidate is.
 
 Here: the weights of a fresh network that say so. Not here: anything that a fit or serving does; every weight stays free to learn.
 Why: with random projections between a history and a candidate, their inner product (the plainest collaborative filtering) has to be found by
 chance; a few hundred steps on a shop's purchases do not find it. The rest of the network starts as it always does.
 
+    FFN of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings. Not the multimodal one
+                            (DIN and SimTier read how like that is); as many columns as fit, the first ones
     W_seq (Eq. 1)           identity on the item's vector, so U_j = I_j + (kind, category, features)
     FFN (Eq. 2)             its last layer 0: Eq. 2 starts as the mean of U_j
-    P_u, P_s (the head)     identity on Eq. 2 and on the mean of a SIM sub-sequence: their products with I start as mean similarities
+    P_u, P_s, P_d (head)    identity on Eq. 2, on the mean of a SIM sub-sequence and on DIN: their products with I start as mean similarities,
+                            DIN's of behaviours that count as much as their signatures are alike
 """
 
 import torch
+from torch import nn
 
+from schemas.features import Kind
+from schemas.model.item_half import ItemHalf
 from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
 
 _OTHERS = 0.3  # what is left of the start of the other two parts of P_u, profile and Eq. 3, that the sum would drown in
 
@@ -21,6 +29,7 @@ def start_from_similarity(network: AifNetwork) -> None:
     """Sets those weights in place."""
     width = network.spec.width
     identity_DD = torch.eye(width)
+    _start_item_half(network.item_half, network.spec)
     network.behaviour.w_seq.weight[:, -width:] = identity_DD
     last = network.user_half.attention.ffn[-1]
     last.weight.zero_()
@@ -30,3 +39,39 @@ def start_from_similarity(network: AifNetwork) -> None:
     project_user[:, width : 2 * width] = identity_DD
     if network.spec.schema.sim_category:
         network.head.project_sim.weight.copy_(identity_DD)
+    if network.spec.schema.multimodal:
+        network.head.project_din.weight.copy_(identity_DD)
+
+
+def _start_item_half(half: ItemHalf, spec: ModelSpec) -> None:
+    """The first numbers of Eq. 4 start as columns of the item's embeddings, through every hidden layer."""
+    layers = [layer for layer in half.vector if isinstance(layer, nn.Linear)]
+    columns = _embedding_columns(spec, half.features.width)[: min([spec.width, *(hidden // 2 for hidden in spec.item_hidden)])]
+    if not columns or len(layers) < 2:
+        return  # no embedding; or one linear layer: it keeps similarities as it is
+    count = len(columns)
+    pair_PE = torch.cat([torch.eye(count), -torch.eye(count)])
+    first_PI = torch.zeros(2 * count, half.features.width)
+    first_PI[:, columns] = pair_PE
+    _set_rows(layers[0], first_PI)
+    for layer in layers[1:-1]:
+        _set_rows(layer, torch.eye(2 * count, layer.in_features))
+    last_EH = torch.zeros(count, layers[-1].in_features)
+    last_EH[:, : 2 * count] = pair_PE.T
+    _set_rows(layers[-1], last_EH)
+
+
+def _set_rows(layer: nn.Linear, rows_PX: torch.Tensor) -> None:
+    layer.weight[: len(rows_PX)] = rows_PX
+    layer.bias[: len(rows_PX)] = 0.0
+
+
+def _embedding_columns(spec: ModelSpec, width: int) -> list[int]:
+    """Where, among the `width` inputs of the item half, its embeddings are that no signature is made of."""
+    embeddings = [f for f in spec.schema.item_half_inputs if f.kind is Kind.EMBEDDING]
+    columns, at = [], width - sum(f.width for f in embeddings)  # embeddings come last (embeddings.py)
+    for feature in embeddings:
+        if feature.name != spec.schema.multimodal:
+            columns += range(at, at + feature.width)
+        at += feature.width
+    return columns

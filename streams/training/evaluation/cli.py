@@ -43,9 +43,9 @@ def tables(
 def data(
     directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV or Parquet files.")],
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the training.")] = 600,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the training.")] = 700,
     loss: Annotated[str, typer.Option(help="copr, click or softmax; softmax suits positives with sampled negatives.")] = "softmax",
-    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Highest learning rate.")] = 4e-3,
+    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Highest learning rate.")] = 2e-3,
     batch_requests: Annotated[int, typer.Option(min=1, help="Requests of a batch.")] = 16,
     hash_bits: Annotated[int, typer.Option(min=8, help="Bits of a signature.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,

@@ -1,10 +1,14 @@
-"""A fresh network that starts from similarity: what the head's products say before any step."""
+"""A fresh network that starts from similarity: what the item half and the head's products say before any step."""
 
 import dataclasses
 
+import pytest
 import torch
 
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
+from schemas.model.spec import ModelSpec
 from streams.training.impressions import join_events
 from streams.training.similarity_start import start_from_similarity
 from streams.training.trainer import request_logits
@@ -33,3 +37,29 @@ def test_the_products_start_as_the_mean_similarity_of_a_candidate_to_the_history
     mean_BD = history_BLD.sum(1) / known_BL1.sum(1).clamp(min=1)
     assert torch.allclose(seen[0][:, width : 2 * width], mean_BD, atol=1e-5)
     assert (network.head.project_user.weight[:, width : 2 * width] == torch.eye(width)).all()
+
+
+@pytest.mark.parametrize("item_hidden", [(24,), (24, 16)])
+def test_an_item_starts_as_its_embedding_and_not_as_the_multimodal_one(item_hidden: tuple[int, ...]) -> None:
+    features = (
+        Feature("title", Scope.ITEM, Kind.EMBEDDING, width=16),
+        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=4),
+        Feature("together", Scope.ITEM, Kind.EMBEDDING, width=8),
+    )
+    spec = ModelSpec(FeatureSchema(features, multimodal="title"), width=8, item_hidden=item_hidden, rank_by="click")
+    torch.manual_seed(0)
+    network = AifNetwork(spec, torch.randn(spec.hash_bits, 16).numpy())
+    start_from_similarity(network)
+    rows = 5
+    embeddings = torch.randn(rows, 24)
+    items = FeatureTensors(torch.arange(rows)[:, None] % 4, torch.zeros(rows, 0), torch.zeros(rows, 0, 0, dtype=torch.int64), embeddings)
+    together_RD = torch.nn.functional.layer_norm(embeddings[:, 16:], (8,))
+    assert torch.allclose(network.item_rows(items)[0], together_RD, atol=1e-4)
+    assert (network.head.project_din.weight == torch.eye(8)).all()
+
+
+@pytest.mark.parametrize("change", [{"width": 4}, {"item_hidden": (6,)}, {"item_hidden": ()}])
+def test_a_start_fits_any_size_of_the_item_half(change: dict[str, object]) -> None:
+    feature = Feature("together", Scope.ITEM, Kind.EMBEDDING, width=8)
+    spec = ModelSpec(FeatureSchema((feature,)), rank_by="click", **change)  # type: ignore[arg-type]
+    start_from_similarity(AifNetwork(spec, None))

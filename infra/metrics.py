@@ -73,7 +73,12 @@ METRICS = (
     Metric("users_decoded", "gauge", "Users whose history is in memory."),
     Metric("behaviours_decoded", "gauge", "Behaviours of these users together."),
     Metric("answers", "counter", "Answers, by the rung of the ladder their user half stands on.", ("rung",)),
-    Metric("requests_refused", "counter", "Requests that were answered at once with a time to come back: queue, deadline.", ("reason",)),
+    Metric(
+        "requests_refused",
+        "counter",
+        "Requests that were answered at once with a time to come back: queue, deadline, withdrawn.",
+        ("reason",),
+    ),
     Metric("parity_samples", "counter", "Answers that were to be computed again: checked, moved, busy, failed.", ("outcome",)),
     Metric("parity_difference_max", "gauge", "Greatest difference of a probability from the fp64 reference since the start."),
     Metric("parity_overlap_min", "gauge", "Least share of the reference's top that an answer had since the start."),

@@ -13,6 +13,10 @@ from typing import TypeVar
 from schemas.errors import Unavailable
 
 T = TypeVar("T")
+_WITHDRAWN = (
+    "many more requests came while it waited, and its turn would come too late; send it again after retry_after_s, or to another server"
+)
+_WITHDRAWN_RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,16 @@ class Deadline:
         )
 
     async def wait_for(self, future: "concurrent.futures.Future[T]") -> T:
-        """The result of an engine future, or `deadline_passed`; then the work is cancelled unless it has begun."""
+        """The result of an engine future, or `deadline_passed`; then the work is cancelled unless it has begun.
+
+        Work that somebody else cancelled meanwhile was withdrawn (paced_engine.py): `overloaded`.
+        """
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), self.left_s())
         except TimeoutError as error:
             raise self.passed("the engine did not answer") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not future.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise Unavailable("overloaded", _WITHDRAWN, _WITHDRAWN_RETRY_S) from None

@@ -19,6 +19,7 @@ from serving.front import Front
 from serving.grpc_api import SERVICE, GrpcApi, abort
 from serving.listener import Tls, bracketed, reserve_port
 from serving.proto.pool import POOL
+from serving.short_turns import new_threads_take_short_turns
 
 _STREAMS_MAX = 64  # requests at once on one connection
 _IDLE_MS_MAX = 300_000
@@ -53,7 +54,8 @@ class GrpcListener:
     async def open(self) -> None:
         """From now on calls are answered."""
         await self.show_ready(False)
-        await self._server.start()
+        with new_threads_take_short_turns():
+            await self._server.start()
 
     async def show_ready(self, ready: bool) -> None:
         """What the health service answers from now on."""

@@ -23,6 +23,7 @@ from granian.server.embed import Server as GranianServer
 from infra.processes import free_ports, port_is_free, wait_until
 from schemas.errors import Misconfigured, Unavailable
 from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
+from serving.short_turns import new_threads_take_short_turns
 
 _OPEN_S_MAX = 10.0
 
@@ -80,9 +81,10 @@ class Listener:
 
     async def open(self) -> None:
         """Returns once connections are accepted. Unavailable (`port_not_open`) when they are not after 10 s."""
-        self._task = asyncio.create_task(self._server.serve())
         try:
-            await asyncio.to_thread(wait_until, self._accepts, _OPEN_S_MAX, f"{self.url} to accept connections")
+            with new_threads_take_short_turns():
+                self._task = asyncio.create_task(self._server.serve())
+                await asyncio.to_thread(wait_until, self._accepts, _OPEN_S_MAX, f"{self.url} to accept connections")
         except Unavailable as error:
             raise Unavailable("port_not_open", f"{self.url} does not accept connections: {error.message}") from error
         finally:

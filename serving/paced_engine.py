@@ -19,12 +19,14 @@ from serving.core.admission import (
     Job,
     Offered,
     Refusal,
+    count_kept,
     decide_deadline,
     decide_queue,
     fold_cost,
     fold_doubt,
     fold_offered,
     predict_ms,
+    queue_ms_max,
 )
 from serving.engine.loop import Engine
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
@@ -77,8 +79,12 @@ class PacedEngine:
             self.costs = fold_doubt(self.costs, Job(kind, size))
 
     def check_queue(self) -> None:
-        """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks."""
-        self._refuse(decide_queue(self.costs, self.queue_ms(), self._work_max, self.load()), "queue")
+        """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks; in a flood those that wait are judged anew."""
+        load = self.load()
+        refusal = decide_queue(self.costs, self.queue_ms(), self._work_max, load)
+        if refusal is not None:
+            self._withdraw_beyond(queue_ms_max(self.costs, self._work_max, load), load)
+        self._refuse(refusal, "queue")
 
     def check_work(self, work_ms: float, left_s: float) -> None:
         """The same for a request that is known now, and where its deadline would pass before an answer of `work_ms`.
@@ -95,6 +101,16 @@ class PacedEngine:
             self._metrics.counter("requests_refused").labels(reason).inc()
             message = f"{refusal.reason}; send it again after retry_after_s, or to another server"
             raise Unavailable("overloaded", message, retry_after_s=refusal.retry_after_ms / 1000)
+
+    def _withdraw_beyond(self, bound_ms: float, load: float) -> None:
+        """Cancels rankings that would begin later than the bound; who waits for one hears that it was withdrawn (deadline.py). A user half is kept:
+        several may wait for it."""
+        with self._lock:
+            waiting, spent_ms = list(self._waiting.items()), (self._clock() - self._began_s) * 1000
+        kept = count_kept([predicted for _, (_, predicted) in waiting], spent_ms, bound_ms, load)
+        for future, (jobs, _) in waiting[kept:]:
+            if jobs[-1].kind == "rank" and future.cancel():
+                self._metrics.counter("requests_refused").labels("withdrawn").inc()
 
     def _watch(self, submit: Callable[[Any], "Future[Any]"], work: Any, jobs: Sequence[Job]) -> "Future[Any]":
         predicted = sum(predict_ms(self.costs, job) for job in jobs)

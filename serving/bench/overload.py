@@ -11,7 +11,6 @@ Requests are inferences with binary tensors, so that the engine is what is scarc
 histories make SimTier the greater part of the work. Steady and overload alternate, because the machine is not alone.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate, send_in_turns
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate, send_in_turns
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.errors import Unavailable
@@ -69,15 +68,15 @@ def measure_overload(plan: OverloadPlan) -> Figures:
         target, bodies = encode_inferences(server, plan.users)
         say("each user's half ...")
         for body in bodies:
-            asyncio.run(send_in_turns(target, [body], 1, 0.0))
-        carried = asyncio.run(send_in_turns(target, bodies, _SENDERS, plan.seconds))
+            run_to_the_microsecond(send_in_turns(target, [body], 1, 0.0))
+        carried = run_to_the_microsecond(send_in_turns(target, bodies, _SENDERS, plan.seconds))
         capacity = carried.count(OK) / carried.seconds
         say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {STEADY:g} and {OVERLOAD:g} times that ...")
         loads: Mapping[float, list[Latencies]] = {STEADY: [], OVERLOAD: []}
         rss = [server.rss_mb()]
         for _ in range(plan.turns):
             for share, taken in loads.items():
-                taken.append(asyncio.run(send_at_rate(target, bodies, share * capacity, plan.seconds)))
+                taken.append(run_to_the_microsecond(send_at_rate(target, bodies, share * capacity, plan.seconds)))
             rss.append(server.rss_mb())
     steady, flood = (_merge(loads[share]) for share in (STEADY, OVERLOAD))
     figures.add("capacity_per_s", capacity, "1/s")

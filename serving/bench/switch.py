@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate
 from infra.bench.report import Figures
 from infra.bench.stage import BenchStage, open_bench_stage
 from infra.command import say
@@ -80,14 +80,14 @@ def measure_switch(plan: SwitchPlan) -> Figures:
         stage.start("server", "serve", "--port", str(stage.port))
         _wait_version(stage, writer, 0)
         target, bodies = _encode_requests(stage, writer, plan)
-        asyncio.run(send_at_rate(target, bodies, plan.rate_per_s, _WARM_S))
+        run_to_the_microsecond(send_at_rate(target, bodies, plan.rate_per_s, _WARM_S))
         steady, switching = _Side(), _Side()
         for turn in range(plan.turns):
             say(
                 f"turn {turn + 1} of {plan.turns}: {plan.window_s:.0f} s at rest, {plan.window_s:.0f} s switching every {plan.every_s:g} s ..."
             )
-            steady.add(asyncio.run(_send(target, bodies, plan, steady)))
-            switching.add(asyncio.run(_send_while_switching(writer, target, bodies, plan, switching)))
+            steady.add(run_to_the_microsecond(_send(target, bodies, plan, steady)))
+            switching.add(run_to_the_microsecond(_send_while_switching(writer, target, bodies, plan, switching)))
             _wait_version(stage, writer, writer.next_version - 1)
     _add_figures(figures, steady, switching)
     return figures

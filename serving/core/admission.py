@@ -7,6 +7,9 @@ what an admitted request can bear, whatever the load, and admitted requests keep
 A queue is there to bridge the time until the next request comes. The more is asked for, the shorter that time, so the bound falls with the load: at
 80% a burst may wait, at ten times what can be carried hardly anybody has to, and the engine is busy all the same.
 
+A flood is seen only when some of it has come in, and those would wait as long as the bound of a quiet moment allowed. So where the load is beyond chance,
+the bound of now holds for those that wait as well, and they get the refusal that they would have got a moment later.
+
 Here: costs learnt from what was measured, the load that is offered, the bound, the decision. Not here: measuring (serving/paced_engine.py), the number
 of requests in work (serving/intake.py), which kind of answer there is still time for (core/ladder.py).
 Source: the bound on waiting time instead of queue length, and that a standing queue is a useless one, is CoDel's thought (Nichols and Jacobson, 2012).
@@ -24,6 +27,7 @@ DOUBT = 0.95  # a prediction that is ten times too long is tried again after 45 
 #   6, never: 1.6%, 1.08 (5.6)    6, 1.25, 3: 3.5%, 0.26 (1.05), 0.3 (1.1)    6, 1.25, 8: 1.8%, 0.21 (1.05), 0.4 (2.2)    8, 1.5, 3: 1.3%, 0.20 (1.1), 0.3 (1.7)
 QUEUED_WORK_MAX = 6.0
 LOAD_MAX = 1.25  # as much happens by chance where 0.8 are asked for
+FLOOD = 2.5  # a load that 80% at random hardly ever looks like: from here on those that wait are judged again
 OFFERED_WORK = 3.0  # times the mean work is the time over which the offered load is seen, and at least
 OFFERED_MS_MIN = 30.0
 QUEUE_MS_MIN = 10.0  # a burst of very small requests is no overload
@@ -121,6 +125,16 @@ def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MA
         return None
     retry_after_ms = (queue_ms - bound + costs.mean_ms) * max(1.0, load)
     return Refusal(f"{queue_ms:.0f} ms of work wait, this server lets {bound:.0f} ms wait", retry_after_ms)
+
+
+def count_kept(predicted_ms: Sequence[float], spent_ms: float, bound_ms: float, load: float) -> int:
+    """How many of the pieces in work, in their order, may stay: all, or in a flood those that begin within the bound. The first is being computed."""
+    wait_ms = max(0.0, predicted_ms[0] - spent_ms) if predicted_ms else 0.0
+    for place, work_ms in enumerate(predicted_ms[1:], 1):
+        if load > FLOOD and wait_ms > bound_ms:
+            return place
+        wait_ms += work_ms
+    return len(predicted_ms)
 
 
 def decide_deadline(queue_ms: float, work_ms: float, left_ms: float) -> Refusal | None:

@@ -1,6 +1,7 @@
 """A request that is one too many is answered when its head is there, and its connection carries the next one all the same."""
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -9,7 +10,7 @@ import pytest
 
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
-from serving.core.admission import Costs
+from serving.core.admission import Costs, Offered
 from serving.engine.work import RankWork
 from serving.paced_engine import PacedEngine
 from tests.serving.fake_engine import FakeEngine, FakeState
@@ -78,3 +79,21 @@ def test_what_is_refused_is_part_of_the_load_that_is_offered() -> None:
         with pytest.raises(Unavailable, match="overloaded"):
             paced.check_queue()
     assert paced.load() == pytest.approx(2)
+
+
+def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal() -> None:
+    with open_front(FakeEngine(stuck=True)) as front, connect(front) as first, connect(front) as second, connect(front) as third:
+        front.paced.costs = Costs({("user", 0): 1e4, ("rank", 2): 1e4}, 1e4)
+        for connection in (first, second):
+            before = front.paced.queue_ms()
+            connection.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
+            while front.paced.queue_ms() <= before:
+                pass
+        front.paced.offered = Offered(100.0, time.perf_counter() * 1000)
+        third.sendall(head(b"/v1/prerank", len(BODY)))
+        assert receive(third).startswith(b"HTTP/1.1 429")
+        answer = receive(second)
+        assert answer.startswith(b"HTTP/1.1 429") and b"while it waited" in answer and b"retry_after_s" in answer
+        second.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert receive(second).startswith(b"HTTP/1.1 200"), "its connection lives on"
+        assert 0 < front.paced.queue_ms() <= 2e4, "the one that is being computed stays"

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, send_at_rate, send_in_turns
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate, send_in_turns
 
 Answer = Callable[[int], Awaitable[int]]
 
@@ -87,3 +87,11 @@ def test_a_sender_that_is_late_says_by_how_much() -> None:
     late, _ = serve_and(ok, load)
     worst = late.late.get_quantile_value(1.0)
     assert late.late.count == 80 and worst is not None and worst > 150
+
+
+def test_a_load_runs_in_a_loop_of_fine_time_as_in_any_other() -> None:
+    async def wait() -> int:
+        await asyncio.sleep(0.0001)
+        return await ok(0)
+
+    assert run_to_the_microsecond(wait()) == 200

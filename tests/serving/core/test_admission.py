@@ -14,6 +14,7 @@ from serving.core.admission import (
     Costs,
     Job,
     Offered,
+    count_kept,
     decide_deadline,
     decide_queue,
     fold_cost,
@@ -24,6 +25,7 @@ from serving.core.admission import (
 )
 
 REQUESTS, LEARNING = 6_000, 200
+JOB = Job("rank", 1_000)
 
 
 @dataclass(frozen=True)
@@ -38,34 +40,55 @@ class Outcome:
         return sorted(self.admitted_ms)[int(share * len(self.admitted_ms))]
 
 
-def simulate(load: float, spread: float, seed: int = 1, even: bool = False) -> Outcome:
-    """`load` times what the server carries; a piece takes 10 ms, more or less by `spread`, its size tells nothing of it.
+class Simulator:
+    """One server that takes 10 ms for a piece, more or less by `spread`, and whose sizes tell nothing of it."""
 
-    Requests come at random, or at even distances."""
-    rng = random.Random(seed)
-    offered = Offered()
-    costs, now, free_at, queued = Costs(), 0.0, 0.0, list[tuple[float, float]]()
-    admitted, refused, queue_max = list[float](), 0, 0.0
-    for _ in range(REQUESTS):
-        now += 10 / load if even else rng.expovariate(load / 10)
-        while queued and queued[0][0] <= now:
-            _, took = queued.pop(0)
-            costs = fold_cost(costs, [Job("rank", 1000)], took)
-        waiting = len(queued) * predict_ms(costs, Job("rank", 1000))
-        if queued:
-            waiting = max(0.0, waiting - (now - (queued[0][0] - queued[0][1])))
-        is_in = decide_queue(costs, waiting, load=offered.now(now, costs.mean_ms)) is None
-        offered = fold_offered(offered, predict_ms(costs, Job("rank", 1000)) if is_in else costs.mean_ms, now, costs.mean_ms)
+    def __init__(self, spread: float, seed: int) -> None:
+        self.rng, self.spread = random.Random(seed), spread
+        self.costs, self.offered, self.now, self.began = Costs(), Offered(), 0.0, 0.0
+        self.queue, self.done = list[tuple[float, float]](), list[tuple[int, float]]()  # (came, takes); (answered before, ms)
+        self.refused, self.queue_max = 0, 0.0
+
+    def come(self, now: float) -> None:
+        """One more request, let in or not."""
+        self._answer_until(now)
+        piece_ms, spent_ms = predict_ms(self.costs, JOB), now - self.began
+        wait_ms = max(0.0, len(self.queue) * piece_ms - spent_ms) if self.queue else 0.0
+        load = self.offered.now(now, self.costs.mean_ms)
+        is_in = decide_queue(self.costs, wait_ms, load=load) is None
+        self.offered = fold_offered(self.offered, piece_ms, now, self.costs.mean_ms)
         if not is_in:
-            refused += 1
-            continue
-        took = 10 * (1 + spread * (2 * rng.random() - 1))
-        free_at = max(free_at, now) + took
-        if len(admitted) > LEARNING:  # the first ones come in before anything is known
-            queue_max = max(queue_max, free_at - now)
-        queued.append((free_at, took))
-        admitted.append(free_at - now)
-    return Outcome(admitted[LEARNING:], refused, queue_max)
+            kept = count_kept([piece_ms] * len(self.queue), spent_ms, queue_ms_max(self.costs, load=load), load)
+            self.refused += 1 + len(self.queue) - kept
+            del self.queue[kept:]
+            return
+        if not self.queue:
+            self.began = now
+        self.queue.append((now, 10 * (1 + self.spread * (2 * self.rng.random() - 1))))
+        if len(self.done) > LEARNING:  # the first ones come in before anything is known
+            self.queue_max = max(self.queue_max, self.began + sum(took for _, took in self.queue) - now)
+
+    def _answer_until(self, now: float) -> None:
+        while self.queue and self.began + self.queue[0][1] <= now:
+            came, took = self.queue.pop(0)
+            self.began += took
+            self.done.append((len(self.done), self.began - came))
+            self.costs = fold_cost(self.costs, [JOB], took)
+
+    def outcome(self) -> Outcome:
+        """Of all that came after the first few."""
+        self._answer_until(float("inf"))
+        return Outcome([ms for place, ms in self.done if place >= LEARNING], self.refused, self.queue_max)
+
+
+def simulate(load: float, spread: float, seed: int = 1, even: bool = False, calm: int = 0, requests: int = REQUESTS) -> Outcome:
+    """`load` times what the server carries, after `calm` requests at 80%; at random, or at even distances."""
+    simulator, now = Simulator(spread, seed), 0.0
+    for number in range(calm + requests):
+        at = 0.8 if number < calm else load
+        now += 10 / at if even else simulator.rng.expovariate(at / 10)
+        simulator.come(now)
+    return simulator.outcome()
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
@@ -83,6 +106,19 @@ def test_at_ten_times_the_load_nobody_who_is_let_in_waits_long_also_where_nobody
     assert calm.quantile(0.99) < 14, "at even distances nobody waits at 80%"
     assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
     assert 1 - flood.refused / REQUESTS == pytest.approx(0.1, rel=0.05), "and the engine is busy all the time"
+
+
+def test_of_the_first_of_a_flood_those_that_would_wait_long_are_withdrawn() -> None:
+    flood = simulate(10.0, 0.3, even=True, calm=LEARNING + 50, requests=500)
+    assert max(flood.admitted_ms) < 33, "two pieces and its own, also for those that came before it looked like a flood"
+    assert simulate(10.0, 0.3).quantile(0.99) < 20, "neither where many come together by chance"
+
+
+def test_what_waits_is_judged_again_only_in_a_flood() -> None:
+    assert count_kept([10.0] * 6, 2.0, 15.0, load=10.0) == 2
+    assert count_kept([10.0] * 6, 2.0, 15.0, load=1.2) == 6
+    assert count_kept([], 0.0, 0.0, load=10.0) == 0
+    assert count_kept([10.0], 0.0, 0.0, load=10.0) == 1, "what is being computed stays"
 
 
 def test_the_offered_load_counts_what_is_refused_and_fades() -> None:

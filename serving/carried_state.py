@@ -25,8 +25,7 @@ from pydantic import SecretStr
 from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.limits import CARRIED_STATE_BYTES_MAX
-from serving.engine.state_bytes import decode_state, encode_state
-from serving.engine.user_state import EngineUserState
+from serving.engine.state_bytes import NamedState, decode_state, encode_state
 from serving.engine.work import UserState
 
 _MAC_BYTES, _LENGTH_BYTES = 32, 4
@@ -44,17 +43,15 @@ class Carried:
 class CarriedStates:
     """Seals and opens. `index` names the index whose versions the states belong to; `events` counts sealed, too_large, opened, expired, refused."""
 
-    def __init__(
-        self, key: SecretStr | None, index: str, ttl_s: float, device: str = "cpu", clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, key: SecretStr | None, index: str, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
         self._key = None if key is None else key.get_secret_value().encode()
-        self._index, self._ttl_s, self._device, self._clock = index.encode(), ttl_s, device, clock
+        self._index, self._ttl_s, self._clock = index.encode(), ttl_s, clock
         self.events: Counter[str] = Counter()
 
     def seal(self, user: Id, token: str, state: UserState) -> str | None:
         """The text for the client; None where it would be larger than what call 2 takes. Raises RejectedInput (`user_state_off`)."""
         key = self._expect_key()
-        assert isinstance(state, EngineUserState)
+        assert isinstance(state, NamedState)
         head = json.dumps({"user": user, "token": token, "made_ms": int(self._clock() * 1000)}).encode()
         signed = len(head).to_bytes(_LENGTH_BYTES, "little") + head + encode_state(state)
         if _MAC_BYTES + len(signed) > CARRIED_STATE_BYTES_MAX:
@@ -81,7 +78,7 @@ class CarriedStates:
             self.events["expired"] += 1
             return None
         self.events["opened"] += 1
-        return Carried(head["token"], decode_state(signed[end:], self._device))
+        return Carried(head["token"], decode_state(signed[end:]))
 
     def _expect_key(self) -> bytes:
         if self._key is None:

@@ -26,12 +26,14 @@ import torch
 from infra.metrics import Metrics
 from schemas.ids import Id
 from schemas.model.inputs import map_tensors
-from schemas.model.network import AifNetwork
+from schemas.model.network import AifNetwork, build_network
 from schemas.model.stored_rows import candidate_rows
 from serving.core.parity_figures import ParityFigures, compare_answer
 from serving.engine.candidates import find_candidates
+from serving.engine.cpu import CpuScorer
+from serving.engine.device_state import states_on
 from serving.engine.loop import Engine, Resident
-from serving.engine.user_state import EngineUserState
+from serving.engine.state_bytes import NamedState
 from serving.engine.work import RankResult, RankWork
 from serving.parity import InFloat64
 
@@ -75,7 +77,7 @@ class ParitySampler:
         """An answer that was given. Returns at once."""
         if self._share == 0.0 or self._rng.random() >= self._share or self._clock() < self._next_s:
             return
-        if not isinstance(result.state, EngineUserState) or (self._running is not None and not self._running.done()):
+        if not isinstance(result.state, NamedState) or (self._running is not None and not self._running.done()):
             self._count("busy")
             return
         self._next_s = self._clock() + self._every_s
@@ -117,7 +119,8 @@ class ParitySampler:
 
 
 def _network_of(resident: Resident) -> AifNetwork:
-    network: AifNetwork = resident.scorer.network  # type: ignore[attr-defined]
+    scorer = resident.scorer
+    network: AifNetwork = build_network(scorer.parameters) if isinstance(scorer, CpuScorer) else scorer.network  # type: ignore[attr-defined]
     return network
 
 
@@ -130,15 +133,16 @@ def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
-    network, state = copied.network, result.state
-    assert isinstance(state, EngineUserState)
+    torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
+    network = copied.network
     device = next(network.parameters()).device
-    block = max(1, _PAIRS_MAX // max(1, state.tensors.simtier_BSW.shape[1]))
+    states = states_on(result.state, device)
+    block = max(1, _PAIRS_MAX // max(1, states.simtier_BSW.shape[1]))
     scores, probabilities = [], []
     for at in range(0, len(copied.ids), block):
         rows = map_tensors(candidate_rows(network.spec, copied.rows_C[at : at + block], context), lambda t: t.to(device))
         with InFloat64():
-            score_BC, probability_BCT = network.scores(network.joint_logits(state.tensors, rows), rows.bid_BC)
+            score_BC, probability_BCT = network.scores(network.joint_logits(states, rows), rows.bid_BC)
         scores.append(score_BC[0].cpu().numpy())
         probabilities.append(probability_BCT[0].cpu().numpy())
     if not scores:

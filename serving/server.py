@@ -174,7 +174,7 @@ class RankingServer:
         view = ViewIdentity(self.settings.index.store, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
         bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
         store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
-        carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s, self.engine.device)
+        carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
         users = self.known = Users(store, self.pool, id_kind, self.metrics, carried)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()

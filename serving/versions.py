@@ -262,7 +262,7 @@ class VersionFollower:
         self, wanted: VersionStatus, manifest: Manifest, checkpoint: Checkpoint, tables: Tables, slot: int, positions: dict[int, int]
     ) -> _Held:
         """Makes the loaded version resident and starts following its deltas."""
-        scorer = open_scorer(self._engine.device, checkpoint.network, wanted.version, tables)
+        scorer = open_scorer(self._engine.device, checkpoint.parameters, wanted.version, tables)
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
         source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
         resident = Resident(wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions), source_ms)

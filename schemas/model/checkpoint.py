@@ -30,6 +30,7 @@ from schemas.limits import CHECKPOINT_BYTES_MAX, CHECKPOINT_HEADER_BYTES_MAX, HI
 from schemas.model.dry_run import find_failed_call
 from schemas.model.lsh import W_HASH_ABS_MAX, W_HASH_GRID_BITS, is_on_grid, lsh_version
 from schemas.model.network import AifNetwork
+from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec, decode_model_spec
 
 FORMAT = 1
@@ -61,6 +62,11 @@ class Checkpoint:
     network: AifNetwork
     w_hash: np.ndarray | None
     info: CheckpointInfo
+
+    @property
+    def parameters(self) -> Parameters:
+        """The network's, as plain arrays."""
+        return parameters_of(self.network)
 
 
 def encode_checkpoint(network: AifNetwork, model_id: str, card: Mapping[str, Any]) -> bytes:

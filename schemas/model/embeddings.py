@@ -1,7 +1,7 @@
 """Embedding tables: the features of one scope to one concatenated vector.
 
 Here: `FeatureEmbedding`, one table for all categorical and bag features of a scope (each has its own rows). Not here: raw values to buckets
-and numbers (schemas/features.py). Order in the vector: categorical, bags, numeric, embeddings, each in declared order.
+and numbers (schemas/features.py), the order in the vector (feature_places.py).
 Bucket 0 = missing: a trained row for a categorical, left out of the mean of a bag; an empty bag is zeros. Numbers and embedding features
 pass through, cut at +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
 
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from schemas.features import Feature, Kind
+from schemas.features import Feature
+from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
 from schemas.model.inputs import FeatureTensors
 
-VALUE_ABS_MAX = 1e6
 TABLE_STD = 0.25
 
 
@@ -36,14 +36,10 @@ class FeatureEmbedding(nn.Module):
 
     def __init__(self, features: Sequence[Feature], embedding_width: int) -> None:
         super().__init__()
-        of = {kind: [f for f in features if f.kind is kind] for kind in Kind}
-        looked_up = of[Kind.CATEGORICAL] + of[Kind.BAG]
-        starts = [sum(f.buckets for f in looked_up[:i]) for i in range(len(looked_up))]
-        self._categorical_starts = starts[: len(of[Kind.CATEGORICAL])]
-        self._bag_starts = starts[len(of[Kind.CATEGORICAL]) :]
-        self.widths = [embedding_width] * len(looked_up) + [1] * len(of[Kind.NUMERIC]) + [f.width for f in of[Kind.EMBEDDING]]
-        self.width = max(1, sum(self.widths))
-        self.table = normal_parameter(sum(f.buckets for f in looked_up), embedding_width) if looked_up else None
+        places = plan_features(features, embedding_width)
+        self._categorical_starts, self._bag_starts = places.categorical_starts, places.bag_starts
+        self.widths, self.width = places.widths, places.width
+        self.table = normal_parameter(places.rows, embedding_width) if places.rows else None
 
     def forward(self, inputs: FeatureTensors) -> Tensor:
         """[..., width]."""

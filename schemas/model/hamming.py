@@ -25,12 +25,6 @@ def hamming_histogram(items_CW: np.ndarray, sequence_SW: np.ndarray) -> np.ndarr
     return np.stack([np.bincount(row, minlength=bins) for row in distance_CS]) if len(items_CW) else np.zeros((0, bins), np.int64)
 
 
-def equal_bits_min(tier_edges: Sequence[float], bits: int) -> tuple[int, ...]:
-    """For each edge the smallest number of equal bits e with e / bits >= edge: the edges as whole numbers, so no rounding decides a tier."""
-    similarity = np.arange(bits + 1) / bits
-    return tuple(int((similarity < edge).sum()) for edge in tier_edges)
-
-
 def pool_histogram(histogram_CH: np.ndarray, tier_edges: Sequence[float]) -> np.ndarray:
     """int64 [C, N]: the tiers of Eq. 9 from the (K + 1)-bin histogram."""
     bits = histogram_CH.shape[1] - 1

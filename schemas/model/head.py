@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from schemas.features import Feature, Kind, Scope
 from schemas.model.bea import join_bridges
 from schemas.model.din import din_from_sums
-from schemas.model.embeddings import VALUE_ABS_MAX, FeatureEmbedding, build_mlp, normal_parameter
+from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
+from schemas.model.feature_places import VALUE_ABS_MAX
 from schemas.model.hamming import decode_signs
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserStates
 from schemas.model.sim_hard import look_up_sim

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from schemas.features import FeatureBlock, Scope, encode_features
-from schemas.ids import Id, hash_buckets
+from schemas.ids import Id
+from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
 from schemas.model.din import DinSums
 from schemas.model.sim_hard import SimTable
 from schemas.model.spec import ModelSpec
-
-BEHAVIOUR_ID_SALT = b"behaviour-item"  # hash salt of the behaviour item-id table
 
 T = TypeVar("T")
 
@@ -131,17 +130,6 @@ class BehaviourRow:
     category: int = 0
     vector: np.ndarray | None = None
     signature: bytes | None = None
-
-
-def encode_item_buckets(spec: ModelSpec, items: Sequence[Id]) -> np.ndarray:
-    """int64 [len(items)]: rows of the behaviour item-id table; zeros if the model has none."""
-    return hash_buckets(items, spec.item_id_buckets, BEHAVIOUR_ID_SALT) if spec.item_id_buckets else np.zeros(len(items), np.int64)
-
-
-def encode_kind(spec: ModelSpec, kind: str) -> int:
-    """Row of the behaviour-kind table; 0 = other."""
-    kinds = spec.schema.behaviour_kinds
-    return kinds.index(kind) + 1 if kind in kinds else 0
 
 
 def encode_context(spec: ModelSpec, context: Mapping[str, Any]) -> FeatureTensors:

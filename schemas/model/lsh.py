@@ -13,6 +13,7 @@ Source: AIF, eq. (5), eq. (6). Differs: both factors are rounded to a grid; sign
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -75,6 +76,12 @@ def lsh_similarity(items_CW: np.ndarray, sequence_LW: np.ndarray) -> np.ndarray:
     """Eq. 6 and 7, the reference: float64 [C, L], the share of equal bits by XNOR and the population count table."""
     xnor_CLW = ~(items_CW[:, None, :] ^ sequence_LW[None, :, :])
     return POPCOUNT_256[xnor_CLW].sum(axis=2, dtype=np.int64) / (8 * items_CW.shape[1])
+
+
+def equal_bits_min(tier_edges: Sequence[float], bits: int) -> tuple[int, ...]:
+    """For each edge the smallest number of equal bits e with e / bits >= edge: the edges as whole numbers, so no rounding decides a tier."""
+    similarity = np.arange(bits + 1) / bits
+    return tuple(int((similarity < edge).sum()) for edge in tier_edges)
 
 
 def lsh_version(w_hash_KM: np.ndarray, multimodal: str) -> str:

@@ -25,6 +25,7 @@ from schemas.model.hamming import decode_signs
 from schemas.model.head import Head
 from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates, map_tensors
 from schemas.model.item_half import ItemHalf
+from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
@@ -80,6 +81,14 @@ class AifNetwork(nn.Module):
         """(score [..., C], probabilities [..., C, T]): y * bid with y = sigmoid(click logit), y, or another product, by `spec.rank_by`."""
         probabilities_BCT = torch.sigmoid(logits_BCT)
         return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_BCT, bids_BC), probabilities_BCT
+
+
+def build_network(parameters: Parameters) -> AifNetwork:
+    """The network of these parameters, in evaluation mode on the CPU; it shares their memory."""
+    with torch.device("meta"):
+        network = AifNetwork(parameters.spec, None)
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.arrays.items()}, assign=True)
+    return network.eval()
 
 
 def select_user(states: UserStates, index: int) -> UserStates:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NO_CATEGORY = (1 << 62) - 1  # sorts after every bucket; pads the list of categories
+from schemas.model.behaviour_codes import NO_CATEGORY
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from schemas.model.hamming import equal_bits, equal_bits_min
-from schemas.model.lsh import lsh_similarity
+from schemas.model.hamming import equal_bits
+from schemas.model.lsh import equal_bits_min, lsh_similarity
 
 PAIRS_PER_CHUNK = 1 << 18  # 1 MiB of float32: a chunk of the pair matrix stays in cache while its thresholds are counted
 

@@ -21,11 +21,12 @@ import torch
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.features import Scope, encode_features
-from schemas.model.hamming import equal_bits_min
 from schemas.model.inputs import FeatureTensors, UserInputs
+from schemas.model.lsh import equal_bits_min
 from schemas.model.stored_rows import candidate_rows
 from schemas.users import BehaviourEvent
 from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from serving.engine.device_state import join_behaviours
 from serving.engine.loop import Engine
 from serving.engine.tier_counts import (
     LANES,
@@ -37,7 +38,7 @@ from serving.engine.tier_counts import (
     pack_words,
     plan_limits,
 )
-from serving.engine.user_state import EngineUserState, join_behaviours
+from serving.engine.user_state import EngineUserState
 from serving.engine.vector_code import aligned
 from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
@@ -193,7 +194,7 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
     for length in (10_000, 100_000):
         state = states[length]
         assert isinstance(state, EngineUserState)
-        seen_SW = state.tensors.simtier_BSW[0][state.tensors.simtier_mask_BS[0]].numpy()
+        seen_SW = state.arrays.simtier_SW[state.arrays.simtier_mask_S]
         cases = {"engine": engine_case(world, state, candidates), "simtier": pairs_case(world.engine, items_CW, seen_SW, edges)}
         long = time_in_turns(cases, dataclasses.replace(plan, turns=3, calls=max(4, plan.calls // 5)))
         figures.add(f"engine_simtier_p50_ms_{length}", np.median(long["engine"]), "ms")

@@ -27,22 +27,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from schemas.features import Scope, encode_features
-from schemas.model.din import build_din_sums, din_affine
-from schemas.model.hamming import decode_signs
-from schemas.model.head_split import product_weights, slice_weights
-from schemas.model.inputs import Behaviours, FeatureTensors
-from schemas.model.sim_hard import build_sim_table
+from schemas.model.score import rank_scores
 from serving.bench.table4_pass import Places, score_row
 from serving.bench.world import RankWorld
+from serving.engine.cpu import sigmoid
+from serving.engine.history import join_history
+from serving.engine.history_pass import HistorySums
 from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch
 from serving.engine.panels import pack_panels, pad_columns
 from serving.engine.tables import Applied
 from serving.engine.tier_counts import Arranged, arrange_behaviours
-from serving.engine.user_state import join_behaviours
 from serving.engine.vector_code import LANES, SIGN_CHUNK, aligned
+from serving.engine.version_weights import product_weights, slice_first_layer
 from serving.engine.work import UserState, UserWork
 from serving.engine.workers import WORKERS
 
@@ -137,11 +134,12 @@ class RowScorer:
 
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
         self.row, self.version, self._world, self._raw = row, version, world, raw
-        self._network, self._parts = world.network, row.parts
+        self._half, self._parts = world.scorer.half, row.parts
+        self._first_layer = slice_first_layer(world.scorer.parameters)
         self._places = self._plan_places()
         self._columns, self._weights = self._cut_columns(), self._fold_weights()
         self._scratch: list[Scratch] = []
-        self._bids_R = torch.from_numpy(world.tables.columns["bid"])
+        self._bids_R = world.tables.columns["bid"]
         self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
     def _plan_places(self) -> Places:
@@ -184,67 +182,60 @@ class RowScorer:
 
     # --- the user ----------------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def user_state(self, work: UserWork) -> RowState:
-        """The row's own part of the user: in call 1, or in call 2's turn where the row is sequential."""
+        """The row's own part of the user, by the engine's passes: in call 1, or in call 2's turn where the row is sequential."""
         made: dict[str, Any] = {}
         if self._parts & {"user", "bea"}:
             made |= self._make_vectors(work)
         if self._parts & {"sim", "hash", "direct"}:
-            joined, _ = join_behaviours(self._world.spec, self._world.tables, work.behaviours)
-            made |= self._make_long(joined, work)
+            made |= self._make_long(work)
         return RowState(self.version, work, made)
 
     def _make_vectors(self, work: UserWork) -> dict[str, Any]:
         """Eq. 1-3 and Algorithm 1: the user's vectors, folded where they meet an item's vector."""
-        network, head = self._network, self._network.head
-        joined, profile = self._latest(work)
-        user_BU, rows_BGD = network.user_half(profile, network.behaviour(joined), joined.mask_BL)
+        user_U, bridges_NP = self._half.make_vectors(work, self._read_latest(work).attended_AD)
         if "bea" in self._parts:
-            return {"bea": pack_panels(network.bea.user_vectors(rows_BGD)[0].numpy())}
-        weights = slice_weights(head)
-        item_HD = weights["item"] + product_weights(weights["user_x"]) * head.project_user(user_BU)
-        base_BH = F.linear(user_BU, weights["user"], head.first.bias)
-        return {"base": pad_columns(base_BH.numpy(), LANES), "panels": pack_panels(np.ascontiguousarray(item_HD.T.numpy()))}
+            return {"bea": pack_panels(bridges_NP)}
+        weights, parameters = self._first_layer, self._world.scorer.parameters
+        projected_D = parameters["head.project_user.weight"] @ user_U
+        item_HD = weights["item"] + product_weights(weights["user_x"]) * projected_D
+        base_H = weights["user"] @ user_U + parameters["head.first.bias"]
+        return {"base": pad_columns(base_H[None], LANES), "panels": pack_panels(np.ascontiguousarray(item_HD.T))}
 
-    def _make_long(self, joined: Behaviours, work: UserWork) -> dict[str, Any]:
+    def _make_long(self, work: UserWork) -> dict[str, Any]:
         """What the whole history leaves: sub-sequences, sums over signatures, or the history itself."""
-        network, spec = self._network, self._world.spec
-        projected_BLD = network.behaviour(joined)
+        spec, half, length = self._world.spec, self._half, len(work.behaviours)
+        history = join_history(half.weights, half.tables, work.behaviours)
         if "sim" in self._parts:
-            table = build_sim_table(projected_BLD, joined.category_BL, joined.mask_BL, spec.sim_behaviours)
-            means_GD = np.concatenate([np.zeros((1, spec.width), np.float32), table.means_BGD[0].numpy()])
-            return {"categories": table.categories_BG[0].numpy().copy(), "sim": means_GD}
+            categories_G, means_GD, _ = half.sub_sequences_of(half.read(history, 0, 0, length, spec.sim_behaviours))
+            return {"categories": categories_G, "sim": np.concatenate([np.zeros((1, spec.width), np.float32), means_GD])}
         if "hash" in self._parts:
-            has_BL = joined.has_signature_BL
-            sums = build_din_sums(projected_BLD, decode_signs(joined.signatures_BLW, has_BL), has_BL)
-            rows_BKD, _ = din_affine(sums, spec.din)
-            signs_KF = pad_columns(rows_BKD[0].numpy(), SIGN_CHUNK)
-            return {"signs": signs_KF, "arranged": arrange_behaviours(joined.signatures_BLW[0][has_BL[0]].numpy())}
-        slots_L = self._world.tables.find(np.array([event.item_id for event in work.behaviours], np.int64))
-        return {"direct_LD": projected_BLD[0].numpy(), "direct_LM": self._raw.embeddings(slots_L)}
+            sums = half.read(history, 0, spec.simtier_behaviours, 0, 0)
+            _, cross_KD, count = half.din_of(sums)
+            signs_KF = pad_columns(cross_KD / (spec.hash_bits * np.maximum(count, 1)), SIGN_CHUNK)
+            return {"signs": signs_KF, "arranged": arrange_behaviours(sums.signatures_SW[sums.has_S != 0])}
+        projected_LD = half.read(history, length, 0, length, 0).attended_AD[:, : spec.width]
+        return {"direct_LD": np.ascontiguousarray(projected_LD), "direct_LM": self._raw.embeddings(history.slots_L)}
 
-    def _latest(self, work: UserWork) -> tuple[Behaviours, FeatureTensors]:
-        spec = self._world.spec
-        joined, _ = join_behaviours(spec, self._world.tables, work.behaviours[-spec.attended_behaviours :])
-        return joined, FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [work.profile]))
+    def _read_latest(self, work: UserWork) -> HistorySums:
+        """The latest behaviours, projected."""
+        attended = self._world.spec.attended_behaviours
+        history = join_history(self._half.weights, self._half.tables, work.behaviours[-attended:])
+        return self._half.read(history, attended, 0, len(history.slots_L), 0)
 
     def _base_row(self, work: UserWork) -> np.ndarray:
         """The base's user: profile and mean of the latest behaviours through the first layer."""
-        joined, profile = self._latest(work)
-        half, weights = self._network.user_half, slice_weights(self._network.head)
-        mask_BL1 = joined.mask_BL[..., None]
-        mean_BD = (self._network.behaviour(joined) * mask_BL1).sum(dim=1) / mask_BL1.sum(dim=1).clamp(min=1)
-        user_BU = torch.cat([half.w_profile(half.features(profile)), mean_BD], dim=-1)
-        row_BH = F.linear(user_BU, weights["user"][:, : user_BU.shape[1]], self._network.head.first.bias)
-        return pad_columns(row_BH.numpy(), LANES)
+        projected_AD = self._read_latest(work).attended_AD[:, : self._world.spec.width]
+        _, profile_D = self._half.embed_profile(work)
+        user_U = np.concatenate([profile_D, projected_AD.sum(axis=0) / max(1, len(projected_AD))])
+        row_H = self._first_layer["user"][:, : len(user_U)] @ user_U + self._world.scorer.parameters["head.first.bias"]
+        return pad_columns(row_H[None], LANES)
 
     # --- call 2 --------------------------------------------------------------------------------------------------------------
 
     def on_applied(self, applied: Applied) -> None:
         """The bench writes no rows."""
 
-    @torch.inference_mode()
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2 of the row: (scores [C], probabilities [C, T])."""
         assert isinstance(state, RowState)
@@ -271,8 +262,8 @@ class RowScorer:
             len(slots_C),
         )
         entries[categories_G[known_G]] = 0
-        scores_C, probabilities_CT = self._network.scores(torch.from_numpy(logits_CT), self._bids_R[torch.from_numpy(slots_C)])
-        return scores_C.numpy(), probabilities_CT.numpy()
+        spec, probabilities_CT = self._world.spec, sigmoid(logits_CT)
+        return rank_scores(spec.rank_terms, spec.tasks, probabilities_CT, self._bids_R[slots_C]), probabilities_CT
 
     def _request_user(self, made: Mapping[str, Any], base_GH: np.ndarray) -> RequestUser:
         arranged = made.get("arranged") or arrange_behaviours(NO_SIGNATURES)
@@ -301,6 +292,7 @@ class RowScorer:
         build_sign_table(signs_KF, self._sign_table)
         return self._sign_table
 
+    @torch.inference_mode()
     def _direct(self, made: Mapping[str, Any], slots_C: np.ndarray) -> np.ndarray:
         """DIN and SimTier's features from the embeddings themselves: [C, D + 2 tiers], in mini-batches on the engine's threads."""
         spec = self._world.spec

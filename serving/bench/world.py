@@ -15,6 +15,7 @@ from schemas.index.layout import ORDER, row_layout
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.model.parameters import parameters_of
 from schemas.model.spec import ModelSpec
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
@@ -91,13 +92,14 @@ class RankWorld:
 def open_rank_world(items: int, seed: int = 0) -> RankWorld:
     """The world of `items` items, its engine started."""
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
     rng, spec = np.random.default_rng(seed), bench_spec()
     network = AifNetwork(spec, make_w_hash(seed, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
     tables, memory = _fill_slot(spec, ids, rng)
     engine = Engine()
     engine.start()
-    scorer = CpuScorer(network, VERSION, tables)
+    scorer = CpuScorer(parameters_of(network), VERSION, tables)
     engine.install(Resident(VersionToken(VERSION, 0, "0" * 8), tables, scorer, spec.tasks, ({},), {0: 0})).result(_WAIT_S)
     return RankWorld(engine, network, tables, scorer, ids, memory, rng)
 

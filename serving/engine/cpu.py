@@ -1,7 +1,7 @@
-"""The CPU scorer: complete, fp32, and the reference of every other device.
+"""The CPU scorer: complete, fp32, and the reference of every other device. It needs no torch.
 
-Here: call 1 and call 2 on one version's tables: which arrays go into the compiled pass, and shares for the threads. Not here: the pass (joint_pass.py),
-threads and versions (loop.py), equations (schemas/model).
+Here: call 1 and call 2 on one version's tables: which arrays go into the compiled pass, and shares for the threads. Not here: the passes (user_state.py,
+joint_pass.py), threads and versions (loop.py), equations (schemas/model).
 
 Arrays: C candidates, T tasks, D width, N bridges, H first hidden width, K bits.
 """
@@ -10,18 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
-from schemas.model.head_split import fold_context
-from schemas.model.inputs import encode_context
-from schemas.model.network import AifNetwork
-from serving.engine.extended_state import extend_user_state
-from serving.engine.folded_user import FoldedUser, fold_user
+from schemas.features import encode_features
+from schemas.model.parameters import Parameters
+from schemas.model.score import rank_scores
+from serving.engine.extended_state import extend_arrays, find_base
+from serving.engine.folded_user import FoldedUser, UserFold
 from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch, score_part
-from serving.engine.panels import pad_columns
 from serving.engine.tables import Applied, Tables
-from serving.engine.user_state import EngineUserState, build_user_state
-from serving.engine.vector_code import LANES, SIGN_CHUNK, aligned
+from serving.engine.user_state import EngineUserState, UserHalf
+from serving.engine.vector_code import SIGN_CHUNK, aligned
 from serving.engine.version_weights import fold_version
 from serving.engine.work import UserState, UserWork
 from serving.engine.workers import WORKERS
@@ -30,32 +28,35 @@ SHARE_MIN = 1024  # scratch is made for at least so many candidates
 
 
 class CpuScorer:
-    """One version's network on one version's tables. Used by one thread, which lets the helpers compute shares."""
+    """One version's model on one version's tables. Used by one thread, which lets the helpers compute shares."""
 
-    def __init__(self, network: AifNetwork, version: int, tables: Tables) -> None:
-        self.network, self.version, self.tables = network.eval(), version, tables
-        self.columns, self._bids_R = _columns_of(tables), torch.from_numpy(tables.columns["bid"])
-        self.weights = fold_version(network.head)
-        self._words = -(-network.spec.signature_bytes // 8)
+    def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
+        self.parameters, self.spec, self.version, self.tables = parameters, parameters.spec, version, tables
+        self.columns, self._bids_R = _columns_of(tables), tables.columns["bid"]
+        self.weights, self.half, self.user_fold = fold_version(parameters), UserHalf(parameters, tables, self.columns), UserFold(parameters)
+        self._words = -(-self.spec.signature_bytes // 8)
         self._scratch: list[Scratch] = []
         self._log1p_L = np.zeros(1, np.float32)
         self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
     def user_state(self, work: UserWork) -> EngineUserState:
         """Call 1, on from the state of an earlier one where that is given and fits."""
-        extended = extend_user_state(self.network, self.version, self.tables, work)
-        return extended or build_user_state(self.network, self.version, self.tables, work, folds=True)
+        base = find_base(self.half, self.version, work)
+        arrays, missing = self.half.make(work) if base is None else extend_arrays(self.half, base, work)
+        cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
+        extensions = 0 if base is None else base.extensions + 1
+        folded = self.user_fold.fold(arrays)
+        return EngineUserState(self.version, arrays, folded, len(work.behaviours), missing, cold, newest, extensions)
 
     def on_applied(self, applied: Applied) -> None:
         """The columns are the slot's own memory: nothing to copy."""
 
-    @torch.inference_mode()
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
         assert isinstance(state, EngineUserState)
-        folded = state.folded or fold_user(self.network.head, state.tensors)
+        folded = state.folded or self.user_fold.fold(state.arrays)
         user = self._request_user(folded, context)
-        logits_CT = np.empty((len(slots_C), len(self.network.spec.tasks)), np.float32)
+        logits_CT = np.empty((len(slots_C), len(self.spec.tasks)), np.float32)
         self._open_scratch(len(slots_C))
         entries, categories_G = self.weights.entry_of_category, folded.categories_G
         known_G = categories_G < len(entries)  # the last may be the pad
@@ -67,16 +68,17 @@ class CpuScorer:
             len(slots_C),
         )
         entries[categories_G[known_G]] = 0
-        scores_C, probabilities_CT = self.network.scores(torch.from_numpy(logits_CT), self._bids_R[torch.from_numpy(slots_C)])
-        return scores_C.numpy(), probabilities_CT.numpy()
+        probabilities_CT = sigmoid(logits_CT)
+        return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_CT, self._bids_R[slots_C]), probabilities_CT
 
     def _request_user(self, folded: FoldedUser, context: Mapping[str, Any]) -> RequestUser:
         """The user's tables with what only this request knows."""
-        context_H = fold_context(self.network.head, encode_context(self.network.spec, context)).detach().numpy()
+        features = self.half.weights.context_features
+        context_H = self.user_fold.fold_context(features.embed(encode_features(features.features, [context])))
         behaviours = folded.behaviours
         return RequestUser(
             folded.base_GH,
-            pad_columns(context_H, LANES)[0],
+            context_H,
             folded.user_panels,
             folded.bea_panels,
             folded.sim_GD,
@@ -98,16 +100,21 @@ class CpuScorer:
         return self._sign_table
 
     def _log1p(self, length: int) -> np.ndarray:
-        """log(1 + count) for every count up to `length` at least; as torch computes it."""
+        """log(1 + count) for every count up to `length` at least."""
         if len(self._log1p_L) <= length:
-            self._log1p_L = torch.arange(2 * length + 1, dtype=torch.float32).log1p().numpy()
+            self._log1p_L = np.log1p(np.arange(2 * length + 1, dtype=np.float32))
         return self._log1p_L
 
     def _open_scratch(self, candidates: int) -> None:
         """Scratch for each thread that may take a share of `candidates`."""
         if not self._scratch or len(self._scratch[0].words_CQ) < candidates:
             size = max(SHARE_MIN, candidates)
-            self._scratch = [open_scratch(self.weights, self.network.spec.width, self._words, size) for _ in range(WORKERS.threads)]
+            self._scratch = [open_scratch(self.weights, self.spec.width, self._words, size) for _ in range(WORKERS.threads)]
+
+
+def sigmoid(logits_CT: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^-x), without an overflow: beyond +-88 it is 0 or 1 in float32 anyway."""
+    return 1 / (1 + np.exp(-np.clip(logits_CT, -88, 88)))
 
 
 def _columns_of(tables: Tables) -> Columns:

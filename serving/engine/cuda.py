@@ -15,8 +15,8 @@ import torch
 from schemas.model.head_split import joint_logits_split
 from schemas.model.inputs import CandidateRows, encode_context, map_tensors
 from schemas.model.network import AifNetwork
+from serving.engine.device_state import DeviceUserState, build_device_state, states_on
 from serving.engine.tables import Applied, Tables
-from serving.engine.user_state import EngineUserState, build_user_state
 from serving.engine.work import UserState, UserWork
 
 BLOCK = 16_384  # bounds the pair matrix of SimTier
@@ -31,9 +31,9 @@ class CudaScorer:
         self.network, self.version, self.tables = network.to(self.device).eval(), version, tables
         self._columns = {name: torch.from_numpy(column.copy()).to(self.device) for name, column in tables.columns.items()}
 
-    def user_state(self, work: UserWork) -> EngineUserState:
+    def user_state(self, work: UserWork) -> DeviceUserState:
         """Call 1; the state stays on the device."""
-        return build_user_state(self.network, self.version, self.tables, work)
+        return build_device_state(self.network, self.version, self.tables, work)
 
     def on_applied(self, applied: Applied) -> None:
         """Copies the rows that were written."""
@@ -47,13 +47,12 @@ class CudaScorer:
     @torch.inference_mode()
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
-        assert isinstance(state, EngineUserState)
-        spec, slots = self.network.spec, torch.from_numpy(slots_C).to(self.device)
+        spec, states, slots = self.network.spec, states_on(state, self.device), torch.from_numpy(slots_C).to(self.device)
         request = map_tensors(encode_context(spec, context), lambda t: t.to(self.device))
         scores, probabilities = [torch.empty(0)], [torch.empty(0, len(spec.tasks))]
         for at in range(0, len(slots_C), BLOCK):
             rows = self._rows(slots[at : at + BLOCK], request)
-            logits_BCT = joint_logits_split(self.network.head, state.tensors, rows)
+            logits_BCT = joint_logits_split(self.network.head, states, rows)
             scores_BC, probabilities_BCT = self.network.scores(logits_BCT, rows.bid_BC)
             scores.append(scores_BC[0].cpu())
             probabilities.append(probabilities_BCT[0].cpu())

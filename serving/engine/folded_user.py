@@ -1,28 +1,29 @@
 """Call 1's last step: everything of a user that call 2 would otherwise compute for each request, folded through the head's first layer.
 
-Here: `FoldedUser` and `fold_user`. Not here: the split's equations (schemas/model/head_split.py), what is done with the tables (joint_pass.py).
-The first layer of a candidate is then
+Here: `FoldedUser`, and `UserFold` that makes it. Not here: the split's equations (schemas/model/head_split.py, which is the specification), what is done
+with the tables (joint_pass.py). The first layer of a candidate is then
 
     base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
 
 with [ DIN | DIN_P ] = s signs_KF + sign_start_F, and `version` the weights that no user changes (version_weights.py).
 
-Arrays: G categories of the user and, first, none; D width, N bridges, H first hidden width (padded), K bits, F = 2 D columns of signs (padded).
+Arrays: G categories of the user and, first, none; D width, P bridge width, N bridges, H first hidden width (padded), K bits, F = 2 D columns of signs
+(padded).
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from schemas.model.din import din_affine
-from schemas.model.head import Head
-from schemas.model.head_split import FirstLayerSplit, split_first_layer
-from schemas.model.inputs import UserStates
+from schemas.model.parameters import Parameters
 from serving.engine.panels import pack_panels, pad_columns
 from serving.engine.tier_counts import Arranged, arrange_behaviours
-from serving.engine.vector_code import LANES, SIGN_CHUNK
+from serving.engine.vector_code import LANES, SIGN_CHUNK, aligned
+from serving.engine.version_weights import product_weights, slice_first_layer
+
+if TYPE_CHECKING:
+    from serving.engine.user_state import UserArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +46,79 @@ class FoldedUser:
         return sum(array.nbytes for array in arrays) + self.behaviours.size_bytes
 
 
-@torch.inference_mode()
-def fold_user(head: Head, states: UserStates) -> FoldedUser:
-    """The tables of one user (B = 1). Cost: that of `split_first_layer` and a sort of the behaviours' signatures."""
-    split = split_first_layer(head, states)
-    categories_G, base_GH, sim_GD = _fold_categories(split, states)
-    signs_KF, sign_start_F = _fold_signs(head, states)
-    return FoldedUser(
-        categories_G=categories_G,
-        base_GH=pad_columns(base_GH.numpy(), LANES),
-        user_panels=pack_panels(torch.cat([split.item_BHD[0].T, split.bea.through_w[0]]).numpy()),
-        bea_panels=pack_panels(split.bea.through_p[0].numpy()),
-        sim_GD=np.ascontiguousarray(sim_GD.numpy()),
-        signs_KF=pad_columns(signs_KF.numpy(), SIGN_CHUNK),
-        sign_start_F=pad_columns(sign_start_F[None].numpy(), SIGN_CHUNK)[0],
-        behaviours=arrange_behaviours(states.simtier_BSW[0][states.simtier_mask_BS[0]].numpy()),
-    )
+class UserFold:
+    """The head's weights that meet a user, of one version: those of a segment [width, H], those of a projection [width, D]."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.spec, weights = parameters.spec, slice_first_layer(parameters)
+        spec = self.spec
+
+        def transposed(name: str) -> np.ndarray:
+            return np.ascontiguousarray(parameters[name].T)
+
+        self._user_UH, self._bias_H = _widened(weights["user"]), pad_columns(parameters["head.first.bias"][None], LANES)
+        self._item_DH, self._user_x_DH = _widened(weights["item"]), _widened(product_weights(weights["user_x"]))
+        self._project_user_UD = transposed("head.project_user.weight")
+        self._bea_PH, self._project_bea_PD = _widened(weights["bea"]), transposed("head.project_bea.weight")
+        if spec.schema.multimodal:
+            self._gain, self._project_din_DD = parameters["head.din_gain"], transposed("head.project_din.weight")
+        if spec.schema.sim_category:
+            self._sim_DH, self._project_sim_DD = _widened(weights["sim"]), transposed("head.project_sim.weight")
+        self._context_FH = _widened(weights["context"])
+
+    def fold(self, arrays: "UserArrays") -> FoldedUser:
+        """The tables of one user. Cost: (N P + K D + G D) H, and a sort of the behaviours' signatures where that saves a block."""
+        user_x_D = arrays.user_U @ self._project_user_UD
+        width, bridges = self.spec.width, self.spec.bridges
+        both = np.empty((width + bridges, self._item_DH.shape[1]), np.float32)
+        np.multiply(self._user_x_DH, user_x_D[:, None], out=both[:width])
+        both[:width] += self._item_DH
+        np.matmul(arrays.bridges_NP, self._bea_PH, out=both[width:])
+        base_GH, sim_GD = self._fold_categories(arrays)
+        signs_KF, sign_start_F = self._fold_signs(arrays)
+        return FoldedUser(
+            categories_G=arrays.categories_G,
+            base_GH=base_GH,
+            user_panels=pack_panels(both),
+            bea_panels=pack_panels(arrays.bridges_NP @ self._project_bea_PD),
+            sim_GD=sim_GD,
+            signs_KF=signs_KF,
+            sign_start_F=sign_start_F,
+            behaviours=arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]),
+        )
+
+    def fold_context(self, context_1F: np.ndarray) -> np.ndarray:
+        """[H]: what only the request knows."""
+        return (context_1F @ self._context_FH)[0]
+
+    def _fold_categories(self, arrays: "UserArrays") -> tuple[np.ndarray, np.ndarray]:
+        """(base, sim): first the row of a category that the user has not met, then one for each that he has."""
+        constant_1H = arrays.user_U @ self._user_UH + self._bias_H
+        if not self.spec.schema.sim_category:
+            return constant_1H, np.zeros((1, 0), np.float32)
+        groups, width = arrays.means_GD.shape
+        base_GH, sim_GD = aligned((groups + 1, constant_1H.shape[1])), np.zeros((groups + 1, width), np.float32)
+        sub_GD = np.concatenate([arrays.means_GD, arrays.log_counts_G[:, None]], axis=1)
+        base_GH[0] = constant_1H[0]
+        np.add(sub_GD @ self._sim_DH, constant_1H, out=base_GH[1:])
+        np.matmul(arrays.means_GD, self._project_sim_DD, out=sim_GD[1:])
+        return base_GH, sim_GD
+
+    def _fold_signs(self, arrays: "UserArrays") -> tuple[np.ndarray, np.ndarray]:
+        """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
+        if not self.spec.schema.multimodal:
+            return np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+        (bits, width), centred = arrays.din_cross_KD.shape, self.spec.din == "centred"
+        signs_KF, start_F = aligned((bits, -(-2 * width // SIGN_CHUNK) * SIGN_CHUNK)), aligned((-(-2 * width // SIGN_CHUNK) * SIGN_CHUNK,))
+        rows = bits * np.maximum(arrays.din_count, np.float32(1)) if centred else np.float32(2 * bits)
+        np.multiply(arrays.din_cross_KD, self._gain / rows, out=signs_KF[:, :width])
+        np.matmul(signs_KF[:, :width], self._project_din_DD, out=signs_KF[:, width : 2 * width])
+        if not centred:
+            start_F[:width] = arrays.din_sum_D * (self._gain / np.float32(2))
+            start_F[width : 2 * width] = start_F[:width] @ self._project_din_DD
+        return signs_KF, start_F
 
 
-def _fold_categories(split: FirstLayerSplit, states: UserStates) -> tuple[np.ndarray, Tensor, Tensor]:
-    """(categories_G, base, sim): first the row of a category that the user has not met, then one for each that he has."""
-    constant_1H = split.constant_BH
-    if split.sim is None or split.sim_log_weight_H is None:
-        return np.zeros(0, np.int64), constant_1H, constant_1H.new_zeros(1, 0)
-    through_w = split.sim.through_w[0] + states.sim.log_counts_BG[0, :, None] * split.sim_log_weight_H
-    none_1D = split.sim.through_p.new_zeros(1, split.sim.through_p.shape[2])
-    base_GH, sim_GD = torch.cat([constant_1H, constant_1H + through_w]), torch.cat([none_1D, split.sim.through_p[0]])
-    return states.sim.categories_BG[0].numpy().copy(), base_GH, sim_GD
-
-
-def _fold_signs(head: Head, states: UserStates) -> tuple[Tensor, Tensor]:
-    """DIN with its gain, and its projection, as sums of signs: rows [K, 2 D] and start [2 D]."""
-    if not head.spec.schema.multimodal:
-        return torch.zeros(0, 0), torch.zeros(0)
-    rows_BKD, start_BD = (head.din_gain * t for t in din_affine(states.din, head.spec.din))
-    projection = head.project_din.weight.T
-    return torch.cat([rows_BKD[0], rows_BKD[0] @ projection], dim=1), torch.cat([start_BD[0], start_BD[0] @ projection])
+def _widened(segment_HE: np.ndarray) -> np.ndarray:
+    """[E, H padded]: a segment's weights as they are multiplied from the left."""
+    return pad_columns(np.ascontiguousarray(segment_HE.T), LANES)

@@ -4,35 +4,44 @@ Not here: the scorers (cpu.py, cuda.py).
 """
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import ORDER, encode_increment, row_layout
-from schemas.model.network import AifNetwork
+from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.candidates import find_candidates
 from serving.engine.changes import decode_changes
 from serving.engine.cpu import CpuScorer
-from serving.engine.cuda import CudaScorer
 from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables import Tables
 from serving.engine.top_k import rank_top
 from serving.engine.work import UserWork
 
+if TYPE_CHECKING:
+    from serving.engine.cuda import CudaScorer
 
-def open_scorer(device: str, network: AifNetwork, version: int, tables: Tables) -> CpuScorer | CudaScorer:
-    """A scorer of one version on "cpu" or "cuda"."""
-    return CpuScorer(network, version, tables) if device == "cpu" else CudaScorer(network, version, tables, device)
+
+def open_scorer(device: str, parameters: Parameters, version: int, tables: Tables) -> "CpuScorer | CudaScorer":
+    """A scorer of one version on "cpu" or "cuda". Only the second loads torch."""
+    if device == "cpu":
+        return CpuScorer(parameters, version, tables)
+    import torch
+
+    from schemas.model.network import build_network
+    from serving.engine.cuda import CudaScorer
+
+    torch.set_num_threads(1)  # beside the engine's own thread, OpenMP's spinning workers would steal its core
+    return CudaScorer(build_network(parameters), version, tables, device)
 
 
 @functools.cache
 def compile_kernels() -> None:
     """Compiles (or takes from numba's cache) every kernel, for both kinds of ids: a flip or a request never compiles."""
-    torch.set_num_threads(1)  # beside the engine's own thread, OpenMP's spinning workers would steal its core
     ids: dict[IdKind, list[Id]] = {IdKind.INT64: [1, 2, 3], IdKind.TEXT: ["a", "b", "a-longer-id"]}
     for kind, bits in ((IdKind.INT64, 128), (IdKind.TEXT, 64)):
         _rank_once(kind, bits, ids[kind])
@@ -55,7 +64,8 @@ def _rank_once(kind: IdKind, bits: int, ids: list[Id]) -> None:
     reset_arrays(arrays)
     tables = Tables(layout, plan, arrays)
     tables.apply(decode_changes(layout, [(encode_index_key(i), encode_increment(order, row)) for i, row in zip(ids, rows, strict=True)]))
-    scorer = CpuScorer(AifNetwork(spec, None), 0, tables)
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(spec).items()}
+    scorer = CpuScorer(Parameters(spec, arrays), 0, tables)
     state = scorer.user_state(UserWork({}, [BehaviourEvent(i, "click", 0) for i in ids]))
     found = find_candidates(tables, ids)
     scores_C, _ = scorer.score(state, found.slots_K, {})

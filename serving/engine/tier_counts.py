@@ -16,6 +16,7 @@ Arrays: C candidates, S behaviours, Q words of a signature, Z blocks, E edges, N
 Source: AIF, eq. (9); carry-save population counts: Harley and Seal.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,45 +90,66 @@ def plan_limits(equal_bits_min: tuple[int, ...], bits: int) -> Limits:
 def arrange_behaviours(signatures_SW: np.ndarray) -> Arranged:
     """Behaviours with a signature, in blocks. Equal ones are joined where that saves a block."""
     words_SQ = pack_words(signatures_SW)
-    joined = _join_equal(words_SQ)
-    lanes = [(places, 0) for places in _cut(np.arange(len(words_SQ)))]
-    source_SQ = words_SQ
-    if joined is not None and -(-len(joined[1]) // LANES) < -(-len(lanes) // LANES):
-        source_SQ, lanes = joined
-    blocks = -(-len(lanes) // LANES)
-    words_XQ = np.zeros((blocks * BLOCK, words_SQ.shape[1]), np.uint64)
+    different_SQ, often_S = _find_different(words_SQ)
+    digits = [np.flatnonzero(often_S >> digit & 1) for digit in range(int(often_S.max(initial=0)).bit_length())]
+    if _blocks_of(digits) < _blocks_of([words_SQ]):
+        return _lay_out([(different_SQ[places], digit) for digit, places in enumerate(digits)], words_SQ)
+    return _lay_out([(words_SQ, 0)], words_SQ)
+
+
+def _blocks_of(parts: Sequence[np.ndarray]) -> int:
+    """Blocks for parts that begin a lane each."""
+    return -(-sum(-(-len(part) // 64) for part in parts) // LANES)
+
+
+def _lay_out(parts: Sequence[tuple[np.ndarray, int]], words_SQ: np.ndarray) -> Arranged:
+    """Words, and the binary digit for which they count, from one lane to the next."""
+    blocks, width = _blocks_of([words for words, _ in parts]), words_SQ.shape[1]
+    words_XQ, lane = np.zeros((blocks * BLOCK, width), np.uint64), 0
     valid_X, shift_X = np.zeros((2, blocks * LANES), np.uint64)
-    for lane, (places, shift) in enumerate(lanes):
-        words_XQ[64 * lane : 64 * lane + len(places)] = source_SQ[places]
-        valid_X[lane], shift_X[lane] = (1 << len(places)) - 1, shift
-    words_ZQS = np.ascontiguousarray(words_XQ.reshape(blocks, BLOCK, words_SQ.shape[1]).swapaxes(1, 2))
+    for words, shift in parts:
+        lanes, left = divmod(len(words), 64)
+        words_XQ[64 * lane : 64 * lane + len(words)] = words
+        valid_X[lane : lane + lanes], shift_X[lane : lane + lanes + (left > 0)] = ALL, shift
+        if left:
+            valid_X[lane + lanes] = (1 << left) - 1
+        lane += lanes + (left > 0)
+    words_ZQS = np.ascontiguousarray(words_XQ.reshape(blocks, BLOCK, width).swapaxes(1, 2))
     return Arranged(words_ZQS, valid_X.reshape(blocks, LANES), shift_X.reshape(blocks, LANES), len(words_SQ))
 
 
-def _cut(places_S: np.ndarray) -> list[np.ndarray]:
-    return [places_S[at : at + 64] for at in range(0, len(places_S), 64)]
+def _find_different(words_SQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(different words, how often each occurs)."""
+    table_T = np.zeros(1 << (2 * len(words_SQ)).bit_length(), np.int64)
+    first_S, often_S = np.zeros((2, len(words_SQ)), np.int64)
+    different = _count_equal(words_SQ, table_T, first_S, often_S)
+    return words_SQ[first_S[:different]], often_S[:different]
 
 
-def _join_equal(words_SQ: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]] | None:
-    """(different words, lanes of their places with a binary digit of how often they occur); None when there is nothing to join."""
-    if len(words_SQ) == 0:
-        return None
-    different_SQ, often_S = _count_equal(words_SQ)
-    if len(often_S) == len(words_SQ):
-        return None
-    digits = range(int(often_S.max()).bit_length())
-    return different_SQ, [(places, digit) for digit in digits for places in _cut(np.flatnonzero(often_S >> digit & 1))]
-
-
-def _count_equal(words_SQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(words, how often they occur), sorted by a hash, which is ten times faster than by all words. Words are compared themselves, so where two hashes are
-    equal by chance some may come twice: one more lane, the same counts."""
-    key_S = words_SQ[:, 0] * _HASH
-    for q in range(1, words_SQ.shape[1]):
-        key_S = (key_S ^ (key_S >> U(29)) ^ words_SQ[:, q]) * _HASH
-    sorted_SQ = words_SQ[np.argsort(key_S)]
-    starts = np.flatnonzero(np.concatenate([[True], (sorted_SQ[1:] != sorted_SQ[:-1]).any(axis=1)]))
-    return sorted_SQ[starts], np.diff(starts, append=len(sorted_SQ))
+@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+def _count_equal(words_SQ: np.ndarray, table_T: np.ndarray, first_S: np.ndarray, often_S: np.ndarray) -> int:
+    """first_S, often_S = where each different row of words occurs first, and how often; returns how many there are. table_T: zeros, a power of two."""
+    mask, different, width = U(table_T.shape[0] - 1), 0, words_SQ.shape[1]
+    for s in range(words_SQ.shape[0]):
+        key = U(0)
+        for q in range(width):
+            key = (key ^ (key >> U(29)) ^ words_SQ[s, q]) * _HASH
+        place = (key ^ (key >> U(32))) & mask
+        entry = table_T[place] - 1
+        while entry >= 0:
+            q = 0
+            while q < width and words_SQ[first_S[entry], q] == words_SQ[s, q]:
+                q += 1
+            if q == width:
+                break
+            place = (place + U(1)) & mask
+            entry = table_T[place] - 1
+        if entry < 0:
+            entry = different
+            table_T[place], first_S[entry] = entry + 1, s
+            different += 1
+        often_S[entry] += 1
+    return different
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,106 +1,160 @@
-"""Call 1: a user's behaviours joined with their items' rows in one version, and the state that call 2 ranks with.
+"""Call 1 on the CPU: what a user half leaves, and how it is made from a profile and a history.
 
-Here: the join from slot columns (equal to `build_user_inputs` on the same rows, without a Python object per behaviour) and the state.
-Not here: the user half itself (schemas/model/user_half.py), the fold of histories (schemas/users.py).
-A behaviour whose item is gone from the version keeps its hashed id, kind and features; its vector, category and signature are zeros (D1).
+Here: `UserArrays` (the state as plain arrays), `EngineUserState` (what the engine keeps), `UserHalf` (the making). Not here: the compiled passes
+(history_pass.py, attention.py), the fold through the head (folded_user.py), going on from an earlier state (extended_state.py), the same on a device of
+torch (device_state.py). The specification is `AifNetwork.user_states` (schemas/model/network.py); a test holds this to it.
 
-Arrays: L behaviours, D width, W signature bytes.
+Arrays: L behaviours, D width, N bridges, P bridge width, K bits, S for SimTier, G categories, W signature bytes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from schemas.errors import RejectedInput
-from schemas.features import Scope, encode_features
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
-from schemas.model.inputs import Behaviours, FeatureTensors, UserInputs, UserStates, encode_item_buckets, encode_kind, map_tensors
-from schemas.model.network import AifNetwork
-from schemas.model.spec import ModelSpec
+from schemas.model.behaviour_codes import NO_CATEGORY
+from schemas.model.parameters import Parameters
 from schemas.users import BehaviourEvent
-from serving.engine.changes import encode_ids
-from serving.engine.folded_user import FoldedUser, fold_user
+from serving.engine.attention import attend, open_attention_scratch
+from serving.engine.folded_user import FoldedUser
+from serving.engine.history import History, join_history
+from serving.engine.history_pass import HistorySums, open_history_scratch, open_sums, read_history, spread_nibbles
+from serving.engine.joint_pass import Columns
+from serving.engine.panels import padded
 from serving.engine.tables import Tables
+from serving.engine.user_vectors import UserVectors
+from serving.engine.user_weights import UserWeights
+from serving.engine.vector_code import aligned
 from serving.engine.work import UserWork
 
 
 @dataclass(frozen=True, slots=True)
+class UserArrays:
+    """`UserStates` of schemas/model/inputs.py for one user: user_U [3 D], V, the sums of DIN (count float32 []), SimTier's signatures and which of them there
+    are (bool), and the sub-sequences with G >= 1."""
+
+    user_U: np.ndarray
+    bridges_NP: np.ndarray
+    din_sum_D: np.ndarray
+    din_cross_KD: np.ndarray
+    din_count: np.ndarray
+    simtier_SW: np.ndarray
+    simtier_mask_S: np.ndarray
+    categories_G: np.ndarray
+    means_GD: np.ndarray
+    log_counts_G: np.ndarray
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory they hold."""
+        return sum(getattr(self, field.name).nbytes for field in dataclasses.fields(self))
+
+    def named(self) -> dict[str, np.ndarray]:
+        """As a batch of one, by the names of `UserStates`."""
+        return {name: getattr(self, field)[None] for field, name in _NAMES.items()}
+
+
+_NAMES = {
+    "user_U": "user_BU",
+    "bridges_NP": "bridges_BNP",
+    "din_sum_D": "din.sum_BD",
+    "din_cross_KD": "din.cross_BKD",
+    "din_count": "din.count_B",
+    "simtier_SW": "simtier_BSW",
+    "simtier_mask_S": "simtier_mask_BS",
+    "categories_G": "sim.categories_BG",
+    "means_GD": "sim.means_BGD",
+    "log_counts_G": "sim.log_counts_BG",
+}
+
+
+def arrays_of(named: Mapping[str, np.ndarray]) -> UserArrays:
+    """The inverse of `UserArrays.named`; copies."""
+    return UserArrays(**{field: named[name][0].copy() for field, name in _NAMES.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class EngineUserState:
-    """`UserState` of work.py. `tensors` are copies (B = 1), on the device of the scorer that made them; `folded` = what the CPU scorer made of
-    them for call 2 (None elsewhere, and in a state that was carried here: then call 2 makes it)."""
+    """`UserState` of work.py. `folded` = what call 2 reads; None in a state that was carried here: then call 2 makes it."""
 
     version: int
-    tensors: UserStates
+    arrays: UserArrays
     folded: FoldedUser | None
-    size_bytes: int
     behaviours: int
     behaviours_without_row: int
     cold: bool
     newest: BehaviourEvent | None = None  # the last behaviour in it
     extensions: int = 0  # how often it was gone on from instead of made anew
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory it holds."""
+        return self.arrays.size_bytes + (self.folded.size_bytes if self.folded else 0)
 
-def join_behaviours(spec: ModelSpec, tables: Tables, events: Sequence[BehaviourEvent]) -> tuple[Behaviours, int]:
-    """(histories with B = 1, how many behaviours have no row). No behaviours: one masked column."""
-    rows = len(events)
-    slots_L = tables.find(encode_ids([e.item_id for e in events], tables.layout.id_kind)) if rows else np.zeros(0, np.int64)
-    slots_L = np.concatenate([slots_L, np.full(max(rows, 1) - rows, -1)])
-    kinds = {kind: encode_kind(spec, kind) for kind in {e.kind for e in events}}
-    buckets_L, kind_L = np.zeros((2, len(slots_L)), np.int64)
-    buckets_L[:rows] = encode_item_buckets(spec, [e.item_id for e in events])
-    kind_L[:rows] = [kinds[e.kind] for e in events]
-    features = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.BEHAVIOUR), [e.features for e in events] or [{}]))
-    arrays = (*_rows_of(spec, tables, slots_L), np.arange(len(slots_L)) < rows)
-    head = (torch.from_numpy(buckets_L)[None], torch.from_numpy(kind_L)[None], map_tensors(features, lambda t: t[None]))
-    missing = int((slots_L[:rows] < 0).sum())
-    return Behaviours(*head, *(torch.from_numpy(a)[None] for a in arrays)), missing
+    def named_arrays(self) -> dict[str, np.ndarray]:
+        """What call 2 needs, by name."""
+        return self.arrays.named()
 
 
-def _rows_of(spec: ModelSpec, tables: Tables, slots_L: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(category, vector, signature, has_signature) of each behaviour, zeros where its row is gone."""
-    known_L, columns = slots_L >= 0, tables.columns
-    slots = slots_L[known_L]
-    category_L = np.zeros(len(slots_L), np.int64)
-    vectors_LD = np.zeros((len(slots_L), spec.width), np.float32)
-    signatures_LW = np.zeros((len(slots_L), spec.signature_bytes), np.uint8)
-    has_L = np.zeros(len(slots_L), bool)
-    category_L[known_L] = columns["category"][slots]
-    vectors_LD[known_L] = columns["vector"][slots].reshape(len(slots), spec.width)
-    if spec.signature_bytes:
-        has_L[known_L] = columns["has_signature"][slots] != 0
-        signatures_LW[known_L] = columns["signature"][slots].reshape(len(slots), spec.signature_bytes)
-        signatures_LW[~has_L] = 0
-    return category_L, vectors_LD, signatures_LW, has_L
+class UserHalf:
+    """The user half of one version on its tables. Used by one thread."""
 
+    def __init__(self, parameters: Parameters, tables: Tables, columns: Columns) -> None:
+        self.spec, self.tables, self.weights = parameters.spec, tables, UserWeights(parameters)
+        self._columns, self._vectors = columns, UserVectors(self.weights)
+        self._history, self._attention = open_history_scratch(self.weights), open_attention_scratch(self.weights)
 
-@torch.inference_mode()
-def build_user_state(network: AifNetwork, version: int, tables: Tables, work: UserWork, folds: bool = False) -> EngineUserState:
-    """Call 1 of one user; `folds`: for the compiled pass. Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
-    if len(work.behaviours) > BEHAVIOURS_PER_USER_MAX:
-        raise RejectedInput("too_many_behaviours", f"{len(work.behaviours)} behaviours, expected at most {BEHAVIOURS_PER_USER_MAX}")
-    spec, device = network.spec, next(network.parameters()).device
-    behaviours, missing = join_behaviours(spec, tables, work.behaviours)
-    profile = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [work.profile]))
-    inputs = map_tensors(UserInputs(profile, behaviours), lambda t: t.to(device))
-    return keep_states(network, version, network.user_states(inputs), work, missing, folds)
+    def make(self, work: UserWork) -> tuple[UserArrays, int]:
+        """(call 1 of one user, how many behaviours have no row). Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
+        length = len(work.behaviours)
+        if length > BEHAVIOURS_PER_USER_MAX:
+            raise RejectedInput("too_many_behaviours", f"{length} behaviours, expected at most {BEHAVIOURS_PER_USER_MAX}")
+        history = join_history(self.weights, self.tables, work.behaviours)
+        sums = self.read(history, self.spec.attended_behaviours, self.spec.simtier_behaviours, 0, self.spec.sim_behaviours)
+        user_U, bridges_NP = self.make_vectors(work, sums.attended_AD)
+        arrays = UserArrays(
+            user_U, bridges_NP, *self.din_of(sums), sums.signatures_SW, sums.has_S.view(np.bool_), *self.sub_sequences_of(sums)
+        )
+        return arrays, history.missing
 
+    def read(self, history: History, attended: int, signatures: int, first_signed: int, latest: int) -> HistorySums:
+        """One pass over a history; see `read_history`."""
+        length = len(history.slots_L)
+        sums = open_sums(self.weights, length, min(length, attended), min(length, signatures))
+        read_history(self._columns, self.weights.history, history, first_signed, latest, self._history, sums)
+        return sums
 
-def keep_states(
-    network: AifNetwork, version: int, states: UserStates, work: UserWork, missing: int, folds: bool, extensions: int = 0
-) -> EngineUserState:
-    """Call 1's result as it is kept. `missing` = behaviours whose item has no row."""
-    states = map_tensors(states, lambda t: t.clone())  # a view would keep a whole history alive
-    folded = fold_user(network.head, states) if folds else None
-    size_bytes = count_bytes(states) + (folded.size_bytes if folded else 0)
-    cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
-    return EngineUserState(version, states, folded, size_bytes, len(work.behaviours), missing, cold, newest, extensions)
+    def make_vectors(self, work: UserWork, attended_AD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(user_U, bridges_NP) of a profile and its latest behaviours."""
+        width = self.spec.width
+        features_F, profile_D = self.embed_profile(work)
+        out_2D = np.zeros((2, self.weights.width_padded), np.float32)
+        if len(attended_AD):
+            padded_D = np.zeros(self.weights.width_padded, np.float32)
+            padded_D[:width] = profile_D
+            attend(attended_AD, padded_D, width, *self.weights.ffn, self._attention, out_2D)
+        attended_2D = out_2D[:, :width]
+        return np.concatenate([profile_D, *attended_2D]), self._vectors.bridge_vectors(features_F, attended_2D)
 
+    def embed_profile(self, work: UserWork) -> tuple[np.ndarray, np.ndarray]:
+        """(the profile's features side by side, profile_D of Eq. 1)."""
+        return self._vectors.embed_profile(work)
 
-def count_bytes(value: object) -> int:
-    """Memory of all tensors in a dataclass of them."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    return sum(count_bytes(getattr(value, f.name)) for f in dataclasses.fields(value))  # type: ignore[arg-type]
+    def din_of(self, sums: HistorySums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(sum V, S^T V, how many) of a pass."""
+        width = self.spec.width
+        cross_KD = aligned((4 * len(sums.nibbles_NVD), padded(width)))
+        spread_nibbles(sums.nibbles_NVD, cross_KD)
+        return sums.sum_D[:width], np.ascontiguousarray(cross_KD[:, :width]), np.array(sums.counts[0], np.float32)
+
+    def sub_sequences_of(self, sums: HistorySums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(categories ascending, means, log(1 + how many)) of a pass; without any, the category of none."""
+        met, width = int(sums.counts[1]), self.spec.width
+        if met == 0:
+            return np.array([NO_CATEGORY]), np.zeros((1, width), np.float32), np.zeros(1, np.float32)
+        order_G = np.argsort(sums.categories_G[:met])
+        often_G = sums.often_G[order_G].astype(np.float32)
+        return sums.categories_G[order_G], sums.sums_GD[order_G, :width] / often_G[:, None], np.log1p(often_G)

@@ -8,17 +8,16 @@ Inputs of the first layer, X columns in this order; a part that the model does n
 Arrays: X inputs, D width, N bridges, H widths of hidden layers, E edges.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
 from schemas.features import Kind
-from schemas.model.embeddings import VALUE_ABS_MAX
-from schemas.model.hamming import equal_bits_min
-from schemas.model.head import Head
-from schemas.model.head_split import product_weights, slice_weights
+from schemas.model.feature_places import VALUE_ABS_MAX
+from schemas.model.lsh import equal_bits_min
+from schemas.model.parameters import Parameters, segment_widths
 from serving.engine.panels import pack_panels, pad_columns, padded
 from serving.engine.tier_counts import plan_limits
 from serving.engine.vector_code import LANES
@@ -50,10 +49,22 @@ class VersionWeights(NamedTuple):
     value_abs_max: float
 
 
-@torch.inference_mode()
-def fold_version(head: Head) -> VersionWeights:
+def slice_first_layer(parameters: Parameters) -> dict[str, np.ndarray]:
+    """The first layer's weights by segment: name -> [H, width of the segment]."""
+    user, item = segment_widths(parameters.spec)
+    ends, weight = itertools.accumulate([*user.values(), *item.values()]), parameters["head.first.weight"]
+    return {name: weight[:, end - width : end] for (name, width), end in zip((user | item).items(), ends, strict=True)}
+
+
+def product_weights(segment_HE: np.ndarray) -> np.ndarray:
+    """M_x [H, D] of a product segment's weights [H, D + 1]: its sum column spread over the products (schemas/model/head_split.py)."""
+    width = segment_HE.shape[1] - 1
+    return segment_HE[:, :width] + segment_HE[:, width:] / np.float32(width**0.5)
+
+
+def fold_version(parameters: Parameters) -> VersionWeights:
     """The arrays of one version's head."""
-    spec, weights = head.spec, slice_weights(head)
+    spec, weights = parameters.spec, slice_first_layer(parameters)
     parts = {"bea_x": product_weights(weights["bea_x"])}
     if spec.schema.multimodal:
         parts |= {"din": weights["din"], "din_x": product_weights(weights["din_x"])}
@@ -66,12 +77,12 @@ def fold_version(head: Head) -> VersionWeights:
     bits = spec.hash_bits if spec.schema.multimodal else 0
     limits = plan_limits(equal_bits_min(spec.tier_edges if bits else (), max(bits, 1)), bits)
     categories = spec.schema.item(spec.schema.sim_category).buckets if spec.schema.sim_category else 0
-    layers, rest = _pack_layers(head)
+    layers, rest = pack_layers(parameters.mlp("head.rest.1"))
     return VersionWeights(
-        joint_panels=pack_panels(torch.cat([part.T for part in parts.values()]).numpy()),
+        joint_panels=pack_panels(np.concatenate([part.T for part in parts.values()])),
         layers=layers,
         rest=rest,
-        first_width=padded(head.first.out_features),
+        first_width=padded(len(parameters["head.first.bias"])),
         inputs=at,
         at_din=places.get("din", -1),
         at_sim=places.get("sim_x", -1),
@@ -81,32 +92,30 @@ def fold_version(head: Head) -> VersionWeights:
         masks_EP=limits.masks_EP,
         low=limits.low,
         entry_of_category=np.zeros(categories + 1, np.int32),
-        **_realtime(head),
+        **_realtime(parameters),
     )
 
 
-def _pack_layers(head: Head) -> tuple[np.ndarray, np.ndarray]:
-    """The linear layers after the first (ReLU between them), side by side in one array."""
-    linears = [module for module in head.rest.modules() if isinstance(module, nn.Linear)]
+def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Linear layers (weight [out, in], bias) side by side in one array: (layers int64 [layers, 4] as above, the array)."""
     layers, pieces, at = np.zeros((len(linears), 4), np.int64), [np.zeros(LANES, np.float32)], LANES
-    for i, linear in enumerate(linears):
-        panels = pack_panels(linear.weight.T.numpy())
-        bias = pad_columns(linear.bias[None].numpy(), LANES)[0]
-        layers[i] = at, at + panels.size, linear.in_features, len(bias)
-        pieces += [panels, bias]
-        at += panels.size + bias.size
+    for i, (weight, bias) in enumerate(linears):
+        panels, start = pack_panels(weight.T), pad_columns(bias[None], LANES)[0]
+        layers[i] = at, at + panels.size, weight.shape[1], len(start)
+        pieces += [panels, start]
+        at += panels.size + start.size
     return layers, np.concatenate(pieces)
 
 
-def _realtime(head: Head) -> dict[str, object]:
+def _realtime(parameters: Parameters) -> dict[str, object]:
     """Which columns of `realtime` are numbers, which are rows of the table, and from where: the order of `RealtimeFeatures`."""
-    features, table = head.spec.schema.realtime_features, head.realtime.table
+    features, table = parameters.spec.schema.realtime_features, parameters.find("head.realtime.table")
     categorical = [i for i, feature in enumerate(features) if feature.kind is Kind.CATEGORICAL]
     starts = [sum(features[j].buckets for j in categorical[:i]) for i in range(len(categorical))]
     return {
         "realtime_numeric": np.array([i for i, feature in enumerate(features) if feature.kind is Kind.NUMERIC], np.int64),
         "realtime_categorical": np.array(categorical, np.int64),
         "realtime_start": np.array(starts, np.int64),
-        "realtime_table": np.zeros((0, 0), np.float32) if table is None else table.numpy().copy(),
+        "realtime_table": np.zeros((0, 0), np.float32) if table is None else table.copy(),
         "value_abs_max": float(VALUE_ABS_MAX),
     }

@@ -43,7 +43,7 @@ def version() -> Version:
 def engine(version: Version) -> Iterator[Engine]:
     engine = Engine()
     engine.start()
-    engine.install(Resident(TOKEN, version.tables, CpuScorer(version.network, 1, version.tables), ("click",), ({},), {0: 0})).result(60)
+    engine.install(Resident(TOKEN, version.tables, CpuScorer(version.parameters, 1, version.tables), ("click",), ({},), {0: 0})).result(60)
     engine.rows = 60  # type: ignore[attr-defined]
     yield engine
     engine.close()

@@ -47,7 +47,7 @@ def open_real() -> Iterator[Subject]:
     flips: list[int] = []
 
     def flip(number: int) -> None:
-        scorer = CpuScorer(version.network, number, version.tables)
+        scorer = CpuScorer(version.parameters, number, version.tables)
         engine.install(Resident(TOKENS[number], version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(WAIT_S)
         flips.append(number)
         if len(flips) > 2:

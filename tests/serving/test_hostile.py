@@ -49,7 +49,7 @@ FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 def front() -> Iterator[Front]:
     version, engine = make_version(SPECS["full"], 40), Engine()
     engine.start()
-    scorer, token = CpuScorer(version.network, 1, version.tables), VersionToken(1, 0, "1" * 8)
+    scorer, token = CpuScorer(version.parameters, 1, version.tables), VersionToken(1, 0, "1" * 8)
     engine.install(Resident(token, version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(30)
     engine.rows = 40  # type: ignore[attr-defined]
     with open_front(engine, carried=CarriedStates(SecretStr("a key of the tests"), "index", 600)) as opened:

@@ -42,7 +42,7 @@ class Sampled:
 def sampled(request: pytest.FixtureRequest) -> Iterator[Sampled]:
     version, engine = make_version(SPECS[request.param], 120), Engine()
     engine.start()
-    scorer = CpuScorer(version.network, 1, version.tables)
+    scorer = CpuScorer(version.parameters, 1, version.tables)
     engine.install(Resident(VersionToken(1, 0, "1" * 8), version.tables, scorer, ("click",), ({"index-deltas": 1},), {0: 1})).result(60)
     yield Sampled(version, engine)
     engine.close()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from schemas.model.hamming import equal_bits_min
+from schemas.model.lsh import equal_bits_min
 from streams.training.family.codes import MOMENT_WIDTH
 
 ROUNDS = 15

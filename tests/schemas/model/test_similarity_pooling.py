@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.model.din import DinSums, build_din_sums, din_from_sums, din_reference, merge_din_sums
-from schemas.model.hamming import decode_signs, equal_bits, equal_bits_min, hamming_histogram, pool_histogram
-from schemas.model.lsh import lsh_similarity
+from schemas.model.hamming import decode_signs, equal_bits, hamming_histogram, pool_histogram
+from schemas.model.lsh import equal_bits_min, lsh_similarity
 from schemas.model.sim_hard import build_sim_table, look_up_sim
 from schemas.model.simtier import simtier_counts, simtier_features, simtier_reference
 

@@ -12,6 +12,7 @@ from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.network import AifNetwork
+from schemas.model.parameters import parameters_of
 from serving.bench.switch import SwitchPlan, judge_answer
 from serving.bench.versions import VersionWriter, belongs
 from serving.engine.cpu import CpuScorer
@@ -51,7 +52,7 @@ def test_published_versions_load_whole_and_their_scores_lie_in_the_range_of_thei
         network: AifNetwork = read_checkpoint(
             store.local_path(checkpoint_path(manifest.checkpoint_sha256)), manifest.checkpoint_sha256
         ).network
-        scorer = CpuScorer(network, number, tables)
+        scorer = CpuScorer(parameters_of(network), number, tables)
         scores_C, _ = scorer.score(scorer.user_state(UserWork()), np.arange(ITEMS), {})
         assert all(belongs(number, score) for score in scores_C.tolist())
 

@@ -12,6 +12,7 @@ from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout
 from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import BehaviourRow, CandidateRows, build_user_inputs, encode_context
 from schemas.model.network import AifNetwork, rank_reference
+from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.changes import decode_changes
@@ -56,6 +57,11 @@ class Version:
     def spec(self) -> ModelSpec:
         """The network's spec."""
         return self.network.spec
+
+    @property
+    def parameters(self) -> Parameters:
+        """The network's."""
+        return parameters_of(self.network)
 
 
 def encode_item_rows(network: AifNetwork, items: Sequence[dict[str, object]]) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from schemas.model.score import rank_scores
 from serving.engine.changes import encode_ids
 from serving.engine.cpu import CpuScorer
-from serving.engine.user_state import join_behaviours
+from serving.engine.device_state import join_behaviours
 from serving.engine.work import UserWork
 from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
 from tests.schemas.model.samples import SPECS
@@ -31,7 +31,7 @@ def rank_of(version: Version, probabilities_CT: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("length", [0, 1, 40])
 def test_probabilities_and_scores_are_those_of_the_reference_network_on_the_same_rows(name: str, length: int) -> None:
     version = make_version(SPECS[name])
-    scorer, behaviours = CpuScorer(version.network, 1, version.tables), make_behaviours(version, length)
+    scorer, behaviours = CpuScorer(version.parameters, 1, version.tables), make_behaviours(version, length)
     profile = PROFILE if length else {}
     state = scorer.user_state(UserWork(profile, behaviours))
     scores, probabilities = scorer.score(state, version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind)), CONTEXT)
@@ -60,7 +60,7 @@ def test_the_join_with_slot_rows_is_the_plain_builder_on_the_same_rows(name: str
 
 def test_a_candidates_score_does_not_depend_on_the_others_nor_on_the_cut_into_blocks() -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)[::-1].copy()
+    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)[::-1].copy()
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
     whole, probabilities = scorer.score(state, slots, CONTEXT)
     cut = np.concatenate([scorer.score(state, slots[at : at + 37], CONTEXT)[0] for at in range(0, 300, 37)])
@@ -73,14 +73,14 @@ def test_shares_of_several_threads_give_the_scores_of_one(monkeypatch: pytest.Mo
     answers = []
     for threads in (1, 3):
         monkeypatch.setattr("serving.engine.cpu.WORKERS", Workers(threads, binds=False))
-        scorer = CpuScorer(version.network, 1, version.tables)
+        scorer = CpuScorer(version.parameters, 1, version.tables)
         answers.append(scorer.score(scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20))), slots, CONTEXT)[0])
     assert np.allclose(*answers, rtol=1e-6)
 
 
 def test_a_state_that_was_carried_without_its_folded_form_gives_the_same_scores() -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)
+    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
     carried = dataclasses.replace(state, folded=None)
     assert np.array_equal(scorer.score(state, slots, CONTEXT)[0], scorer.score(carried, slots, CONTEXT)[0])
@@ -88,7 +88,7 @@ def test_a_state_that_was_carried_without_its_folded_form_gives_the_same_scores(
 
 def test_the_categories_of_one_user_do_not_reach_the_next() -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.network, 1, version.tables), np.arange(300)
+    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
     cold, known = scorer.user_state(UserWork()), scorer.user_state(UserWork(PROFILE, make_behaviours(version, 40)))
     before, _ = scorer.score(cold, slots, CONTEXT)
     scorer.score(known, slots, CONTEXT)
@@ -98,6 +98,6 @@ def test_the_categories_of_one_user_do_not_reach_the_next() -> None:
 def test_a_row_that_is_not_a_number_gives_a_score_that_is_not_one() -> None:
     version = make_version(SPECS["full"])
     version.tables.columns["vector"][7] = np.nan
-    scorer = CpuScorer(version.network, 1, version.tables)
+    scorer = CpuScorer(version.parameters, 1, version.tables)
     scores, _ = scorer.score(scorer.user_state(UserWork()), np.arange(300), CONTEXT)
     assert np.flatnonzero(np.isnan(scores)).tolist() == [7]

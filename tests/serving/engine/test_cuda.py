@@ -26,7 +26,7 @@ def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name
     version = make_version(SPECS[name])
     slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
     work = UserWork(PROFILE, make_behaviours(version, 30))
-    on_cpu = CpuScorer(version.network, 1, version.tables)
+    on_cpu = CpuScorer(version.parameters, 1, version.tables)
     wanted = [on_cpu.score(on_cpu.user_state(work), slots, CONTEXT)]
     other = make_version(SPECS[name])
     on_device = CudaScorer(other.network, 1, other.tables, device)

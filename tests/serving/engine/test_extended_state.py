@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.limits import STATE_EXTENSIONS_MAX
 from serving.engine.cpu import CpuScorer
-from serving.engine.extended_state import extend_user_state
+from serving.engine.extended_state import find_base
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
@@ -23,7 +23,7 @@ SHORT = {"attended_behaviours": 6, "simtier_behaviours": 9, "sim_behaviours": 3}
 def opened(name: str) -> tuple[Version, CpuScorer]:
     if name not in VERSIONS:
         version = make_version(dataclasses.replace(SPECS[name], **SHORT), 60)
-        VERSIONS[name] = version, CpuScorer(version.network, 1, version.tables)
+        VERSIONS[name] = version, CpuScorer(version.parameters, 1, version.tables)
     return VERSIONS[name]
 
 
@@ -45,8 +45,8 @@ def test_going_on_from_a_state_is_making_it_of_the_whole_history(name: str, seed
     state, at = scorer.user_state(UserWork({}, behaviours[:start], 1)), start
     for step in steps:
         at += step
-        extended = extend_user_state(version.network, 1, version.tables, UserWork(PROFILE, behaviours[:at], 1, state))
-        assert extended is not None
+        extended = scorer.user_state(UserWork(PROFILE, behaviours[:at], 1, state))
+        assert extended.extensions == state.extensions + 1
         assert_same(scorer, extended, scorer.user_state(UserWork(PROFILE, behaviours[:at], 1)))
         state = extended
     assert state.extensions == len(steps)
@@ -78,7 +78,7 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from_and_the_answer_is_right_a
     version, scorer = opened("full")
     behaviours = make_behaviours(version, 23)
     work = change(UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1))))
-    assert extend_user_state(version.network, 1, version.tables, work) is None
+    assert find_base(scorer.half, 1, work) is None
     assert_same(scorer, scorer.user_state(work), scorer.user_state(dataclasses.replace(work, base=None)))
 
 
@@ -86,6 +86,6 @@ def test_a_full_history_is_read_whole_because_its_oldest_behaviours_left(monkeyp
     version, scorer = opened("full")
     behaviours = make_behaviours(version, 23)
     work = UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1)))
-    assert extend_user_state(version.network, 1, version.tables, work) is not None
+    assert find_base(scorer.half, 1, work) is not None
     monkeypatch.setattr("serving.engine.extended_state.BEHAVIOURS_PER_USER_MAX", 23)
-    assert extend_user_state(version.network, 1, version.tables, work) is None
+    assert find_base(scorer.half, 1, work) is None

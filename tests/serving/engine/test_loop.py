@@ -23,7 +23,7 @@ NO_OFFSETS = ({"item-features": 0, "new-items": 0},)
 
 
 def resident_of(version: Version, number: int) -> Resident:
-    scorer = CpuScorer(version.network, number, version.tables)
+    scorer = CpuScorer(version.parameters, number, version.tables)
     return Resident(VersionToken(number, 0, f"{number:08x}"), version.tables, scorer, version.spec.tasks, NO_OFFSETS, {0: 0})
 
 

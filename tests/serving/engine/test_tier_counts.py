@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.model.hamming import equal_bits_min, hamming_histogram, pool_histogram
+from schemas.model.hamming import hamming_histogram, pool_histogram
+from schemas.model.lsh import equal_bits_min
 from serving.engine import tier_counts
 from serving.engine.tier_counts import (
     BLOCK,

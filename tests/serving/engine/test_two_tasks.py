@@ -49,7 +49,7 @@ def test_a_model_of_two_tasks_is_trained_written_and_ranks_in_the_engine_as_in_t
     write_checkpoint(tmp_path / "two.safetensors", trained, "two", {})
     version = version_of(read_checkpoint(tmp_path / "two.safetensors").network, items)
     assert version.spec == SPEC
-    scorer, behaviours = CpuScorer(version.network, 1, version.tables), make_behaviours(version, 20)
+    scorer, behaviours = CpuScorer(version.parameters, 1, version.tables), make_behaviours(version, 20)
     slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
     scores, probabilities = scorer.score(scorer.user_state(UserWork(PROFILE, behaviours)), slots, CONTEXT)
     reference = {i: (score, both) for i, score, both in reference_answer(version, PROFILE, behaviours, range(ITEMS), ITEMS)}

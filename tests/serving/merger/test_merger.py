@@ -79,7 +79,7 @@ def tell(front: Front, user: int) -> None:
 def open_real() -> Iterator[tuple[Any, list[Id]]]:
     version, engine = make_version(SPECS["full"], 40), Engine()
     engine.start()
-    scorer = CpuScorer(version.network, 1, version.tables)
+    scorer = CpuScorer(version.parameters, 1, version.tables)
     engine.install(Resident(VersionToken(1, 0, "1" * 8), version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(30)
     yield engine, version.ids[:20]
     engine.close()

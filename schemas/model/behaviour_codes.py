@@ -1,0 +1,25 @@
+"""A behaviour's item and kind as rows of the embedding tables that call 1 reads, and the category of none. No torch, so that serving shares them.
+
+Not here: a behaviour's features (schemas/features.py), its item's row (of the index).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.ids import Id, hash_buckets
+from schemas.model.spec import ModelSpec
+
+BEHAVIOUR_ID_SALT = b"behaviour-item"  # hash salt of the behaviour item-id table
+NO_CATEGORY = (1 << 62) - 1  # sorts after every bucket; pads a user's list of SIM categories
+
+
+def encode_item_buckets(spec: ModelSpec, items: Sequence[Id]) -> np.ndarray:
+    """int64 [len(items)]: rows of the behaviour item-id table; zeros if the model has none."""
+    return hash_buckets(items, spec.item_id_buckets, BEHAVIOUR_ID_SALT) if spec.item_id_buckets else np.zeros(len(items), np.int64)
+
+
+def encode_kind(spec: ModelSpec, kind: str) -> int:
+    """Row of the behaviour-kind table; 0 = other."""
+    kinds = spec.schema.behaviour_kinds
+    return kinds.index(kind) + 1 if kind in kinds else 0

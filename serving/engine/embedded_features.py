@@ -1,0 +1,41 @@
+"""The features of one scope to one vector, in NumPy: what call 1 and the request's context need, without torch's cost of a call on tiny tensors.
+
+Not here: the same in torch, which is the specification (schemas/model/embeddings.py), places in table and vector (schemas/model/feature_places.py).
+
+Arrays: R rows, B bags, V values of a bag, E width of one embedding.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.features import Feature, FeatureBlock
+from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
+
+
+class EmbeddedFeatures:
+    """Features of one scope and their table (None: none is looked up)."""
+
+    def __init__(self, features: Sequence[Feature], embedding_width: int, table: np.ndarray | None) -> None:
+        places = plan_features(features, embedding_width)
+        self.features, self.widths, self.width, self._table = tuple(features), places.widths, places.width, table
+        self._categorical_starts = np.array(places.categorical_starts, np.int64)
+        self._bag_starts = np.array(places.bag_starts, np.int64)[:, None]
+
+    def embed(self, block: FeatureBlock) -> np.ndarray:
+        """float32 [R, width]."""
+        rows, parts = len(block), list[np.ndarray]()
+        if self._table is not None and len(self._categorical_starts):
+            looked_up_RCE = self._table[block.categorical_RC + self._categorical_starts]
+            parts.append(looked_up_RCE.reshape(rows, looked_up_RCE.shape[1] * looked_up_RCE.shape[2]))
+        if self._table is not None and len(self._bag_starts):
+            parts.append(self._bags(self._table, block.bags_RBV))
+        parts += [x.clip(-VALUE_ABS_MAX, VALUE_ABS_MAX) for x in (block.numeric_RN, block.embeddings_RE) if x.shape[1]]
+        return np.concatenate(parts, axis=1) if parts else np.zeros((rows, 1), np.float32)
+
+    def _bags(self, table: np.ndarray, bags_RBV: np.ndarray) -> np.ndarray:
+        """Mean of each bag over the values that are there."""
+        present_RBV = bags_RBV > 0
+        weights_RBV = present_RBV / np.maximum(present_RBV.sum(axis=2, keepdims=True), 1).astype(np.float32)
+        pooled_RBE = np.einsum("rbv,rbve->rbe", weights_RBV.astype(np.float32), table[bags_RBV + self._bag_starts])
+        return pooled_RBE.reshape(len(bags_RBV), pooled_RBE.shape[1] * pooled_RBE.shape[2])

@@ -1,0 +1,57 @@
+"""The user's own vectors in call 1, in NumPy: the profile (Eq. 1), the rows U and the bridge vectors V of Algorithm 1. All of them are tiny.
+
+Here: `UserVectors`. Not here: what reads the history (history_pass.py, attention.py), the specification (schemas/model/user_half.py, bea.py).
+
+Arrays: D width, P bridge width, N bridges, G rows of U.
+"""
+
+import numpy as np
+
+from schemas.features import Scope, encode_features
+from serving.engine.user_weights import UserWeights
+from serving.engine.work import UserWork
+
+_NORM_EPSILON = np.float32(1e-5)  # torch's LayerNorm
+
+
+class UserVectors:
+    """The weights of one version, transposed once."""
+
+    def __init__(self, weights: UserWeights) -> None:
+        p, self._features, self._spec = weights.parameters, weights.profile_features, weights.spec
+        self._w_profile, self._b_profile = p["user_half.w_profile.weight"].T.copy(), p["user_half.w_profile.bias"]
+        self._rows = [p[f"user_half.rows.{i}.weight"].T.copy() for i in range(len(self._features.widths))]
+        self._cuts = [0, *np.cumsum(self._features.widths).tolist()]
+        self._identity_GD = p["user_half.row_identity_GD"]
+        self._w_key, self._b_key = p["bea.user_key.weight"].T.copy(), p["bea.user_key.bias"]
+        self._norm, self._norm_bias = p["bea.user_norm.weight"], p["bea.user_norm.bias"]
+        self._bridges_ND = p["bea.bridges_ND"] / np.float32(self._spec.width**0.5)
+        self._f = [(weight.T.copy(), bias) for weight, bias in p.mlp("bea.f")]
+        skip = p.find("bea.skip.weight")
+        self._skip = None if skip is None else skip.T.copy()
+
+    def embed_profile(self, work: UserWork) -> tuple[np.ndarray, np.ndarray]:
+        """(the profile's features side by side, profile_D of Eq. 1)."""
+        features_F = self._features.embed(encode_features(self._spec.schema.of(Scope.USER), [work.profile]))[0]
+        return features_F, features_F @ self._w_profile + self._b_profile
+
+    def bridge_vectors(self, features_F: np.ndarray, attended_2D: np.ndarray) -> np.ndarray:
+        """V [N, P], Algorithm 1, lines 1 and 2."""
+        rows_GD = self._identity_GD.copy()
+        for g, w_row in enumerate(self._rows):
+            rows_GD[g] += features_F[self._cuts[g] : self._cuts[g + 1]] @ w_row
+        rows_GD[-2:] += attended_2D
+        keys_GD = self._normalise(rows_GD @ self._w_key + self._b_key)
+        scores_NG = self._bridges_ND @ keys_GD.T
+        weights_NG = np.exp(scores_NG - scores_NG.max(axis=1, keepdims=True))
+        pooled_ND = (weights_NG @ rows_GD) / weights_NG.sum(axis=1, keepdims=True)
+        hidden = pooled_ND
+        for layer, (weight, bias) in enumerate(self._f):
+            hidden = (np.maximum(hidden, 0) if layer else hidden) @ weight + bias
+        return hidden + (pooled_ND if self._skip is None else pooled_ND @ self._skip)
+
+    def _normalise(self, x_GD: np.ndarray) -> np.ndarray:
+        """LayerNorm."""
+        centred_GD = x_GD - x_GD.mean(axis=1, keepdims=True)
+        variance_G1 = np.square(centred_GD).mean(axis=1, keepdims=True)
+        return centred_GD / np.sqrt(variance_G1 + _NORM_EPSILON) * self._norm + self._norm_bias

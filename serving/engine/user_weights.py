@@ -1,0 +1,67 @@
+"""What of call 1 no user changes: the user half's weights in the forms that the compiled passes and the small products read.
+
+Here: `UserWeights`, made once per version. Not here: what is computed with them (history_pass.py, attention.py, user_vectors.py), the fold through the
+head (folded_user.py).
+
+Arrays: X inputs of a behaviour's projection, E embedding width, D width, Dp the same padded to a vector.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from schemas.features import Scope
+from schemas.model.parameters import Parameters
+from serving.engine.embedded_features import EmbeddedFeatures
+from serving.engine.panels import pack_panels, pad_columns, padded
+from serving.engine.vector_code import LANES
+from serving.engine.version_weights import pack_layers
+
+
+class HistoryWeights(NamedTuple):
+    """Eq. 1, second line, in two parts. kinds, categories [rows, Dp]: what they add, already through W_seq (one row of zeros where there are none).
+    w_seq: panels [X, Dp] of item id [E] (`items`, empty without), own features [F], vector [D], side by side. A table of ids is not multiplied before: it
+    may be as large as a catalogue."""
+
+    kinds: np.ndarray
+    categories: np.ndarray
+    items: np.ndarray
+    w_seq: np.ndarray
+    inputs: int
+    width: int
+
+
+class UserWeights:
+    """The user half of one version. `ffn` = (layers, their array) of Eq. 2's network."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters, self.spec = parameters, parameters.spec
+        width = self.spec.embedding_width
+        of, find = self.spec.schema.of, parameters.find
+        self.behaviour_features = EmbeddedFeatures(of(Scope.BEHAVIOUR), width, find("behaviour.features.table"))
+        self.profile_features = EmbeddedFeatures(of(Scope.USER), width, find("user_half.features.table"))
+        self.context_features = EmbeddedFeatures(of(Scope.CONTEXT), width, find("head.context.table"))
+        self.history = self._history()
+        self.ffn = pack_layers(parameters.mlp("user_half.attention.ffn"))
+        self.width_padded = padded(self.spec.width)
+        self.categories = len(self.history.categories) if self.spec.schema.sim_category else 0
+
+    def _history(self) -> HistoryWeights:
+        """W_seq cut into the parts that its columns belong to, in the order of `BehaviourProjection`."""
+        spec, names = self.spec, ("kinds", "items", "categories")
+        tables = {name: self.parameters.find(f"behaviour.{name}.weight") for name in names}
+        w_XD, at, cut = self.parameters["behaviour.w_seq.weight"].T, 0, dict[str, np.ndarray]()
+        for name in names:
+            width = 0 if tables[name] is None else spec.embedding_width
+            cut[name], at = w_XD[at : at + width], at + width
+        own_FD, vector_DD = w_XD[at : -spec.width], w_XD[-spec.width :]
+        if not self.behaviour_features.features:
+            own_FD = own_FD[:0]  # its one column of zeros is left out
+
+        def through(name: str) -> np.ndarray:
+            table = tables[name]
+            return pad_columns(np.zeros((1, spec.width), np.float32) if table is None else table @ cut[name], LANES)
+
+        items = np.zeros((0, 0), np.float32) if tables["items"] is None else np.ascontiguousarray(tables["items"])
+        w_inputs = np.concatenate([cut["items"], own_FD, vector_DD])
+        return HistoryWeights(through("kinds"), through("categories"), items, pack_panels(w_inputs), len(w_inputs), spec.width)

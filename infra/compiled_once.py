@@ -20,10 +20,15 @@ WAIT_S_MAX = 120.0
 _POLL_S = 0.05
 
 
+def is_compiled(what: str, sources: Path) -> bool:
+    """Whether some process of this machine has compiled these kernels from these sources."""
+    return _says(_folder(sources) / f"compiled-{what}", _stamp(sources))
+
+
 @contextmanager
 def compiled_once(what: str, sources: Path) -> Iterator[None]:
     """Around the first calls of the kernels in the folder `sources`. `what` names them; those that are in the cache already are not waited for."""
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or sources / "__pycache__")
+    folder = _folder(sources)
     done, stamp = folder / f"compiled-{what}", _stamp(sources)
     if _says(done, stamp) or (lock := _open_lock(folder / f"compiling-{what}")) is None:
         yield
@@ -35,6 +40,11 @@ def compiled_once(what: str, sources: Path) -> Iterator[None]:
             done.write_text(stamp)
     finally:
         os.close(lock)  # frees it, as the end of the process does
+
+
+def _folder(sources: Path) -> Path:
+    """Where numba keeps what it compiled from them."""
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or sources / "__pycache__")
 
 
 def _stamp(sources: Path) -> str:

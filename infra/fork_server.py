@@ -137,13 +137,17 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def import_single_threaded(modules: Sequence[str]) -> None:
-    """Imports for a template: without BLAS's threads, and with few passes of the garbage collector over objects that stay for good."""
+def import_single_threaded(names: Sequence[str]) -> None:
+    """Imports modules for a template ("module"), and calls what loads more ("module:function"): without BLAS's threads, and with few passes of the
+    garbage collector over objects that stay for good."""
     os.environ.setdefault(_BLAS_THREADS, "1")
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
-    for module in modules:
-        importlib.import_module(module)
+    for name in names:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.set_threshold(*before)
 
 
@@ -165,11 +169,11 @@ def fork_template() -> Template | None:
     return Template(ours, lambda: os.waitpid(pid, 0))
 
 
-def launch_template(modules: Sequence[str], log_path: Path) -> Template:
-    """A template that imports `modules` on its own; children asked for meanwhile wait for that."""
+def launch_template(names: Sequence[str], log_path: Path) -> Template:
+    """A template that imports `names` (see above) on its own; children asked for meanwhile wait for that."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), *modules]
+        command = [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), *names]
         child = start_child("template", command, log_path, inherited_fds=[theirs.fileno()])
     return Template(ours, child.process.wait)
 

@@ -5,7 +5,7 @@ Here: the order. A loader needs the look-up and changes only, so these come firs
 
 from pathlib import Path
 
-from infra.compiled_once import compiled_once
+from infra.compiled_once import compiled_once, is_compiled
 from serving.engine import tables
 
 _SOURCES = Path(tables.__file__).parent
@@ -24,3 +24,9 @@ def load_engine_kernels() -> None:
     load_table_kernels()
     with compiled_once("engine", _SOURCES):
         compile_kernels()
+
+
+def load_compiled_kernels() -> None:
+    """Takes all from the cache if they are there: for processes that others wait for."""
+    if is_compiled("tables", _SOURCES) and is_compiled("engine", _SOURCES):
+        load_engine_kernels()

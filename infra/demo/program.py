@@ -51,6 +51,7 @@ def run_demo(options: DemoOptions) -> Figures:
             with steps.step("open the catalogue"):
                 catalogue = _open_catalogue(options)
             stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, keep=False)
+            stage.warm_up()
             evaluation = _play(stage, catalogue, options, figures, steps)
             figures.add("seconds_total", time.monotonic() - started, "s")
         steps.print_figures(figures, f"{evaluation.measure}@{evaluation.k}")

@@ -2,17 +2,25 @@
 
 from pathlib import Path
 
-from infra.compiled_once import compiled_once
+from infra.compiled_once import compiled_once, is_compiled
 from streams.stored.changed_inputs import compile_changes
 from streams.stored.item_block import compile_blocks
 from streams.stored.item_columns import compile_columns
 from streams.stored.record_texts import load_records
 
+_SOURCES = Path(__file__).parent
+
 
 def load_kernels() -> None:
     """Takes every kernel from numba's cache, or compiles it (once per machine: 10 s against 1)."""
-    with compiled_once("stored", Path(__file__).parent):
+    with compiled_once("stored", _SOURCES):
         compile_columns()
         compile_blocks()
         compile_changes()
         load_records()
+
+
+def load_compiled_kernels() -> None:
+    """Takes them from the cache if all are there: for processes that others wait for."""
+    if is_compiled("stored", _SOURCES):
+        load_kernels()

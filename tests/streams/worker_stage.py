@@ -3,11 +3,14 @@
 What a shard holds is read only after its worker has ended; while it runs, its progress is what it tells readers on index-deltas.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
-import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +19,11 @@ from typing import Any
 from confluent_kafka import Producer
 
 from infra.clock import SystemClock
+from infra.fork_server import Template, launch_template
 from infra.kafka.admin import apply_topics, end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import TopicFollower, read_topic
-from infra.processes import Child, start_child, stop_all, wait_ready, wait_until
+from infra.processes import Child, stop_all, wait_ready, wait_until
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.layout import decode_delta
@@ -29,6 +33,16 @@ from streams.shard import Shard, open_shard
 
 SHARDS = 2
 WAIT_S = 60.0
+
+
+@functools.cache
+def open_template() -> Template:
+    """What every worker of these tests imports, imported once: each is a process of its own that goes on from there."""
+    folder = Path(tempfile.mkdtemp(prefix="aif-template-"))
+    template = launch_template(["streams.worker", "streams.stored.kernels:load_compiled_kernels"], folder / "log")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(template.close)
+    return template
 
 
 @dataclass
@@ -60,8 +74,10 @@ class WorkerStage:
 
     def start(self, name: str = "worker", **changes: str) -> Child:
         """A worker; `changes` are further environment variables. Returns at once."""
-        command = [sys.executable, "-c", "from infra.cli import main; main()", "worker"]
-        child = start_child(name, command, self.log_path(name), environment={**self.environment(name), **changes})
+        environment = {**self.environment(name), **changes}
+        child = open_template().start_child(
+            name, "infra.cli:main", [], self.log_path(name), argv=["aif", "worker"], environment=environment
+        )
         self.children.append(child)
         return child
 

@@ -39,7 +39,7 @@ from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.shard import Shard, open_shard
 from streams.shard_reader import ShardReader, open_shard_reader
-from streams.stored.record_texts import load_records
+from streams.stored.plain_records import load_records
 
 _ROUNDS = 3  # floor and build in turns, the best of each: other processes share the machine
 _FP32_BLOCK_ROWS = 4_096

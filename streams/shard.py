@@ -5,8 +5,8 @@
     outbox       sequence -> message that is owed to Kafka   meta        state, identity, one entry a version
 
 Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), its versions, its
-outbox. Not here: decoding (shard_decode.py), rows (shard_rows.py), the outbox in the database (shard_outbox.py), the serial task
-(shard_task.py), start checks (shard_start.py), reading a checkpoint (shard_reader.py).
+outbox. Not here: decoding (shard_decode.py), the fold (shard_fold.py), rows (shard_rows.py, upsert_rows.py), the outbox in the database
+(shard_outbox.py), the serial task (shard_task.py), start checks (shard_start.py), reading a checkpoint (shard_reader.py).
 Invariants: nothing outside this directory is ever the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1);
 same log, same offsets: same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
 """
@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,7 @@ from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, en
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, SHARD_TOPICS
 from streams.batch_result import BatchResult, StageWatch
 from streams.core.batching import plan_batches, plan_fresh
-from streams.core.item_change import ItemChange
-from streams.core.item_state import (
-    EmbeddingUpdate,
-    FeaturesUpdate,
-    decode_embedding_component,
-    decode_features_component,
-    encode_embedding_component,
-    encode_features_component,
-    is_covered,
-)
+from streams.core.item_state import is_covered
 from streams.core.outbox import OutboxEntry, encode_outbox_key
 from streams.core.shard_state import (
     Counters,
@@ -54,11 +45,13 @@ from streams.core.shard_state import (
     fold_work,
 )
 from streams.core.stale import dependencies_of
-from streams.shard_decode import DecodedRecord, decode_source_record
+from streams.shard_decode import DecodedRecord, decode_source_records
+from streams.shard_fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
 from streams.shard_outbox import Outgoing, put_outbox, read_outbox
-from streams.shard_rows import RowEncoder, encode_row_changes
+from streams.shard_rows import RowChanges, RowEncoder, encode_row_changes
+from streams.upsert_rows import encode_upsert_rows
 
-FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META = "features", "embeddings", "increments", "outbox", "meta"
+INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
 COLUMN_FAMILIES = (FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META)
 STATE_KEY, IDENTITY_KEY, VERSION_PREFIX = b"state", b"identity", b"version/"
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
@@ -147,7 +140,7 @@ class Shard:
         if missing:
             raise Unavailable("encoder_missing", f"shard {self.number} has no encoder for versions {[v.version for v in missing]} yet")
         result, watch = BatchResult(), StageWatch(self._clock)
-        decoded = [decode_source_record(r, self.init.id_kind, self.init.shards) for r in self._fresh(records)]
+        decoded = decode_source_records(self._fresh(records), self.init.id_kind, self.init.shards)
         watch.lap(result, "decode")
         for cut in plan_batches([len(d) for d in decoded]):
             self._write_micro_batch(decoded[cut], result, watch)
@@ -162,33 +155,26 @@ class Shard:
         return [r for i, r in enumerate(records) if i in kept]
 
     def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> None:
-        items = self._load([u for d in decoded for u in d.updates])
-        counts = {topic: TopicCounts() for topic in SHARD_TOPICS}
+        folded = self._fold(decoded)
         for one in decoded:
-            counts[one.record.topic] += _take(one, items)
             result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
         batch = self._database.new_batch()
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
-        after = self._advanced(decoded, counts)
-        self._put_components(batch, items.values())
+        after = self._advanced(decoded, folded.counts)
+        for family, key, component in folded.components():
+            batch.put(family, key, component)
         watch.lap(result, "fold")
-        after = self._put_rows(batch, list(items.values()), after, outgoing, result)
+        after = self._put_rows(batch, folded, after, outgoing, result)
         watch.lap(result, "rows")
         self._commit(batch, after, outgoing)
         watch.lap(result, "write")
-        for topic, count in counts.items():
+        for topic, count in folded.counts.items():
             result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
         result.outbox += outgoing.entries
 
-    def _load(self, updates: Sequence[FeaturesUpdate | EmbeddingUpdate]) -> dict[bytes, ItemChange]:
-        """The stored components of every item that the updates touch."""
-        keys = list(dict.fromkeys(u.key for u in updates))
-        features, embeddings = self._database.multi_get(FEATURES, keys), self._database.multi_get(EMBEDDINGS, keys)
-        return {
-            key: ItemChange(key, None if f is None else decode_features_component(f), None if e is None else decode_embedding_component(e))
-            for key, f, e in zip(keys, features, embeddings, strict=True)
-        }
+    def _fold(self, decoded: Sequence[DecodedRecord]) -> FoldedBatch:
+        return fold_batch(decoded, self._database.multi_get, together=bool(self._encoders))  # whose maker loads the kernels
 
     def _advanced(self, decoded: Sequence[DecodedRecord], counts: Mapping[str, TopicCounts]) -> ShardState:
         next_offsets = {**self.state.next_offsets, **{d.record.topic: d.record.offset + 1 for d in decoded}}
@@ -203,32 +189,30 @@ class Shard:
                 outgoing.add(DEAD_LETTER_PREFIX + one.record.topic, None, key, value, tuple(headers))
                 result.dead_letters[one.record.topic, rejection.disposition] += 1
 
-    def _put_components(self, batch: Batch, items: Iterable[ItemChange]) -> None:
-        for item in items:
-            if item.features is not None and item.features is not item.before_features:
-                batch.put(FEATURES, item.key, encode_features_component(item.features))
-            if item.embedding is not None and item.embedding is not item.before_embedding:
-                batch.put(EMBEDDINGS, item.key, encode_embedding_component(item.embedding))
-
-    def _put_rows(self, batch: Batch, items: list[ItemChange], after: ShardState, outgoing: Outgoing, result: BatchResult) -> ShardState:
+    def _put_rows(self, batch: Batch, folded: FoldedBatch, after: ShardState, outgoing: Outgoing, result: BatchResult) -> ShardState:
         """Rows and deltas for EVERY version that receives increments; the state with the work of each."""
         done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
-            prefix = increment_prefix(version)
-            rows = encode_row_changes(
-                encoder,
-                dependencies_of(encoder.spec.schema),
-                items,
-                lambda keys, prefix=prefix: self._database.multi_get(INCREMENTS, [prefix + k for k in keys]),
-            )
+            rows = self._encode_rows(encoder, folded)
             for key, value in rows.changes:
-                batch.put(INCREMENTS, prefix + key, value)
+                batch.put(INCREMENTS, increment_prefix(version) + key, value)
             if rows.changes:
                 self._add_deltas(version, rows.changes, after, outgoing)
             result.work += rows.work
             done[version] = rows.work
         self._add_watermark_if_due(after, outgoing)
         return fold_work(after, done)
+
+    def _encode_rows(self, encoder: RowEncoder, folded: FoldedBatch) -> RowChanges:
+        prefix, dependencies = increment_prefix(encoder.version), dependencies_of(encoder.spec.schema)
+
+        def old_values(keys: Sequence[bytes]) -> list[bytes | None]:
+            return self._database.multi_get(INCREMENTS, [prefix + key for key in keys])
+
+        rows = encode_row_changes(encoder, dependencies, folded.items, old_values)
+        if folded.upserts is not None:
+            rows += encode_upsert_rows(encoder, dependencies, folded.upserts, old_values)
+        return rows
 
     def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: Outgoing) -> None:
         """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""
@@ -391,11 +375,6 @@ class Shard:
     def close(self) -> None:
         """Frees the directory."""
         self._database.close()
-
-
-def _take(decoded: DecodedRecord, items: Mapping[bytes, ItemChange]) -> TopicCounts:
-    applied = sum(items[update.key].take(update) for update in decoded.updates)
-    return TopicCounts(len(decoded), applied, len(decoded.updates) - applied, len(decoded.rejected))
 
 
 def _version_key(version: int) -> bytes:

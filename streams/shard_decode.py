@@ -18,7 +18,8 @@ from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
-from streams.stored.record_texts import UPSERT, UPSERT_BY_PYTHON, read_plain_updates
+from streams.stored.plain_records import PlainUpdates, read_plain_updates
+from streams.stored.record_texts import UPSERT, UPSERT_BY_PYTHON
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)  # a little above it numbers still round down to it
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
@@ -36,24 +37,36 @@ class DecodedRecord:
         return len(self.updates) + len(self.rejected)
 
 
+def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> list[DecodedRecord]:
+    """Decodes records of one shard, each judged alone; those that are plainly written are read together."""
+    places = [i for i, r in enumerate(records) if r.topic == ITEM_FEATURES and r.value is not None and len(r.value) <= RECORD_BYTES_MAX]
+    values = [value for i in places if (value := records[i].value) is not None]
+    read = read_plain_updates(values, kind, records[places[0]].partition, shards) if places else []
+    plain = dict(zip(places, read, strict=True))
+    return [_decode(record, plain.get(i), kind, shards) for i, record in enumerate(records)]
+
+
 def decode_source_record(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
     """Decodes a record of either topic of a shard. Never raises for bad bytes: they are rejections."""
+    return decode_source_records([record], kind, shards)[0]
+
+
+def _decode(record: SourceRecord, plain: PlainUpdates | None, kind: IdKind, shards: int) -> DecodedRecord:
     if record.topic == NEW_ITEMS:
         return _decode_new_items(record, kind, shards)
     assert record.topic == ITEM_FEATURES, record.topic
     if record.value is None and record.key is not None:
         return _decode_removal(record, record.key, kind, shards)
-    if (plain := _decode_plain(record, kind, shards)) is not None:
-        return DecodedRecord(record, plain, [])
+    if plain is not None and (updates := _plain_updates(record, plain, kind)) is not None:
+        return DecodedRecord(record, updates, [])
     decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, _item_of)
     return DecodedRecord(record, [_features_update(record, index, update) for index, update in decoded.accepted], decoded.rejected)
 
 
-def _decode_plain(record: SourceRecord, kind: IdKind, shards: int) -> list[FeaturesUpdate | EmbeddingUpdate] | None:
+def _plain_updates(record: SourceRecord, plain: PlainUpdates, kind: IdKind) -> list[FeaturesUpdate | EmbeddingUpdate] | None:
     """The updates of a record as publishers write it, without the models; None where only they can judge it."""
     value = record.value
-    if value is None or len(value) > RECORD_BYTES_MAX or (plain := read_plain_updates(value, kind, record.partition, shards)) is None:
-        return None
+    assert value is not None
     updates: list[FeaturesUpdate | EmbeddingUpdate] = []
     for index, (op, item, id_begin, id_end, version, raw_begin, raw_end, begin, end) in enumerate(plain.fields):
         key = encode_index_key(item) if kind is IdKind.INT64 else value[id_begin:id_end]

@@ -1,7 +1,8 @@
-"""Row changes of one version for one micro-batch: which rows to encode, which to rewrite without the network, which items are gone.
+"""Row changes of one version for the items of one micro-batch, one by one: which rows to encode, which to rewrite without the network, which
+items are gone.
 
-Here: the plan per version and the calls of its encoder. Not here: what is stale (core/stale.py), the arithmetic (streams/encoder.py), the WriteBatch
-(streams/shard.py).
+Here: the plan per version and the calls of its encoder. Not here: many upserts at once (upsert_rows.py), what is stale (core/stale.py), the
+arithmetic (streams/encoder.py), the WriteBatch (streams/shard.py).
 Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch; any
 other row is encoded. Both ways give the same bits.
 """
@@ -9,7 +10,7 @@ other row is encoded. Both ways give the same bits.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -65,6 +66,11 @@ class RowChanges:
 
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
     work: Counter[str] = field(default_factory=Counter)
+
+    def __iadd__(self, other: "RowChanges") -> Self:
+        self.changes += other.changes
+        self.work += other.work
+        return self
 
 
 def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: Sequence[ItemChange], old_values: OldValues) -> RowChanges:

@@ -32,7 +32,7 @@ _SIGMA = np.array(
     np.int64,
 )  # fmt: skip
 _ROUNDS, _BLOCK_BYTES = 12, 128
-_WORK_WORDS = 40  # 16 of the message, 16 of the state, 8 of the chain
+WORK_WORDS = 40  # 16 of the message, 16 of the state, 8 of the chain
 _KEPT_WORDS, _KEPT_BYTES = 6, 32  # of one remembered value: its bytes, its length + 1, its bucket
 _DIGEST_HEAD = U(0x01010008)  # 8 bytes of digest, no key, one leaf
 
@@ -50,7 +50,7 @@ def new_memory(values: int) -> np.ndarray:
     size = 16
     while size < min(values, 4_096):
         size *= 2
-    return np.zeros((size + 1 + _WORK_WORDS // _KEPT_WORDS, _KEPT_WORDS), np.uint64)
+    return np.zeros((size + 1 + WORK_WORDS // _KEPT_WORDS, _KEPT_WORDS), np.uint64)
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -95,8 +95,8 @@ def _compress(w: np.ndarray, total: int, last: bool) -> None:
 
 
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _digest(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w: np.ndarray) -> int:
-    """BLAKE2b-64 of text[begin : begin + length]."""
+def digest_64(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w: np.ndarray) -> int:
+    """BLAKE2b-64 of text[begin : begin + length]; `w`: uint64 [WORK_WORDS] to work in."""
     w[32:40] = start_8
     done = 0
     while True:
@@ -113,10 +113,10 @@ def _digest(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w: n
 @numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8: np.ndarray, memory: np.ndarray) -> int:
     """`hash_bucket` of the text. `memory` is of one call and one feature (`new_memory`)."""
-    size = memory.shape[0] - 1 - _WORK_WORDS // _KEPT_WORDS
+    size = memory.shape[0] - 1 - WORK_WORDS // _KEPT_WORDS
     w = memory[size:].ravel()
     if length > _KEPT_BYTES:
-        return 1 + np.int64(_digest(text, begin, length, start_8, w) % U(buckets - 1))
+        return 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
     w[:4] = U(0)
     for i in range(length):
         w[i >> 3] |= U(text[begin + i]) << U(8 * (i & 7))
@@ -131,6 +131,6 @@ def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8
     ):
         return np.int64(memory[at, 5])
     memory[at, :4] = w[:4]
-    bucket = 1 + np.int64(_digest(text, begin, length, start_8, w) % U(buckets - 1))
+    bucket = 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
     memory[at, 4], memory[at, 5] = U(length + 1), U(bucket)
     return bucket

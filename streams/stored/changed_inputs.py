@@ -1,6 +1,7 @@
 """Which changes of features touch the inputs of a model, many at once: the question of core/stale.py, asked of stored texts.
 
-Here: `find_changed_inputs`. Not here: the table (core/stale.py), which is also the answer for texts that are not plain.
+Here: `find_changed_inputs`, and `compare_inputs` for texts that lie in buffers. Not here: the table (core/stale.py), which is also the answer for
+texts that are not plain.
 Canonical texts differ exactly where values are printed differently, so the places of two values are compared byte by byte.
 
 Arrays: P pairs of texts, F names.
@@ -19,12 +20,17 @@ Pair = tuple[bytes, bytes]  # canonical features before and after a change
 def find_changed_inputs(pairs: Sequence[Pair], names: Sequence[str]) -> dict[Pair, bool]:
     """For each pair whose texts are plain: whether a value of `names` is printed differently. The others are left out."""
     before, after = (FeatureTexts.join([pair[side] for pair in pairs]) for side in (0, 1))
+    changed_P, known_P = compare_inputs(before, after, names)
+    return {pair: changed for pair, changed, known in zip(pairs, changed_P.tolist(), known_P.tolist(), strict=True) if known}
+
+
+def compare_inputs(before: FeatureTexts, after: FeatureTexts, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """changed_P bool: whether a value of `names` is printed differently; known_P bool: both texts are plain, so that this is known."""
     ascending = sorted(names)
     a, b = read_cells(before, ascending), read_cells(after, ascending)
-    changed_P = np.zeros(len(pairs), np.bool_)
+    changed_P = np.zeros(len(before), np.bool_)
     _compare(before.text_T, a.kinds_FR, a.begins_FR, a.ends_FR, after.text_T, b.kinds_FR, b.begins_FR, b.ends_FR, changed_P)
-    known_P = a.plain_R & b.plain_R
-    return {pair: changed for pair, changed, known in zip(pairs, changed_P.tolist(), known_P.tolist(), strict=True) if known}
+    return changed_P, a.plain_R & b.plain_R
 
 
 @numba.njit(nogil=True, cache=True)

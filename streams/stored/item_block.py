@@ -9,7 +9,7 @@ Arrays: R items, T bytes, M width of the embedding.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import overload
+from typing import NamedTuple, overload
 
 import numba
 import numpy as np
@@ -28,6 +28,18 @@ _FACTOR = np.uint64(HASH_FACTOR)
 _BYTE = np.uint64(255)
 
 
+class Joined(NamedTuple):
+    """R stored values side by side: bytes_T uint8, from starts_R (-1 = none) to ends_R."""
+
+    bytes_T: np.ndarray
+    starts_R: np.ndarray
+    ends_R: np.ndarray
+
+    def take(self, places: np.ndarray) -> "Joined":
+        """Some of them."""
+        return Joined(self.bytes_T, self.starts_R[places], self.ends_R[places])
+
+
 class EmbeddingValues(Sequence[np.ndarray | None]):
     """R embeddings, float32 each, or None: bytes from starts_R (-1 = none) to ends_R of bytes_T."""
 
@@ -37,8 +49,8 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
     @classmethod
     def join(cls, values: Sequence[bytes | None]) -> "EmbeddingValues":
         """From values that lie apart."""
-        bytes_T, some_starts, some_ends = _join([value for value in values if value is not None])
-        return cls(bytes_T, *_spread(values, some_starts, some_ends))
+        joined = join_some(values)
+        return cls(joined.bytes_T, joined.starts_R, joined.ends_R)
 
     def __len__(self) -> int:
         return len(self.starts_R)
@@ -85,43 +97,57 @@ class ItemBlock:
 
 def cut_item_block(keys: list[bytes], features: Sequence[bytes], embeddings: Sequence[bytes | None]) -> ItemBlock:
     """A block of live items from their components as they are stored. Raises Corrupted (`bad_features_component`, `bad_embedding_component`)."""
-    text_T, starts_R, ends_R = _join(features)
-    present = [value for value in embeddings if value is not None]
-    bytes_T, some_starts, some_ends = _join(present)
-    _check_sizes(starts_R, ends_R, some_starts, some_ends)
-    embedding_starts_R, embedding_ends_R = _spread(embeddings, some_starts, some_ends)
-    orders = np.empty((len(keys), _ORDER_BYTES), np.uint8)
-    _cut_orders(text_T, starts_R, bytes_T, embedding_starts_R, orders)
-    values_R = np.where(embedding_starts_R < 0, -1, embedding_starts_R + _EMBEDDING_HEAD)
+    return cut_joined_block(keys, join_stored(features), join_some(embeddings))
+
+
+def cut_joined_block(keys: list[bytes], features: Joined, embeddings: Joined) -> ItemBlock:
+    """The same of components that were joined."""
+    check_features(features)
+    _check_embeddings(embeddings)
+    values_R = np.where(embeddings.starts_R < 0, -1, embeddings.starts_R + _EMBEDDING_HEAD)
     return ItemBlock(
         keys,
-        orders.reshape(-1).view(ORDER),
-        FeatureTexts(text_T, starts_R + _FEATURES_HEAD, ends_R),
-        EmbeddingValues(bytes_T, values_R, embedding_ends_R),
+        cut_orders(features, embeddings),
+        FeatureTexts(features.bytes_T, features.starts_R + _FEATURES_HEAD, features.ends_R),
+        EmbeddingValues(embeddings.bytes_T, values_R, embeddings.ends_R),
     )
 
 
-def _join(values: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All bytes, where each value starts, where it ends."""
-    ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
-    return np.frombuffer(b"".join(values), np.uint8), np.concatenate((np.zeros(min(1, len(values)), np.int64), ends[:-1])), ends
+def cut_orders(features: Joined, embeddings: Joined) -> np.ndarray:
+    """ORDER array [R] of items that are there: what `encode_stored_order` makes of their components."""
+    orders = np.empty((len(features.starts_R), _ORDER_BYTES), np.uint8)
+    _cut_orders(features.bytes_T, features.starts_R, embeddings.bytes_T, embeddings.starts_R, orders)
+    return orders.reshape(-1).view(ORDER)
 
 
-def _spread(values: Sequence[bytes | None], starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the values that are there, with -1 for the others."""
-    if len(starts) == len(values):
-        return starts, ends
+def join_stored(values: Sequence[bytes]) -> Joined:
+    """Values that lie apart, all of them there."""
+    ends_R = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
+    starts_R = np.concatenate((np.zeros(min(1, len(values)), np.int64), ends_R[:-1]))
+    return Joined(np.frombuffer(b"".join(values), np.uint8), starts_R, ends_R)
+
+
+def join_some(values: Sequence[bytes | None]) -> Joined:
+    """Values that lie apart, some of them missing."""
+    joined = join_stored([value for value in values if value is not None])
+    if len(joined.starts_R) == len(values):
+        return joined
     at_R = np.fromiter((value is not None for value in values), np.bool_, len(values))
     starts_R, ends_R = np.full(len(values), -1, np.int64), np.full(len(values), -1, np.int64)
-    starts_R[at_R], ends_R[at_R] = starts, ends
-    return starts_R, ends_R
+    starts_R[at_R], ends_R[at_R] = joined.starts_R, joined.ends_R
+    return Joined(joined.bytes_T, starts_R, ends_R)
 
 
-def _check_sizes(starts_R: np.ndarray, ends_R: np.ndarray, embedding_starts: np.ndarray, embedding_ends: np.ndarray) -> None:
-    sizes, embedding_sizes = ends_R - starts_R, embedding_ends - embedding_starts
+def check_features(joined: Joined) -> None:
+    """Raises Corrupted (`bad_features_component`) for one that has no whole header."""
+    sizes = (joined.ends_R - joined.starts_R)[joined.starts_R >= 0]
     if (sizes < _FEATURES_HEAD).any():
         raise Corrupted("bad_features_component", f"features component of {sizes.min()} bytes, expected at least {_FEATURES_HEAD}")
-    torn = embedding_sizes[(embedding_sizes < _EMBEDDING_HEAD) | ((embedding_sizes - _EMBEDDING_HEAD) % 4 != 0)]
+
+
+def _check_embeddings(joined: Joined) -> None:
+    sizes = (joined.ends_R - joined.starts_R)[joined.starts_R >= 0]
+    torn = sizes[(sizes < _EMBEDDING_HEAD) | ((sizes - _EMBEDDING_HEAD) % 4 != 0)]
     if len(torn):
         raise Corrupted("bad_embedding_component", f"embedding component of {torn[0]} bytes, expected {_EMBEDDING_HEAD} + 4 a number")
 

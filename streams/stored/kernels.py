@@ -4,9 +4,10 @@ from pathlib import Path
 
 from infra.compiled_once import compiled_once, is_compiled
 from streams.stored.changed_inputs import compile_changes
+from streams.stored.folded_upserts import compile_fold
 from streams.stored.item_block import compile_blocks
 from streams.stored.item_columns import compile_columns
-from streams.stored.record_texts import load_records
+from streams.stored.plain_records import load_records
 
 _SOURCES = Path(__file__).parent
 
@@ -17,6 +18,7 @@ def load_kernels() -> None:
         compile_columns()
         compile_blocks()
         compile_changes()
+        compile_fold()
         load_records()
 
 

@@ -1,6 +1,7 @@
-"""Records of item-features in the form that publishers write, read in one compiled pass: ids, versions, and features as canonical JSON.
+"""One record of item-features in the form that publishers write, read in one compiled pass: ids, versions, and features as canonical JSON.
 
-Here: `read_plain_updates`. Not here: the rules of a record (schemas/events.py, the specification and the way of every record that is not plain).
+Here: the kernel `read_record`. Not here: many records at once (plain_records.py), the rules of a record (schemas/events.py, the specification and the
+way of every record that is not plain).
 Invariant: what is accepted here the strict models accept, with the same ids, versions and canonical bytes; whatever is not plainly so is `None` (the whole
 record) or an update whose features Python reads. Plain: fields in their declared order, ids and versions of at most 18 digits, printable ASCII
 without escapes, numbers as they are printed again: at most 15 digits, no needless zero, no exponent. 15 digits survive a double, so those are shortest.
@@ -8,21 +9,15 @@ without escapes, numbers as they are printed again: at most 15 digits, no needle
 Arrays: T bytes of a record, U updates of it, E entries of one update's features.
 """
 
-import threading
-from dataclasses import dataclass
-
 import numba
 import numpy as np
 
-from schemas.ids import IdKind
 from schemas.limits import (
     BAG_VALUES_MAX,
     EMBEDDING_WIDTH_MAX,
     FEATURE_TEXT_BYTES_MAX,
-    FEATURES_PER_SCHEMA_MAX,
     NAME_CHARS_MAX,
     TEXT_ID_BYTES_MAX,
-    UPDATES_PER_RECORD_MAX,
 )
 
 _QUOTE, _ESCAPE, _COMMA, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,{}[]')
@@ -33,37 +28,14 @@ _HEAD, _UPSERT, _REMOVE, _ID, _VERSION, _FEATURES = (
     for text in (b'{"schema":1,"updates":[', b'{"op":"upsert",', b'{"op":"delete",', b'"item_id":', b',"version":', b',"features":{')
 )
 _TRUE, _FALSE, _NULL = (np.frombuffer(text, np.uint8) for text in (b"true", b"false", b"null"))
+UPDATE_BYTES_MIN = len(b'{"op":"upsert","item_id":1,"version":1,"features":{}}')  # of a plain one
 _LIST_MAX = max(BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX)
 _WHOLE_DIGITS_MAX, _DIGITS_MAX, _ZEROS_AFTER_POINT_MAX = 18, 15, 3
 _BAD = -1
 # columns of what is known of an update
 OP, ITEM, ID_BEGIN, ID_END, VERSION, RAW_BEGIN, RAW_END, BEGIN, END = range(9)
-_COLUMNS = 9
+COLUMNS = 9
 UPSERT, REMOVE, UPSERT_BY_PYTHON = 1, 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class PlainUpdates:
-    """fields: a list of nine whole numbers for each update (OP ... END); raw: canonical features, from RAW_BEGIN to RAW_END of it."""
-
-    fields: list[list[int]]
-    raw: bytes
-
-
-def read_plain_updates(value: bytes, kind: IdKind, partition: int, partitions: int) -> PlainUpdates | None:
-    """The updates of a record that came in `partition` of `partitions`; None: ask schemas/events.py, as long as the kernel is not there too."""
-    if not _loading.is_loaded:
-        _loading.begin()
-        return None
-    text, fields, raw = (
-        np.frombuffer(value, np.uint8),
-        np.empty((UPDATES_PER_RECORD_MAX, _COLUMNS), np.int64),
-        np.empty(len(value), np.uint8),
-    )
-    entries = np.empty((FEATURES_PER_SCHEMA_MAX, 4), np.int64)
-    places = np.zeros(FEATURES_PER_SCHEMA_MAX + 1, np.int64)
-    count, size = _read_record(text, kind is IdKind.TEXT, partition, partitions, fields, raw, entries, places)
-    return None if count <= 0 else PlainUpdates(fields[:count].tolist(), raw[:size].tobytes())
 
 
 _kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -330,19 +302,20 @@ def _read_head(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> i
     return at + _FEATURES.shape[0]
 
 
-@numba.njit(nogil=True, cache=True)
-def _read_record(
+@_kernel
+def read_record(
     text: np.ndarray,
     is_text: bool,
     partition: int,
     partitions: int,
     fields: np.ndarray,
     raw: np.ndarray,
+    size: int,
     entries: np.ndarray,
     places: np.ndarray,
 ) -> tuple[int, int]:
-    """(updates, bytes of their canonical features); no updates: the record is not plain."""
-    end, at, size = text.shape[0], _HEAD.shape[0], 0
+    """(updates, where their canonical features end in `raw`, in which they begin at `size`); no updates: the record is not plain."""
+    end, at = text.shape[0], _HEAD.shape[0]
     if not _begins(text, 0, _HEAD):
         return 0, 0
     for update in range(fields.shape[0]):
@@ -369,32 +342,3 @@ def _read_record(
             return 0, 0
         at += 1
     return 0, 0
-
-
-def load_records() -> None:
-    """Takes the kernel from numba's cache, or compiles it, and waits for it."""
-    _loading.begin().join()
-
-
-class _Loading:
-    """The kernel comes in a thread of its own: a worker that starts does not wait for it, because the models judge the same."""
-
-    def __init__(self) -> None:
-        self.is_loaded = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> threading.Thread:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._load, name="load-kernels", daemon=True)
-                self._thread.start()
-            return self._thread
-
-    def _load(self) -> None:
-        text, whole = np.frombuffer(b"{}", np.uint8), np.zeros(1, np.int64)
-        _read_record(text, False, 0, 1, np.empty((1, _COLUMNS), np.int64), np.empty(2, np.uint8), np.empty((1, 4), np.int64), whole)
-        self.is_loaded = True
-
-
-_loading = _Loading()

@@ -29,6 +29,7 @@ from streams.core.shard_state import ShardState
 from streams.reconcile import Reconciler
 from streams.sealer import SealPoint
 from streams.shard import META, STATE_KEY, Shard
+from streams.shard_fold import FoldedBatch
 from streams.shard_outbox import Outgoing, put_outbox
 from streams.shard_reader import ShardReader
 from tests.sim.boundary import Boundary, replaced
@@ -82,16 +83,15 @@ def _no_row_order(_: World, __: Boundary) -> Sequence[Replacement]:
     "manifest",
 )
 def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
-    put = Shard._put_components
+    put = Shard._put_rows
 
-    def put_components(shard: Shard, batch: Batch, items: Any) -> None:
-        changed = list(items)
-        put(shard, batch, changed)
-        for item in changed:
+    def put_rows(shard: Shard, batch: Batch, folded: FoldedBatch, *others: Any) -> ShardState:
+        for item in folded.items:
             if isinstance(item.features, StoredFeatures) and item.features.dead:
                 batch.delete(streams.shard.FEATURES, item.key)
+        return put(shard, batch, folded, *others)
 
-    return [(Shard, "_put_components", put_components)]
+    return [(Shard, "_put_rows", put_rows)]
 
 
 @_plant("a watermark moves topic by topic, also to offsets of a shard that was set back in the other topic", "watermark")
@@ -173,18 +173,18 @@ def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
     write = Shard._write_micro_batch
     inside: list[Shard] = []
 
-    def load(shard: Shard, updates: Any) -> Any:
-        items = original_load(shard, updates)
+    def fold(shard: Shard, decoded: Any) -> FoldedBatch:
+        folded = original_fold(shard, decoded)
         if shard not in inside and not world.calm and world.random.random() < 0.3:
             inside.append(shard)
             try:
                 _apply_other_topic(world, shard)
             finally:
                 inside.pop()
-        return items
+        return folded
 
-    original_load = Shard._load
-    return [(Shard, "_load", load), (Shard, "_write_micro_batch", write)]
+    original_fold = Shard._fold
+    return [(Shard, "_fold", fold), (Shard, "_write_micro_batch", write)]
 
 
 def _apply_other_topic(world: World, shard: Shard) -> None:

@@ -11,9 +11,9 @@ from infra.kafka.reader import SourceRecord
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_updates, encode_record
 from schemas.ids import IdKind, partition_of
 from schemas.topics import ITEM_FEATURES
-from streams.core.item_state import FeaturesUpdate
-from streams.shard_decode import _decode_plain, _features_update, decode_source_record
-from streams.stored.record_texts import load_records
+from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate
+from streams.shard_decode import _features_update, _plain_updates, decode_source_record, decode_source_records
+from streams.stored.plain_records import load_records, read_plain_updates
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,10 +36,15 @@ def updates(draw: st.DrawFn, ids: st.SearchStrategy[Any]) -> dict[str, Any]:
     return {"op": op, "item_id": draw(ids), "version": draw(st.integers(0, (1 << 63) - 1) | st.integers(0, 9)), "features": draw(features)}
 
 
+def decode_plain(record: SourceRecord, kind: IdKind, shards: int) -> list[FeaturesUpdate | EmbeddingUpdate] | None:
+    (plain,) = read_plain_updates([record.value or b""], kind, record.partition, shards)
+    return None if plain is None else _plain_updates(record, plain, kind)
+
+
 def judge(value: bytes, kind: IdKind, shards: int = 1) -> bool:
     """Whether the record is plain; then the models must agree."""
     record = SourceRecord(ITEM_FEATURES, 0, 77, b"", value, (), 0)
-    plain = _decode_plain(record, kind, shards)
+    plain = decode_plain(record, kind, shards)
     decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, value, kind, 0, shards, lambda u: u.item_id)
     if plain is not None:
         assert decoded.rejected == []
@@ -134,3 +139,21 @@ def test_an_update_that_only_python_reads_leaves_its_neighbours_plain() -> None:
     assert judge(as_record(some), IdKind.INT64)
     update = FeaturesUpdate(b"k", 1, 1, 0, False)
     assert update.decoded is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(updates(st.integers(0, 99)), min_size=1, max_size=3), max_size=5), st.sets(st.integers(0, 4)), st.data())
+def test_records_read_together_are_judged_as_each_alone(groups: list[list[dict[str, Any]]], damaged: set[int], data: st.DataObject) -> None:
+    values: list[bytes | None] = [as_record(group) for group in groups]
+    for place in damaged & set(range(len(values))):
+        whole = values[place] or b""
+        values[place] = data.draw(st.sampled_from([None, b"", whole[:-2], whole[: len(whole) // 2], whole.replace(b"version", b"versiom")]))
+    records = [SourceRecord(ITEM_FEATURES, 0, offset, b"7", value, (), 0) for offset, value in enumerate(values)]
+    assert decode_source_records(records, IdKind.INT64, 1) == [decode_source_record(record, IdKind.INT64, 1) for record in records]
+
+
+def test_the_smallest_update_is_not_smaller_than_room_is_made_for() -> None:
+    smallest = {"op": "upsert", "item_id": 1, "version": 1, "features": {}}
+    value = as_record([smallest] * 256)
+    plain = read_plain_updates([value, value], IdKind.INT64, 0, 1)
+    assert [one and len(one.fields) for one in plain] == [256, 256]

@@ -1,0 +1,102 @@
+"""A micro-batch folded into the components that a shard has stored: many upserts together, every other update item by item.
+
+Here: who goes which way, what is read for it, what is counted. Not here: the fold of one item (core/item_change.py), of many upserts
+(stored/folded_upserts.py), rows, the WriteBatch (streams/shard.py).
+Invariant: both ways give the same components, rows and counts; an item goes one way only within a batch, because its steps are in one order.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.core.item_change import ItemChange
+from streams.core.item_state import (
+    EmbeddingUpdate,
+    FeaturesUpdate,
+    decode_embedding_component,
+    decode_features_component,
+    encode_embedding_component,
+    encode_features_component,
+)
+from streams.core.shard_state import TopicCounts
+from streams.shard_decode import DecodedRecord
+from streams.stored.folded_upserts import SUPERSEDED, FoldedUpserts, fold_upserts
+
+FEATURES, EMBEDDINGS = "features", "embeddings"
+TOGETHER_MIN = 8  # upserts; below it arrays cost more than they save
+
+Update = FeaturesUpdate | EmbeddingUpdate
+MultiGet = Callable[[str, Sequence[bytes]], list[bytes | None]]  # values of a column family by key
+Component = tuple[str, bytes, bytes]  # column family, key, value
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedBatch:
+    """Every item of a micro-batch once: in `items`, or in `upserts` (None: there were too few of them)."""
+
+    items: list[ItemChange]
+    upserts: FoldedUpserts | None
+    counts: dict[str, TopicCounts]
+
+    def components(self) -> Iterator[Component]:
+        """What is to be stored."""
+        if self.upserts is not None:
+            yield from ((FEATURES, key, component) for key, component in self.upserts.stored())
+        for item in self.items:
+            if item.features is not None and item.features is not item.before_features:
+                yield FEATURES, item.key, encode_features_component(item.features)
+            if item.embedding is not None and item.embedding is not item.before_embedding:
+                yield EMBEDDINGS, item.key, encode_embedding_component(item.embedding)
+
+
+def fold_batch(decoded: Sequence[DecodedRecord], multi_get: MultiGet, together: bool) -> FoldedBatch:
+    """Folds decoded records, each topic's in offset order. `together`: whether the kernels for many upserts are there."""
+    updates = [update for one in decoded for update in one.updates]
+    upserts, others = split_updates(updates) if together else ([], updates)
+    applied: Counter[str] = Counter()
+    folded = _fold_upserts(upserts, multi_get) if upserts else None
+    if folded is not None:
+        applied[ITEM_FEATURES] += len(folded) - len(folded.places(SUPERSEDED))
+    items = _load_items(others, multi_get)
+    for update in others:
+        applied[ITEM_FEATURES if isinstance(update, FeaturesUpdate) else NEW_ITEMS] += items[update.key].take(update)
+    return FoldedBatch(list(items.values()), folded, _count(decoded, applied))
+
+
+def split_updates(updates: Sequence[Update]) -> tuple[list[FeaturesUpdate], list[Update]]:
+    """(upserts of items that nothing else in the batch touches, the other updates in their order)."""
+    times = Counter(update.key for update in updates)
+    upserts, others = [], []
+    for update in updates:
+        if isinstance(update, FeaturesUpdate) and not update.dead and times[update.key] == 1:
+            upserts.append(update)
+        else:
+            others.append(update)
+    return (upserts, others) if len(upserts) >= TOGETHER_MIN else ([], list(updates))
+
+
+def _fold_upserts(upserts: Sequence[FeaturesUpdate], multi_get: MultiGet) -> FoldedUpserts:
+    keys = [update.key for update in upserts]
+    return fold_upserts(upserts, multi_get(FEATURES, keys), multi_get(EMBEDDINGS, keys))
+
+
+def _load_items(updates: Sequence[Update], multi_get: MultiGet) -> dict[bytes, ItemChange]:
+    """The stored components of every item that the updates touch."""
+    keys = list(dict.fromkeys(update.key for update in updates))
+    return {
+        key: ItemChange(key, None if f is None else decode_features_component(f), None if e is None else decode_embedding_component(e))
+        for key, f, e in zip(keys, multi_get(FEATURES, keys), multi_get(EMBEDDINGS, keys), strict=True)
+    }
+
+
+def _count(decoded: Sequence[DecodedRecord], applied: Counter[str]) -> dict[str, TopicCounts]:
+    """By topic; what was neither applied nor rejected was superseded."""
+    consumed: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
+    for one in decoded:
+        consumed[one.record.topic] += len(one)
+        rejected[one.record.topic] += len(one.rejected)
+    return {
+        t: TopicCounts(consumed[t], applied[t], consumed[t] - applied[t] - rejected[t], rejected[t]) for t in (ITEM_FEATURES, NEW_ITEMS)
+    }

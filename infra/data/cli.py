@@ -51,7 +51,8 @@ def import_files(
         report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
     report |= _describe(catalogue)
     if model_out is not None:
-        model_out.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}, indent=1) + "\n")
+        sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.mapping.train)}
+        model_out.write_text(json.dumps(sections, indent=1) + "\n")
     _say_rejections(catalogue)
     if as_json:
         print_data(report, as_json)
@@ -80,7 +81,7 @@ def _open_progress() -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(file=sys.stderr))
 
 
@@ -91,7 +92,7 @@ def _reading(progress: "Progress") -> "Tell":
     def tell(section: str, rows: int, total: int | None) -> None:
         if section not in tasks:
             tasks[section] = progress.add_task(f"rows of [{section}]", total=total)
-        progress.update(tasks[section], completed=rows)
+        progress.update(tasks[section], completed=rows, total=total)
 
     return tell
 

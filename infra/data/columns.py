@@ -92,6 +92,14 @@ def holds_flags(array: Array, at_least: float | None = None) -> bool:
     return at_least is None and is_text(array) and any((text or "").strip().lower() in _FLAGS for text in array.unique().to_pylist())
 
 
+def decode_membership(array: Array, values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(flags, known), both bool: whether each cell is one of the values, and whether it is there at all."""
+    encoded = plain(array).dictionary_encode()
+    texts = [*decode_texts(encoded.dictionary), None]
+    codes = encoded.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)
+    return np.array([text in values for text in texts])[codes], np.array([text is not None for text in texts])[codes]
+
+
 def decode_flags(array: Array, at_least: float | None = None, words: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(flags, known), both bool. Text like true, yes, 1 (`words`; None: found out); a number is true above 0, or from `at_least`."""
     array = plain(array)
@@ -192,11 +200,14 @@ def fits_int64(array: Array) -> bool:
     return all(re.fullmatch(r"0|-?[1-9]\d{0,18}", text) and -(2**63) <= int(text) < 2**63 for text in texts)
 
 
-def decode_categories(array: Array) -> list[int | str | None]:
-    """Values of a categorical feature: whole numbers stay numbers, all else is text of at most 1 KiB."""
+def decode_categories(array: Array, separator: str | None = None) -> list[int | str | None]:
+    """Values of a categorical feature: whole numbers stay numbers, all else is text of at most 1 KiB. Of several in a cell, set apart by the
+    separator, the first."""
     array = plain(array)
     if pa.types.is_integer(array.type):
         return array.to_pylist()  # type: ignore[no-any-return]
+    if separator is not None:
+        array = pa.array([text.partition(separator)[0] if text else text for text in decode_texts(array)], pa.string())
     return [text if text is None or len(text) * 4 <= FEATURE_TEXT_BYTES_MAX else _short(text) for text in decode_texts(array)]
 
 

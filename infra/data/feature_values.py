@@ -32,7 +32,7 @@ def decode_feature(rows: LoadedRows, column: Column, feature: Feature) -> Sequen
     if feature.kind is Kind.NUMERIC:
         return [None if x != x else x for x in decode_numbers(arrays[0]).tolist()]
     if feature.kind is Kind.CATEGORICAL:
-        return decode_categories(arrays[0])
+        return decode_categories(arrays[0], column.separator)
     if feature.kind is Kind.BAG:
         return decode_bags(arrays[0], column.separator)
     return decode_rows_of_vectors(rows, column, feature.width, feature.name)

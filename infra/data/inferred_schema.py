@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.data.columns import decode_bags, decode_numbers, decode_vectors, is_list, is_text, plain
+from infra.data.columns import decode_bags, decode_categories, decode_numbers, decode_vectors, is_list, is_text, plain
 from infra.data.mapping import Column, FeatureSource
 from schemas.errors import Misconfigured
 from schemas.features import Feature, Kind, Scope, Transform
@@ -79,7 +79,9 @@ def infer_buckets(arrays: Sequence[pa.ChunkedArray], kind: Kind, source: Feature
     if kind is Kind.BAG:
         distinct = len({value for bag in decode_bags(arrays[0], source.column.separator) for value in bag or ()})
     else:
-        distinct = pc.count_distinct(plain(arrays[0])).as_py()
+        separator = source.column.separator
+        cells = plain(arrays[0]) if separator is None else pa.array(decode_categories(arrays[0].unique(), separator))
+        distinct = pc.count_distinct(cells).as_py()
     most = REALTIME_BUCKETS_MAX if source.details.get("realtime") else BUCKETS_MAX
     return buckets_for(distinct, most)
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from infra.data.mapping_section import Section, reject
 from infra.data.where import Condition, read_conditions
+from schemas.errors import Misconfigured
 from schemas.features import Feature, Kind
 from schemas.model.spec import ModelSpec
+from schemas.train_choices import TrainChoices
 
 FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
 _SOURCE_KEYS = ("file", "where", "delimiter", "encoding")
@@ -29,6 +31,7 @@ class Column:
 
     separator    between the values of a text cell (bags, vectors); None: found out per cell
     at_least     a number from which on a flag is true
+    one_of       values that make a flag true; every other value makes it false
     time_unit / time_format   how a time reads, where it cannot be seen ("s", "ms", "us", "ns"; a strptime format)
     """
 
@@ -37,6 +40,7 @@ class Column:
     value: Any = None
     separator: str | None = None
     at_least: float | None = None
+    one_of: tuple[str, ...] = ()
     time_unit: str | None = None
     time_format: str | None = None
 
@@ -152,6 +156,7 @@ class DataMapping:
     sampling: Sampling
     holdout: Holdout
     model: Mapping[str, Any]
+    train: Mapping[str, Any]
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -169,7 +174,7 @@ def read_mapping(path: Path) -> DataMapping:
     top = Section(path, "", raw)
     name = top.text("name", path.stem)
     parts = {part: top.section(part) for part in ("schema", "items", "item_history", "embeddings", "users", "behaviours", "impressions")}
-    holdout, model = _read_holdout(top.section("evaluation")), _read_model(top.section("model"))
+    holdout, model, train = _read_holdout(top.section("evaluation")), _read_model(top.section("model")), _read_train(top.section("train"))
     top.end()
     if not parts["items"].given:
         raise reject(path, "[items]", "is missing: every mapping says where the items are, with at least `file` and `id`")
@@ -196,6 +201,7 @@ def read_mapping(path: Path) -> DataMapping:
         sampling=sampling,
         holdout=holdout,
         model=model,
+        train=train,
     )
 
 
@@ -211,6 +217,16 @@ def _read_model(section: Section) -> dict[str, Any]:
     fields = [f.name for f in dataclasses.fields(ModelSpec) if f.name != "schema"]
     values = {key: tuple(v) if isinstance(v := section.any(key), list) else v for key in fields if key in section.raw}
     section.end(fields)
+    return values
+
+
+def _read_train(section: Section) -> dict[str, Any]:
+    values = {f.name: section.any(f.name) for f in dataclasses.fields(TrainChoices) if f.name in section.raw}
+    section.end(f.name for f in dataclasses.fields(TrainChoices))
+    try:
+        TrainChoices().replaced(values)
+    except Misconfigured as error:
+        raise reject(section.path, "[train]", error.message) from error
     return values
 
 
@@ -329,7 +345,8 @@ def read_column(section: Section, key: str, value: Any) -> Column:
         prefix=part.any("prefix"),
         value=part.any("value"),
         separator=part.any("separator"),
-        at_least=part.any("at_least"),
+        at_least=part.optional_number("at_least", least=-1e12),
+        one_of=tuple(map(str, part.listed("in"))),
         time_unit=part.choice("time_unit", ("s", "ms", "us", "ns"), None),
         time_format=part.any("time_format"),
     )

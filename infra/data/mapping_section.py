@@ -67,6 +67,15 @@ class Section:
             raise self.reject(key, f"is {value!r}, expected a list of texts")
         return value
 
+    def listed(self, key: str) -> Sequence[str | int | float]:
+        """A list of texts and numbers; empty when it was not given."""
+        value = self.any(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not value or not all(isinstance(v, str | int | float) for v in value):
+            raise self.reject(key, f'is {value!r}, expected a list like ["click", "purchase"]')
+        return value
+
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         value = self.any(key)

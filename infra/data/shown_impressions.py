@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from infra.data.columns import decode_flags, decode_numbers, decode_texts, holds_flags, plain
+from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
 from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions, read_interactions
 from infra.data.sorted_rows import sort_rows
@@ -34,11 +34,13 @@ class ShownRows:
 
     def __init__(self, table: LoadedTable) -> None:
         self.table = table
-        self._at_least = table.source.roles["clicked"].at_least
+        column = table.source.roles["clicked"]
+        self._at_least, self._one_of = column.at_least, column.one_of
 
     def clicked(self, rows: LoadedRows) -> np.ndarray:
         """Which of some rows were clicked, [R] bool. One that says neither is named, and counts as not clicked."""
-        clicked, known = decode_flags(rows.array("clicked"), self._at_least, self._as_flags)
+        cells = rows.array("clicked")
+        clicked, known = decode_membership(cells, self._one_of) if self._one_of else decode_flags(cells, self._at_least, self._as_flags)
         for row in np.flatnonzero(~known).tolist():
             rows.reject_cell(row, "clicked", "flag, taken as false")
         return clicked

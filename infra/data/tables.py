@@ -134,6 +134,8 @@ def load_table(
             form.see(rows.array(role))
         if tell is not None:
             tell(source.section, len(spool), total)
+    if tell is not None:
+        tell(source.section, len(spool), len(spool))
     return LoadedTable(source, spool.finish(), tuple(p.name for p in paths), rejections, id_forms)
 
 

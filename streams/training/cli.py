@@ -10,7 +10,7 @@ from infra.command import AsJson, print_data, register_settings, say
 _MODEL_HELP = "What to train: a TOML or JSON file with [schema] and, optionally, [model]. Not needed with --warm-start."
 
 _Steps = Annotated[
-    int, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more. 0 = none.")
+    int | None, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more.")
 ]
 _WaitImpressions = Annotated[
     int,
@@ -28,6 +28,16 @@ _Snapshot = Annotated[
 ]
 _Processes = Annotated[
     int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
+]
+_Choose = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any choice of the model file's section [train], for example --set learning_rate=0.002; repeatable, before the file's.",
+    ),
+]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Train nothing: show the model and every choice of [train], and where it is from.")
 ]
 _Follow = Annotated[
     bool,
@@ -51,17 +61,19 @@ def train(
     model: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=_MODEL_HELP)] = None,
     warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of the fit.")] = 20.0,
-    steps: _Steps = 0,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Time limit of the fit; 20 if nobody says.")] = None,
+    steps: _Steps = None,
     more: Annotated[int, typer.Option(min=0, max=1000, help="Further checkpoints, each from a short warm start.")] = 0,
     more_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of each of them.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of weights, hash planes and batches.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, hash planes and batches.")] = None,
+    choose: _Choose = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch. More than the free cores makes it slower.")] = 1,
     publish: Annotated[bool, typer.Option("--publish", help="Publish each checkpoint to model-checkpoints.")] = False,
     wait_impressions: _WaitImpressions = 0,
     state: _State = None,
     snapshot: _Snapshot = None,
     processes: _Processes = 1,
+    dry_run: _DryRun = False,
     follow: _Follow = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two published checkpoints.")] = 300.0,
     late_after: _LateAfter = None,
@@ -74,15 +86,18 @@ def train(
     """
     from infra.logs import open_logs
     from infra.settings import load_settings
+    from schemas.train_choices import decode_assignments
     from streams.training.settings import TrainSettings
 
     settings = load_settings(TrainSettings, {"train": {"metrics_port": metrics_port, "late_s_max": late_after}})
     open_logs("train", settings.log.level, settings.log.format)
+    named = {name: value for name, value in (("seconds", seconds), ("steps", steps), ("seed", seed)) if value is not None}
+    given = decode_assignments(choose or []) | named
     if follow:
-        from streams.training.following.learner import OnlineOptions
+        from streams.training.following.learner import online_options
         from streams.training.following.program import FollowPlan, run_follower
 
-        learning = OnlineOptions(seed=seed)
+        learning = online_options(given)
         run_follower(settings, FollowPlan(out, name, every, warm_start, state, threads, learning), lambda line: print(line, flush=True))
         return
     from streams.training.program import TrainPlan, run_training
@@ -92,18 +107,21 @@ def train(
         model,
         warm_start,
         name,
-        seconds,
-        steps,
         more,
         more_seconds,
-        seed,
         threads,
         publish,
         wait_impressions,
         state,
         snapshot,
         processes,
+        given,
     )
+    if dry_run:
+        from streams.training.dry_run import print_plan
+
+        print_plan(plan, as_json)
+        return
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()

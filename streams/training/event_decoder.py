@@ -1,7 +1,8 @@
 """Records of the five topics that training reads, decoded and checked like everywhere else: one decoder for topics, followed or not, and snapshots.
 
 Here: records to events, counts of what was refused. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records
-are skipped and counted: the dead letters are written by those who own the topics.
+are skipped and counted. Dead letters are written by those who own the topics; impressions are read by training only, so whoever reads them from
+the log says what to do with a bad one (`refuse`, refused_impressions.py).
 """
 
 from collections import Counter
@@ -28,14 +29,15 @@ from streams.training.impressions import Events
 
 TRAINING_TOPICS = (ITEM_FEATURES, NEW_ITEMS, USER_FEATURES, USER_BEHAVIOURS, IMPRESSIONS)  # in the order of the fields of `Events`
 CONTEXT_TOPICS = TRAINING_TOPICS[:-1]  # what impressions are joined with
+Refuse = Callable[[SourceRecord, RejectedInput], None]  # what becomes of a record of impressions that does not read
 Offsets = Mapping[str, Mapping[str, int]]  # topic -> partition (as text, for JSON) -> offset
 
 
 class EventDecoder:
     """Decodes for one index. `read` counts records, `skipped` records and updates that were refused, by topic."""
 
-    def __init__(self, shards: int, user_partitions: int, kind: IdKind) -> None:
-        self._kind = kind
+    def __init__(self, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
+        self._kind, self._refuse = kind, refuse
         self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
         self._of_topic: Mapping[str, Callable[[SourceRecord], list[Any]]] = {
             ITEM_FEATURES: lambda r: self._updates(r, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id),
@@ -54,8 +56,10 @@ class EventDecoder:
             self.read[topic] += 1
             try:
                 found += decode(record)
-            except RejectedInput:
+            except RejectedInput as error:
                 self.skipped[topic] += 1
+                if self._refuse is not None and topic == IMPRESSIONS:
+                    self._refuse(record, error)
         return found
 
     def decode_all(self, records: Mapping[str, Iterable[SourceRecord]]) -> Events:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from schemas.model.score import bid_exponent
+from schemas.train_choices import TrainChoices
 from streams.training.copr import click_loss, copr_loss, label_gains
 
 
@@ -35,6 +36,11 @@ class LossWeights:
 
 
 DEFAULT_LOSS = LossWeights()
+
+
+def loss_weights(chosen: TrainChoices) -> LossWeights:
+    """The losses that somebody chose."""
+    return LossWeights(chosen.copr, chosen.click, chosen.softmax, chosen.soft_labels, chosen.outcomes)
 
 
 @dataclass(frozen=True, slots=True)

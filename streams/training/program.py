@@ -2,7 +2,9 @@
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,14 @@ from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.model_file import read_model_file
+from streams.training.losses import loss_weights
+from streams.training.model_file import read_model_file, read_train_choices
+from streams.training.refused_impressions import RefusedImpressions
+from streams.training.similarity_start import start_from_similarity
 from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import TopicEvents
 from streams.training.trainer import TrainOptions, TrainReport, fit
@@ -33,23 +39,27 @@ _STATE_STEPS = 20
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The options of `aif train`; see its help."""
+    """The options of `aif train`; see its help. `given`: choices of [train] that were named on the command line."""
 
     out: Path
     model: Path | None
     warm_start: Path | None
     name: str
-    seconds: float
-    steps: int
     more: int
     more_seconds: float
-    seed: int
     threads: int
     publish: bool
     wait_impressions: int = 0
     state: Path | None = None
     snapshot: Path | None = None
     processes: int = 1
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def train(self) -> TrainChoices:
+        """How to train: what was given on the command line, else what the model's file says, else the defaults. Raises Misconfigured."""
+        of_file = read_train_choices(self.model) if self.model is not None else TrainChoices()
+        return of_file.replaced(self.given)
 
 
 @dataclass(frozen=True)
@@ -68,17 +78,21 @@ class DataRange:
 def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
     """Reads the topics, fits, writes `1 + more` checkpoints into `plan.out`. Figures: steps, losses, seconds, requests."""
     torch.set_num_threads(plan.threads)
-    torch.manual_seed(plan.seed)
+    torch.manual_seed(plan.train.seed)
     network = _open_network(plan)
-    figures = Figures("train", {"seconds": plan.seconds, "steps": plan.steps, "seed": plan.seed, "threads": plan.threads})
+    figures = Figures("train", plan.train.to_dict() | {"threads": plan.threads})
     with _progress() as progress:
         reading = progress.add_task("read the topics", total=None)
         kept = StateFile(plan.state) if plan.state is not None else None
-        data, known = _read(_open_source(settings, plan), network, plan.wait_impressions, kept)
+        refused = RefusedImpressions(settings.bootstrap_servers(), settings.kafka.topic_prefix) if plan.snapshot is None else None
+        data, known = _read(_open_source(settings, plan, refused), network, plan.wait_impressions, kept)
         states = _open_states(plan, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)
         figures.add("requests", len(data), "count")
         figures.add("skipped_items", data.skipped_items, "count")
+        if refused is not None:
+            refused.settle()
+            figures.add("dead_lettered", refused.sent, "count")
         for number in range(1 + plan.more):
             report = _fit(network, data, plan, number, progress, states if number == 0 else None)
             path = _write(network, plan, number, _card(data, known, plan, report))
@@ -105,15 +119,18 @@ def _open_network(plan: TrainPlan) -> AifNetwork:
     if plan.model is None:
         raise Misconfigured("no_model", "name a --model file with the feature schema, or a checkpoint with --warm-start")
     spec = read_model_file(plan.model)
-    return AifNetwork(spec, make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    network = AifNetwork(spec, make_w_hash(plan.train.seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    if plan.train.start == "similarity":
+        start_from_similarity(network)
+    return network
 
 
-def _open_source(settings: InfraSettings, plan: TrainPlan) -> TopicEvents | SnapshotEvents:
+def _open_source(settings: InfraSettings, plan: TrainPlan, refused: RefusedImpressions | None) -> TopicEvents | SnapshotEvents:
     """The topics, or what was exported of them."""
     if plan.snapshot is not None:
         return SnapshotEvents(plan.snapshot)
-    index, kafka = settings.index, settings.kafka
-    return TopicEvents(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+    index, kafka, refuse = settings.index, settings.kafka, refused.refuse if refused is not None else None
+    return TopicEvents(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind), refuse)
 
 
 @collector_paused()
@@ -133,9 +150,9 @@ def _read(
 def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, known: DataRange) -> StateFile:
     """Where the first fit keeps its state. Raises Misconfigured (`state_needs_steps`), Incompatible (`other_run`)."""
     assert plan.state is not None
-    if not plan.steps:
+    if not plan.train.steps:
         raise Misconfigured("state_needs_steps", "--state goes on exactly only where --steps ends the fit: seconds are not the same twice")
-    run = {"seed": plan.seed, "steps": plan.steps, "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
+    run = {"train": plan.train.to_dict(), "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
     states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(known.offsets)})
     kept = states.read()
     if kept is not None and kept.about != states.about:
@@ -150,13 +167,16 @@ def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, known:
 
 def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, progress: Progress, states: StateFile | None) -> TrainReport:
     """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where given, are the only limit."""
-    first = number == 0
+    first, chosen = number == 0, plan.train
     task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
     options = TrainOptions(
-        seconds_max=math.inf if plan.steps else plan.seconds if first else plan.more_seconds,
-        steps_max=plan.steps if first else -(-plan.steps // 10),
-        learning_rate=TrainOptions.learning_rate if first and plan.warm_start is None else TrainOptions.learning_rate / 4,
-        seed=plan.seed + number,
+        seconds_max=math.inf if chosen.steps else chosen.seconds if first else plan.more_seconds,
+        steps_max=chosen.steps if first else -(-chosen.steps // 10),
+        batch_requests=chosen.batch_requests,
+        behaviours_max=chosen.behaviours_max,
+        learning_rate=chosen.learning_rate if first and plan.warm_start is None else chosen.learning_rate / 4,
+        seed=chosen.seed + number,
+        loss=loss_weights(chosen),
     )
 
     def tell(share: float) -> None:
@@ -179,7 +199,7 @@ def _card(data: TrainingSet, known: DataRange, plan: TrainPlan, report: TrainRep
         "requests": len(data),
         "steps": report.steps,
         "seconds": round(report.seconds, 3),
-        "seed": plan.seed,
+        "train": plan.train.to_dict(),
         "warm_start": None if plan.warm_start is None else plan.warm_start.name,
         "copr": report.copr,
         "click": report.click,

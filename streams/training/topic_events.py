@@ -14,7 +14,7 @@ from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import wait_until
 from schemas.ids import IdKind
 from schemas.topics import IMPRESSIONS
-from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets
+from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets, Refuse
 from streams.training.impressions import Events
 
 _WAIT_S_MAX = 900.0
@@ -24,9 +24,9 @@ _POLL_S = 0.2
 class TopicEvents:
     """Reads the topics of one index. `skipped` counts records and updates that were refused, by topic."""
 
-    def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind) -> None:
+    def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
         self._bootstrap, self._prefix = bootstrap, prefix
-        self._decoder = EventDecoder(shards, user_partitions, kind)
+        self._decoder = EventDecoder(shards, user_partitions, kind, refuse)
 
     @property
     def skipped(self) -> Counter[str]:

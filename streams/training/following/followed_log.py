@@ -55,10 +55,13 @@ class FollowedTopic:
 
 
 class FollowedLog:
-    """All five topics. `begin` says where; then `plan` and `read` by turns. `lag_records`: impressions behind the round planned last."""
+    """All five topics. `begin` says where; then `plan` and `read` by turns; `settle` is called when a round was read, before its end is kept.
+    `lag_records`: impressions behind the round planned last."""
 
-    def __init__(self, bootstrap: str, prefix: str, decoder: EventDecoder, begin: Offsets) -> None:
-        self._bootstrap, self._prefix, self._decoder = bootstrap, prefix, decoder
+    def __init__(
+        self, bootstrap: str, prefix: str, decoder: EventDecoder, begin: Offsets, settle: Callable[[], object] = lambda: None
+    ) -> None:
+        self._bootstrap, self._prefix, self._decoder, self._settle = bootstrap, prefix, decoder, settle
         self._ends = begin
         self.lag_records = 0
         self._topics = {t: FollowedTopic(bootstrap, prefix, t, partitions_of(begin, t)) for t in TRAINING_TOPICS}
@@ -88,7 +91,9 @@ class FollowedLog:
         """The events from where the last reading ended to `ends`."""
         records = {t: self._topics[t].take(partitions_of(ends, t)) for t in TRAINING_TOPICS}
         self._ends = ends
-        return self._decoder.decode_all(records)
+        events = self._decoder.decode_all(records)
+        self._settle()
+        return events
 
     def close(self) -> None:
         """Leave; nothing is committed."""

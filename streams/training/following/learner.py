@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from schemas.errors import Misconfigured
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.training.impressions import TrainingSet
-from streams.training.losses import LossWeights
+from streams.training.losses import LossWeights, loss_weights
 from streams.training.trainer import VECTORS_EVERY, VectorTable, train_step
 from streams.training.trainer_state import TrainerState
 
@@ -38,6 +40,15 @@ class OnlineOptions:
     behaviours_max: int = 256
     seed: int = 0
     loss: LossWeights = field(default_factory=lambda: ONLINE_LOSS)
+
+
+def online_options(given: Mapping[str, Any]) -> OnlineOptions:
+    """The options of a follower with some choices of [train]. Raises Misconfigured for one that means nothing to what never ends."""
+    default = OnlineOptions()
+    chosen = TrainChoices(learning_rate=default.learning_rate).replaced(given)
+    if ended := sorted({"steps", "seconds", "start"} & set(given)):
+        raise Misconfigured("bad_train_choice", f"{ended[0]} means nothing with --follow, which goes on from a model and does not end")
+    return OnlineOptions(chosen.learning_rate, chosen.batch_requests, chosen.behaviours_max, chosen.seed, loss_weights(chosen))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from streams.training.following.learner import OnlineLearner, OnlineOptions
 from streams.training.following.publications import Publications
 from streams.training.following.status import StatusTeller
 from streams.training.following.view import View
+from streams.training.refused_impressions import RefusedImpressions
 from streams.training.settings import TrainSettings
 from streams.training.topic_events import as_text, fetch_ends, partitions_of
 from streams.training.trainer_state import StateFile, TrainerState
@@ -97,7 +98,8 @@ def open_follower(
         yield None
         return
     index, bootstrap, prefix = settings.index, settings.bootstrap_servers(), settings.kafka.topic_prefix
-    decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind))
+    refused = RefusedImpressions(bootstrap, prefix)
+    decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
     plan.state_path.parent.mkdir(parents=True, exist_ok=True)
     states = StateFile(plan.state_path, about=_about(base))
     kept = _kept(states, say)
@@ -108,7 +110,7 @@ def open_follower(
     begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
     with (
         Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
-        FollowedLog(bootstrap, prefix, decoder, begin) as log,
+        FollowedLog(bootstrap, prefix, decoder, begin, refused.settle) as log,
     ):
         view = View(base.spec, base.w_hash, plan.learning.behaviours_max)
         view.settled_ms = place.settled_ms

@@ -14,6 +14,7 @@ from infra.data.columns import (
     decode_categories,
     decode_flags,
     decode_ids,
+    decode_membership,
     decode_numbers,
     decode_times,
     decode_vectors,
@@ -118,3 +119,13 @@ def test_bags_and_categories_drop_what_is_empty() -> None:
     assert decode_categories(pa.array([1, None])) == [1, None]
     assert decode_categories(pa.array([True, None])) == ["True", None]
     assert len(decode_categories(pa.array(["ä" * 5_000]))[0].encode()) <= 1_024  # type: ignore[union-attr]
+
+
+def test_of_several_categories_in_a_cell_the_first_counts() -> None:
+    assert decode_categories(pa.array(["Drama|War", "Comedy", None, ""]), "|") == ["Drama", "Comedy", None, None]
+
+
+def test_a_flag_may_be_one_of_some_values() -> None:
+    flags, known = decode_membership(pa.array(["buy", "view", None, " click "]), ("buy", "click"))
+    assert flags.tolist() == [True, False, False, True] and known.tolist() == [True, True, False, True]
+    assert decode_membership(pa.array([3, 4, None]), ("4",))[0].tolist() == [False, True, False]

@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from infra.cli import build_app
 from schemas.errors import Misconfigured
 from schemas.ids import IdKind
-from streams.training.model_file import read_model_file
+from schemas.train_choices import TrainChoices, decode_assignments
+from streams.training.following.learner import OnlineOptions, online_options
+from streams.training.model_file import read_model_file, read_train_choices
+from streams.training.program import TrainPlan
 from streams.training.trainer import default_spec
 from tests.schemas.catalogue import small_schema
 
@@ -28,6 +33,8 @@ from tests.schemas.catalogue import small_schema
         ('{"schema": SCHEMA, "model": {"width": "wide"}}', r"\[model\].*width.*wide"),
         ('{"schema": SCHEMA, "model": {"width": 0}}', r"\[model\].*width"),
         ('{"schema": SCHEMA, "model": {"rank_by": "luck"}}', r"\[model\].*rank_by.*luck"),
+        ('{"schema": SCHEMA, "model": {"hash_bit": 3}}', r"\[model\].*did you mean 'hash_bits'"),
+        ('{"schema": SCHEMA, "tain": {}}', r"\[tain\].*did you mean 'train'"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name_and_the_place(tmp_path: Path, text: str, words: str) -> None:
@@ -64,3 +71,44 @@ def test_toml_says_the_same_as_json(tmp_path: Path) -> None:
     spec = read_model_file(path)
     assert spec == default_spec(spec.schema) and spec.rank_by == "click"
     assert spec.schema.id_kind is IdKind.TEXT and spec.schema.item("colour").buckets == 9
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"learning_rat": 1}, r"learning_rat .*did you mean 'learning_rate'"),
+        ({"steps": 2.5}, "steps = 2.5"),
+        ({"learning_rate": 0}, "learning_rate = 0"),
+        ({"copr": -1}, "copr = -1"),
+        ({"copr": 0, "click": 0}, "nothing would be learnt"),
+        ({"start": "warm"}, "start = 'warm'.*similarity"),
+        ({"soft_labels": 1}, "soft_labels = 1"),
+    ],
+)
+def test_a_bad_choice_of_train_is_refused_with_its_name(tmp_path: Path, choices: dict[str, object], words: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "train": choices}))
+    with pytest.raises(Misconfigured, match=rf"model\.json \[train\].*{words}"):
+        read_train_choices(path)
+
+
+def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "train": {"learning_rate": 0.01, "softmax": 1, "steps": 9}}))
+    given = decode_assignments(["softmax = 0.5", "soft_labels=true"]) | {"steps": 3}
+    plan = TrainPlan(tmp_path, path, None, "aif", 0, 1, 1, False, given=given)
+    assert plan.train == TrainChoices(learning_rate=0.01, softmax=0.5, steps=3, soft_labels=True)
+    result = CliRunner().invoke(
+        build_app(), ["train", "--model", str(path), "--out", str(tmp_path), "--set", "softmax=0.5", "--dry-run", "--json"]
+    )
+    rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(result.stdout)["train"]}
+    assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, "model.json") and rows["copr"] == (0.3, "default")
+    for text, words in (("softmx=1", "did you mean 'softmax'"), ("steps=many", "expected int"), ("steps", "name=value")):
+        with pytest.raises(Misconfigured, match=words):
+            decode_assignments([text])
+
+
+def test_a_follower_takes_choices_that_mean_something_to_it() -> None:
+    assert online_options({"learning_rate": 0.002, "softmax": 1}).loss.softmax == 1 and online_options({}) == OnlineOptions()
+    with pytest.raises(Misconfigured, match="steps means nothing"):
+        online_options({"steps": 5})

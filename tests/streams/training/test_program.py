@@ -87,7 +87,7 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
     model = write_model(tmp_path, IdKind.TEXT)
     files = []
     for folder in ("a", "b"):
-        plan = TrainPlan(tmp_path / folder, model, None, "aif", 60, 4, 0, 1, seed=5, threads=1, publish=False)
+        plan = TrainPlan(tmp_path / folder, model, None, "aif", 0, 1, threads=1, publish=False, given={"steps": 4, "seed": 5})
         figures = run_training(load_settings(InfraSettings), plan)
         assert figures.value("requests") == 3
         files.append(read_checkpoint(tmp_path / folder / "aif-0000.safetensors").network.state_dict())
@@ -98,6 +98,7 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
     of_topics, of_snapshot = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors").info for folder in ("b", "c"))
     assert of_topics.tensors_sha256 == of_snapshot.tensors_sha256
     data = of_snapshot.card["data"]
+    assert of_topics.card["train"]["steps"] == 4 and of_topics.card["train"]["seed"] == 5
     assert data == of_topics.card["data"] and (data["from_ms"], data["until_ms"]) == (100, 300)
     assert sum(data["offsets"]["impressions"].values()) == 4
 
@@ -109,10 +110,10 @@ def test_nothing_to_train_and_nothing_to_learn_from_are_said(
         monkeypatch.setenv(name, value)
     settings = load_settings(InfraSettings)
     with pytest.raises(Misconfigured, match="no_model"):
-        run_training(settings, TrainPlan(tmp_path, None, None, "aif", 1, 1, 0, 1, 0, 1, False))
+        run_training(settings, TrainPlan(tmp_path, None, None, "aif", 0, 1, 1, False, given={"steps": 1}))
     apply_topics(bootstrap_servers, topic_prefix, 2, 2)
     with pytest.raises(Misconfigured, match="nothing_to_learn"):
-        run_training(settings, TrainPlan(tmp_path, write_model(tmp_path, IdKind.INT64), None, "aif", 1, 1, 0, 1, 0, 1, False))
+        run_training(settings, TrainPlan(tmp_path, write_model(tmp_path, IdKind.INT64), None, "aif", 0, 1, 1, False, given={"steps": 1}))
 
 
 def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_published_since(
@@ -131,9 +132,8 @@ def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_pub
     settings, model = load_settings(InfraSettings), write_model(tmp_path, IdKind.INT64)
 
     def plan(folder: str, state: str | None) -> TrainPlan:
-        return TrainPlan(
-            tmp_path / folder, model, None, "aif", 60, 50, 0, 1, seed=5, threads=1, publish=False, state=state and tmp_path / state
-        )
+        given = {"steps": 50, "seed": 5}
+        return TrainPlan(tmp_path / folder, model, None, "aif", 0, 1, 1, False, state=state and tmp_path / state, given=given)
 
     run_training(settings, plan("whole", None))
     step, done = trainer.train_step, 0
@@ -154,6 +154,6 @@ def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_pub
     whole, resumed = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors") for folder in ("whole", "resumed"))
     assert whole.info.tensors_sha256 == resumed.info.tensors_sha256
     with pytest.raises(Incompatible, match="other_run"):
-        run_training(settings, dataclasses.replace(plan("other", "state"), seed=6))
+        run_training(settings, dataclasses.replace(plan("other", "state"), given={"steps": 50, "seed": 6}))
     with pytest.raises(Misconfigured, match="state_needs_steps"):
-        run_training(settings, dataclasses.replace(plan("other", "state"), steps=0))
+        run_training(settings, dataclasses.replace(plan("other", "state"), given={"seed": 5}))

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import read_topic
+from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
 from infra.settings import load_settings
 from schemas.errors import Unavailable
@@ -184,6 +185,8 @@ def test_it_publishes_what_it_learnt_stops_while_records_do_not_read_and_starts_
         stage.publish(96)
         learn_until(120, ())
         follower.run(lambda: len(published(stage)) > len(first), 4)
+    letters = read_dead_letters(stage.bootstrap, stage.prefix, "impressions")
+    assert [(letter.record.value, letter.source.disposition) for letter in letters] == [(b"\xff not json", "malformed")] * 4
     path = Path(published(stage)[-1].uri.removeprefix("file://"))
     card = read_checkpoint(path).info.card
     assert card["data"]["until_ms"] == stage.stream.now_ms and card["requests"] == 120 and card["progressive"]["requests"] == 120

@@ -1,0 +1,106 @@
+"""How a model is trained: the section [train] of a model's file or of a mapping, and what a checkpoint's card says of it.
+
+Here: names, defaults and bounds. Not here: reading files, what a choice does (streams/training). Who names one of them overrides: the command line
+comes before the file, the file before the defaults. Unknown names are refused.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import Misconfigured
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
+
+STARTS = ("random", "similarity")
+_BATCH_REQUESTS_MAX = 4_096
+_LOSSES = ("copr", "click", "softmax", "outcomes")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainChoices:
+    """`steps` ends a fit, or else `seconds`. Weights of losses: 0 leaves one out.
+
+    start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
+    behaviours_max  of a user's history in a batch: the latest
+    copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
+    softmax         each positive against the negatives of its request; suits positives with sampled negatives
+    outcomes        of each task beside the click
+    soft_labels     the click's target is the teacher's probability, where there is a teacher
+    """
+
+    learning_rate: float = 4e-3
+    batch_requests: int = 32
+    behaviours_max: int = 256
+    steps: int = 0
+    seconds: float = 20.0
+    seed: int = 0
+    start: str = "random"
+    copr: float = 0.3
+    click: float = 1.0
+    softmax: float = 0.0
+    outcomes: float = 1.0
+    soft_labels: bool = False
+
+    def __post_init__(self) -> None:
+        _require("learning_rate", self.learning_rate, 0 < self.learning_rate <= 1, "above 0, at most 1")
+        _require("batch_requests", self.batch_requests, 1 <= self.batch_requests <= _BATCH_REQUESTS_MAX, f"1 to {_BATCH_REQUESTS_MAX}")
+        _require(
+            "behaviours_max", self.behaviours_max, 1 <= self.behaviours_max <= BEHAVIOURS_PER_USER_MAX, f"1 to {BEHAVIOURS_PER_USER_MAX}"
+        )
+        _require("steps", self.steps, self.steps >= 0, "from 0 (0: `seconds` is the limit)")
+        _require("seconds", self.seconds, self.seconds > 0, "above 0")
+        _require("start", self.start, self.start in STARTS, f"one of {', '.join(STARTS)}")
+        weights = [getattr(self, name) for name in _LOSSES]
+        for name, weight in zip(_LOSSES, weights, strict=True):
+            _require(name, weight, 0 <= weight < math.inf, "a weight from 0")
+        _require("click", self.click, any(weights[:3]), "a weight above 0 where copr and softmax are 0: nothing would be learnt")
+
+    def replaced(self, given: Mapping[str, Any]) -> "TrainChoices":
+        """These with some others. Raises Misconfigured (`bad_train_choice`) naming the choice, with the nearest name for an unknown one."""
+        known = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, value in given.items():
+            if name not in known:
+                raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {_nearest(name, list(known))}")
+            if type(value) is not type(known[name]) and not (type(value) is int and isinstance(known[name], float)):
+                raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected a value like {known[name]!r}")
+        plain: dict[str, Any] = {name: float(value) if isinstance(known[name], float) else value for name, value in given.items()}
+        return dataclasses.replace(self, **plain)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a card."""
+        return dataclasses.asdict(self)
+
+
+def decode_assignments(texts: list[str]) -> dict[str, Any]:
+    """`name=value` of a command line as plain values. Raises Misconfigured (`bad_train_choice`)."""
+    known = {f.name: f.type for f in dataclasses.fields(TrainChoices)}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not sign:
+            raise Misconfigured("bad_train_choice", f"{text!r} does not read; expected name=value, like learning_rate=0.002")
+        if name not in known:
+            raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {_nearest(name, list(known))}")
+        found[name] = _decode_value(name, value, known[name])
+    return found
+
+
+def _decode_value(name: str, text: str, kind: Any) -> Any:
+    flags = {"true": True, "false": False}
+    try:
+        return flags[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError) as error:
+        raise Misconfigured("bad_train_choice", f"{name} = {text!r}, expected {kind.__name__}") from error
+
+
+def _require(name: str, value: object, fits: bool, expected: str) -> None:
+    if not fits:
+        raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected {expected}")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(sorted(known))}"

@@ -107,8 +107,12 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     dies_with_parent: bool = True,
     inherited_fds: Sequence[int] = (),
+    shares_session: bool = False,
 ) -> Child:
     """Start `command` in its own process group, standard input closed, output appended to `log_path`.
+
+    `shares_session`: in our session, not in one of its own. Linux gives each session its share of the cores (autogroup), and a priority counts only
+    inside one: a child that shall give way to us has to be in ours.
 
     `environment` adds to this process's, but for PYTHONDONTWRITEBYTECODE, which images set: every child would compile all that it imports
     anew, seconds of each start. A terminal's Ctrl-C does not reach it: whoever started it stops it.
@@ -124,7 +128,8 @@ def start_child(
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**_inherited(), **(environment or {})},
-                start_new_session=True,
+                start_new_session=not shares_session,
+                process_group=0 if shares_session else None,
                 pass_fds=tuple(inherited_fds),
                 preexec_fn=(lambda: die_with_parent(parent_pid)) if dies_with_parent else None,  # one system call, by a thread of its own
             )

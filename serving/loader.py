@@ -54,7 +54,7 @@ class Loader:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "serving.index_reader", str(theirs.fileno())]
-            self._child = start_child("loader", command, Path(os.devnull), inherited_fds=[theirs.fileno()])
+            self._child = start_child("loader", command, Path(os.devnull), inherited_fds=[theirs.fileno()], shares_session=True)
         ours.settimeout(LOAD_S_MAX)
         self._connection = ours
         for number, memory in enumerate(self._slots):

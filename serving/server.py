@@ -44,10 +44,12 @@ from serving.parity_sampler import ParitySampler
 from serving.rank_call import RankCall
 from serving.reports import Reporter
 from serving.settings import ServerSettings
+from serving.short_turns import share_the_interpreter
 from serving.state_pool import StatePool
 from serving.status_view import readiness, server_status
 from serving.user_call import UserCall, Users
 from serving.user_follower import UserFollower
+from serving.user_moves import UserMoves
 from serving.user_store import StoreBounds
 from serving.user_store_start import ViewIdentity, open_user_store
 from serving.versions import VersionFollower
@@ -178,6 +180,7 @@ class RankingServer:
         users = self.known = Users(store, self.pool, id_kind, self.metrics, carried)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics)
         self.users.start()
+        self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note)
         self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
@@ -223,6 +226,7 @@ class RankingServer:
 
 async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:
     """The process's main function: a server that SIGTERM and Ctrl-C stop."""
+    share_the_interpreter()
     server = RankingServer(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -116,6 +116,10 @@ class StatePool:
         found = [kept for kept in (self._look(key, count=False) for key in keys) if kept is not None]
         return Lease(max(found, key=lambda kept: kept.made_s)) if found else None
 
+    def users_of(self, version: int) -> list[Id]:
+        """Whose own history is kept in a state of that version, the one asked for last first."""
+        return [key.user for key in reversed(self._kept) if key.version == version and key.request_id is None and key != prior_key(version)]
+
     def drop_other_versions(self, resident: frozenset[int]) -> int:
         """Forgets the states of versions that no slot holds any more, and those past their age, unless a request holds them. Returns how many.
 

@@ -2,7 +2,8 @@
 
 Here: what to do next and in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop.py).
 
-    control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas to the end read at the hand-over -> warm up -> flip
+    control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas to the end read at the hand-over
+    -> warm up -> user halves move (user_moves.py) -> flip
 
 Invariants:
 - Any error keeps the running version; `last_error` says why, and the next attempt follows after a pause or as soon as the log has moved.
@@ -15,6 +16,7 @@ Invariants:
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -85,6 +87,7 @@ class VersionFollower:
         self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # not before this time, pause, log length then
+        self.before_flip: Callable[[int], None] = lambda version: None  # called with a version that is about to go live; raises nothing
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
 
@@ -243,6 +246,7 @@ class VersionFollower:
             former.deltas.close()
         newest = self._log.refresh().current
         if instead or (newest is not None and newest.version == wanted.version):
+            self.before_flip(wanted.version)
             self._flip(held)
             self._load_seconds.append(time.monotonic() - started_s)
         self._retry = (0.0, PAUSE_S_MIN, -1)

@@ -30,6 +30,7 @@ from serving.listener import Listener
 from serving.paced_engine import PacedEngine
 from serving.rank_call import RankCall
 from serving.settings import ServeSection
+from serving.short_turns import share_the_interpreter
 from serving.state_pool import StatePool
 from serving.user_call import UserCall, Users
 from serving.user_store import StoreBounds, UserStore
@@ -49,6 +50,7 @@ async def _serve(world: RankWorld, store: UserStore) -> None:
     api.open_calls(UserCall(paced, users), rank_call)
     front.open_calls(world.engine, rank_call, IdKind.INT64)
     listener = Listener(api, settings.host, settings.port)
+    share_the_interpreter()
     calm_collector()
     await listener.open()
     sys.stdout.write(json.dumps({"url": listener.url, "pid": os.getpid()}) + "\n")

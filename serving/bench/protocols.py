@@ -38,6 +38,7 @@ from serving.listener import Listener
 from serving.paced_engine import PacedEngine
 from serving.rank_call import RankCall
 from serving.settings import ServeSection
+from serving.short_turns import share_the_interpreter
 from serving.state_pool import StatePool
 from serving.user_call import UserCall, Users
 from serving.user_store import StoreBounds
@@ -199,6 +200,7 @@ async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object]
     front.open_calls(engine, rank_call, IdKind.INT64)
     listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
     grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
+    share_the_interpreter()
     await listener.open()
     await grpc_listener.open()
     opened(Ports(settings.host, listener.port, grpc_listener.address))

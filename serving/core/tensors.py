@@ -104,8 +104,9 @@ def decode_data(name: str, datatype: str, shape: Sequence[Any], data: Any) -> Te
     if not kinds <= set(_JSON_KINDS[dtype.kind]):
         raise _wrong_values(name, datatype, kinds)
     try:
-        return Tensor(name, datatype, tuple(shape), np.array(data, dtype))
-    except OverflowError as error:
+        with np.errstate(over="raise"):
+            return Tensor(name, datatype, tuple(shape), np.array(data, dtype))
+    except (OverflowError, FloatingPointError) as error:
         raise RejectedInput("bad_tensor", f"{name}: a value does not fit {datatype}: {error}") from error
 
 

@@ -159,6 +159,20 @@ def test_a_loader_that_was_killed_is_a_named_error_once_and_then_loads_into_the_
     assert loader.load(source, 1).rows == 150 and rows_in(first, version.ids[:2]) == [r.tobytes() for r in version.rows[:2]]
 
 
+def test_after_the_first_version_a_load_gives_way_to_requests_of_its_session(version: Version, store: IndexStore) -> None:
+    loader = Loader()
+    try:
+        loader.start()
+        child = loader._child.pid
+        assert os.sched_getscheduler(child) == os.SCHED_OTHER, "the first version is waited for"
+        loader.load(publish(store, version), 0)
+        wait_until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE, 30, "the loader to give way")
+        assert os.getsid(child) == os.getsid(0), "a priority counts only inside one session"
+        assert os.getpgid(child) == child
+    finally:
+        loader.close()
+
+
 def test_the_loader_process_never_imports_torch_and_ends_with_its_parent(tmp_path: Path) -> None:
     check = "import serving.index_reader, sys; print(sorted({'torch', 'pydantic', 'confluent_kafka'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from serving import short_turns
-from serving.short_turns import list_threads, new_threads_take_short_turns, take_short_turns
+from serving.short_turns import list_threads, new_threads_take_short_turns, share_the_interpreter, take_short_turns
 
 _NO_THREAD = (1 << 22) + 1  # more than the system counts to
 
@@ -62,3 +62,10 @@ def test_what_a_thread_is_otherwise_stays_as_it_is_and_what_it_starts_later_has_
     asking.join(60)
     assert seen == [(3, os.SCHED_OTHER)]
     assert threading.get_native_id() in list_threads()
+
+
+def test_nobody_keeps_the_interpreter_for_as_long_as_a_request_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr("sys.setswitchinterval", asked.append)
+    share_the_interpreter()
+    assert asked == [short_turns.INTERPRETER_S] and asked[0] < 0.001

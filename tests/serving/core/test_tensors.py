@@ -89,6 +89,8 @@ def test_bytes_that_do_not_fit_are_refused(datatype: str, shape: list[Any], raw:
         ("INT64", [1, True], "bool"),
         ("INT64", [1, "2"], "str"),
         ("INT64", [[1], [2]], "list"),
+        ("FP32", [1.0, 1e300], "does not fit"),
+        ("FP16", [1.0, 1e6], "does not fit"),
         ("INT64", [1, 1 << 63], "does not fit"),
         ("UINT8", [1, -1], "does not fit"),
         ("BOOL", [1, 0], "int"),

@@ -12,9 +12,9 @@ Arrays: C candidates of the share, B of a block, X inputs, H hidden width, D wid
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from serving.engine.compiled import kernel, part
 from serving.engine.joint_pass import (
     BLOCK,
     Columns,
@@ -46,7 +46,7 @@ class Places(NamedTuple):
     width: int
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _gather_row_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, places: Places, slots_B: np.ndarray, scratch: Scratch
 ) -> None:
@@ -70,7 +70,7 @@ def _gather_row_block(
         multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _join_row_block(
     columns: Columns,
     weights: VersionWeights,
@@ -106,16 +106,16 @@ def _join_row_block(
                 x[places.given + g] = given_BG[i, g]
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _run_row_layers(weights: VersionWeights, places: Places, rows: int, scratch: Scratch) -> np.ndarray:
-    """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
+@part
+def _run_row_layers(weights: VersionWeights, places: Places, rows: int, scratch: Scratch) -> None:
+    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote."""
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     at, at_stride, joint = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], address(weights.joint_panels)
     multiply(rows, inputs, stride, joint, places.inputs, weights.first_width, at, at_stride, scratch.first_BH, np.float32(0))
-    return run_later_layers(weights, rows, scratch)
+    run_later_layers(weights, rows, scratch)
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def score_row(
     columns: Columns,
     weights: VersionWeights,
@@ -134,7 +134,8 @@ def score_row(
         prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
         _gather_row_block(columns, weights, user, places, slots_C[at:end], scratch)
         _join_row_block(columns, weights, user, places, slots_C[at:end], scratch.near_CE[at:end], given_CG[at:end], scratch)
-        logits_BH = _run_row_layers(weights, places, end - at, scratch)
+        _run_row_layers(weights, places, end - at, scratch)
+        logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):
             for t in range(logits_CT.shape[1]):
                 logits_CT[i, t] = logits_BH[i - at, t]

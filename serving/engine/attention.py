@@ -11,9 +11,9 @@ Arrays: A behaviours, B of a block, D width (padded), H widths of hidden layers.
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from serving.engine.compiled import kernel, part
 from serving.engine.joint_pass import BLOCK, multiply
 from serving.engine.panels import padded
 from serving.engine.user_weights import UserWeights
@@ -50,7 +50,7 @@ def open_attention_scratch(weights: UserWeights) -> AttentionScratch:
     )
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _pack(rows_AD: np.ndarray, width: int, scratch: AttentionScratch) -> int:
     """Panels of the behaviours as columns [D, A] and as rows [A, D] of products; returns how many columns there are, padded."""
     length, padded_width = rows_AD.shape
@@ -68,7 +68,7 @@ def _pack(rows_AD: np.ndarray, width: int, scratch: AttentionScratch) -> int:
     return columns
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _attend_block(
     rows: int, queries: int, query_stride: int, width: int, length: int, columns: int, padded_width: int, scratch: AttentionScratch
 ) -> None:
@@ -88,18 +88,17 @@ def _attend_block(
             scratch.first_BH[i, d] /= scratch.totals_B[i]
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: AttentionScratch) -> np.ndarray:
-    """Every layer but the last, from scratch.first_BH."""
+@part
+def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: AttentionScratch) -> None:
+    """Every layer but the last, from scratch.first_BH to and fro between it and scratch.second_BH."""
     here, there, stride = scratch.first_BH, scratch.second_BH, 4 * scratch.first_BH.shape[1]
     for layer in range(layers.shape[0] - 1):
         panels, bias = address(rest) + 4 * layers[layer, 0], address(rest) + 4 * layers[layer, 1]
         multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, np.int64(0), there, np.float32(0))
         here, there = there, here
-    return here
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def attend(
     rows_AD: np.ndarray,
     profile_D: np.ndarray,
@@ -120,7 +119,8 @@ def attend(
     for start in range(0, length, BLOCK):
         rows = min(BLOCK, length - start)
         _attend_block(rows, address(rows_AD) + start * stride, stride, width, length, columns, padded_width, scratch)
-        hidden_BH = _run_hidden(layers, rest, rows, scratch)
+        _run_hidden(layers, rest, rows, scratch)
+        hidden_BH = scratch.second_BH if last % 2 else scratch.first_BH
         for i in range(rows):
             for h in range(depth):
                 mean_H[h] += hidden_BH[i, h]

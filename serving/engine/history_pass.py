@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from serving.engine.compiled import kernel, part
 from serving.engine.history import History
 from serving.engine.joint_pass import BLOCK, Columns, multiply
 from serving.engine.panels import padded
@@ -92,7 +93,7 @@ def _add_to(total: int, vector: int, vectors: int) -> None:
     sum_rows(total, vector, vectors, total)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _ask_for_rows(columns: Columns, slots_L: np.ndarray, start: int, end: int) -> None:
     vector, signature = columns.vector, columns.signature
     for j in range(start, end):
@@ -105,7 +106,7 @@ def _ask_for_rows(columns: Columns, slots_L: np.ndarray, start: int, end: int) -
             prefetch(address(columns.has_signature) + slot)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _gather_block(columns: Columns, weights: HistoryWeights, history: History, start: int, end: int, scratch: HistoryScratch) -> None:
     """Starts of the sums, and inputs, of the behaviours from `start` to `end`."""
     width, features, ids = weights.width, history.features_LF.shape[1], weights.items.shape[1]
@@ -127,7 +128,7 @@ def _gather_block(columns: Columns, weights: HistoryWeights, history: History, s
                 inputs_BX[i, ids + features + d] = np.float32(0)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _add_signed(
     columns: Columns, history: History, start: int, end: int, first_signed: int, projected_BD: np.ndarray, sums: HistorySums
 ) -> None:
@@ -152,7 +153,7 @@ def _add_signed(
                     nibble += 32 * row_bytes
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _add_to_categories(
     columns: Columns, history: History, start: int, end: int, latest: int, projected_BD: np.ndarray, entries: np.ndarray, sums: HistorySums
 ) -> None:
@@ -174,7 +175,7 @@ def _add_to_categories(
                 _add_to(total, vector, width // LANES)
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def read_history(
     columns: Columns, weights: HistoryWeights, history: History, first_signed: int, latest: int, scratch: HistoryScratch, sums: HistorySums
 ) -> None:
@@ -199,7 +200,7 @@ def read_history(
         scratch.entry_of_category[sums.categories_G[g]] = 0
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def spread_nibbles(nibbles_NVD: np.ndarray, cross_KD: np.ndarray) -> None:
     """cross_KD = S^T V: for each bit, most significant first, the sums of nibbles that have it less those that do not."""
     for nibble in range(nibbles_NVD.shape[0]):

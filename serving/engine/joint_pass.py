@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from serving.engine.compiled import kernel, part
 from serving.engine.panels import padded
 from serving.engine.tier_counts import LANES as BEHAVIOUR_LANES
 from serving.engine.tier_counts import PLANES_MAX, TABLE_ROWS, build_word_table, count_near
@@ -33,7 +34,7 @@ from serving.engine.vector_code import (
     multiply_half_tile,
     multiply_tile,
     prefetch,
-    widen,
+    widen_row,
 )
 from serving.engine.version_weights import VersionWeights
 
@@ -108,7 +109,7 @@ def open_scratch(weights: VersionWeights, width: int, words: int, candidates: in
     )
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
     """table [chunks, 2 W, 16, SIGN_CHUNK]: for each nibble of a signature and each of its values the signed sum of its four rows."""
     for chunk in range(table.shape[0]):
@@ -124,7 +125,7 @@ def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
                     table[chunk, nibble, value + 12, f] = low + a + b
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -> None:
     """Signatures of the candidates as words, in the order of `pack_words`."""
     signature, width = columns.signature, columns.signature.shape[1]
@@ -138,7 +139,7 @@ def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -
             words_CQ[i, q] = word
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
     """scratch.near_CE = behaviours within each edge's limit, for each candidate of the share."""
     words_CQ, near_CE = scratch.words_CQ[: slots_C.shape[0]], scratch.near_CE[: slots_C.shape[0]]
@@ -190,10 +191,8 @@ def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF
 def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
     """I and w into a row of inputs."""
     width, bridges = columns.vector.shape[1], columns.bridge.shape[1]
-    for d in range(width):
-        x[d] = widen(columns.vector[slot, d])
-    for n in range(bridges):
-        x[width + n] = widen(columns.bridge[slot, n])
+    widen_row(address(columns.vector) + 2 * width * slot, width, address(x))
+    widen_row(address(columns.bridge) + 2 * bridges * slot, bridges, address(x) + 4 * width)
 
 
 @numba.njit(inline="always")
@@ -235,7 +234,7 @@ def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int,
             at += 1
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def multiply(
     rows: int,
     inputs: int,
@@ -260,7 +259,7 @@ def multiply(
                 multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, scratch: Scratch) -> None:
     """I and w of a block, and what is a product of them alone: base rows where the first layer's sums start, and w bea_ND."""
     width, bridges, first_width = columns.vector.shape[1], columns.bridge.shape[1], weights.first_width
@@ -277,7 +276,7 @@ def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, 
     multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _join_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, near_BE: np.ndarray, scratch: Scratch
 ) -> None:
@@ -299,9 +298,9 @@ def _join_block(
         join_realtime(columns, weights, slot, weights.at_realtime, x)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> np.ndarray:
-    """What follows the first layer, whose outputs lie in `scratch.first_BH`: the block's logits, in one of the scratch arrays."""
+@part
+def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> None:
+    """What follows the first layer, whose outputs lie in `scratch.first_BH`, to and fro between it and `scratch.second_BH`."""
     layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     stride = 4 * scratch.first_BH.shape[1]
     here, there = scratch.first_BH, scratch.second_BH
@@ -311,12 +310,11 @@ def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> np
         least = none if layer + 1 < layers else last
         multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
         here, there = there, here
-    return here
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> np.ndarray:
-    """[BLOCK, padded tasks]: the block's logits, in one of the scratch arrays."""
+@part
+def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> None:
+    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote."""
     layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
@@ -325,10 +323,10 @@ def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, ro
     joint = address(weights.joint_panels)
     least = none if layers > 0 else last
     multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
-    return run_later_layers(weights, rows, scratch)
+    run_later_layers(weights, rows, scratch)
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def score_part(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch, logits_CT: np.ndarray
 ) -> None:
@@ -340,7 +338,8 @@ def score_part(
         prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
         _gather_block(columns, weights, user, slots_C[at:end], scratch)
         _join_block(columns, weights, user, slots_C[at:end], scratch.near_CE[at:end], scratch)
-        logits_BH = _run_layers(columns, weights, user, end - at, scratch)
+        _run_layers(columns, weights, user, end - at, scratch)
+        logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):
             for t in range(logits_CT.shape[1]):
                 logits_CT[i, t] = logits_BH[i - at, t]

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from serving.engine.compiled import kernel, part
 from serving.engine.vector_code import INT32, INT64, address, external, load, loop, offset, splat, store
 
 U = np.uint64
@@ -126,7 +126,7 @@ def _find_different(words_SQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return words_SQ[first_S[:different]], often_S[:different]
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@kernel
 def _count_equal(words_SQ: np.ndarray, table_T: np.ndarray, first_S: np.ndarray, often_S: np.ndarray) -> int:
     """first_S, often_S = where each different row of words occurs first, and how often; returns how many there are. table_T: zeros, a power of two."""
     mask, different, width = U(table_T.shape[0] - 1), 0, words_SQ.shape[1]
@@ -152,28 +152,26 @@ def _count_equal(words_SQ: np.ndarray, table_T: np.ndarray, first_S: np.ndarray,
     return different
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _write_planes(words_S: np.ndarray, planes_BL: np.ndarray) -> None:
-    """Bit b of 512 words as plane b, uint64 [64, 8]: a 64 x 64 transposition for each lane."""
-    square = np.empty(64, np.uint64)
-    for lane in range(LANES):
-        for k in range(64):
-            square[k] = words_S[64 * lane + k]
-        mask, step = U(0x00000000FFFFFFFF), 32
-        while step != 0:
-            k = 0
-            while k < 64:
-                swapped = ((square[k] >> U(step)) ^ square[k + step]) & mask
-                square[k + step] ^= swapped
-                square[k] ^= swapped << U(step)
-                k = (k + step + 1) & ~step
-            step >>= 1
-            mask ^= mask << U(step)
-        for bit in range(64):
-            planes_BL[bit, lane] = square[bit]
+    """Bit b of 512 words as plane b, uint64 [64, 8]: a 64 x 64 transposition in each lane, all lanes side by side."""
+    for k in range(64):
+        for lane in range(LANES):
+            planes_BL[k, lane] = words_S[64 * lane + k]
+    mask, step = U(0x00000000FFFFFFFF), 32
+    while step != 0:
+        k = 0
+        while k < 64:
+            for lane in range(LANES):
+                swapped = ((planes_BL[k, lane] >> U(step)) ^ planes_BL[k + step, lane]) & mask
+                planes_BL[k + step, lane] ^= swapped
+                planes_BL[k, lane] ^= swapped << U(step)
+            k = (k + step + 1) & ~step
+        step >>= 1
+        mask ^= mask << U(step)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def build_word_table(words_S: np.ndarray, planes_BL: np.ndarray, table_XL: np.ndarray) -> None:
     """Fills the table uint64 [TABLE_ROWS, 8] of one word of a block; planes_BL is scratch [64, 8].
 
@@ -335,7 +333,7 @@ _count_within_one = _make_within(1)
 _count_within_four = _make_within(4)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def count_near(
     words_CQ: np.ndarray,
     tables_QXL: np.ndarray,

@@ -1,6 +1,6 @@
 """One run of `aif train`, from the topics to checkpoint files: read, join, fit, write, and shorter fits from there."""
 
-import math
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,13 +25,12 @@ from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.losses import loss_weights
 from streams.training.model_file import read_model_file, read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import start_from_similarity
 from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import TopicEvents
-from streams.training.trainer import TrainOptions, TrainReport, fit
+from streams.training.trainer import TrainReport, fit, train_options
 from streams.training.trainer_state import StateFile
 
 _STATE_STEPS = 20
@@ -169,15 +168,12 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
     """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where given, are the only limit."""
     first, chosen = number == 0, plan.train
     task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
-    options = TrainOptions(
-        seconds_max=math.inf if chosen.steps else chosen.seconds if first else plan.more_seconds,
-        steps_max=chosen.steps if first else -(-chosen.steps // 10),
-        batch_requests=chosen.batch_requests,
-        behaviours_max=chosen.behaviours_max,
-        learning_rate=chosen.learning_rate if first and plan.warm_start is None else chosen.learning_rate / 4,
-        seed=chosen.seed + number,
-        loss=loss_weights(chosen),
-    )
+    options = train_options(chosen)
+    if not first:
+        limits = {"steps_max": -(-chosen.steps // 10)} if chosen.steps else {"seconds_max": plan.more_seconds}
+        options = dataclasses.replace(options, seed=chosen.seed + number, **limits)
+    if not first or plan.warm_start is not None:
+        options = dataclasses.replace(options, learning_rate=chosen.learning_rate / 4)
 
     def tell(share: float) -> None:
         progress.update(task, completed=share)

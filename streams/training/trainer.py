@@ -36,8 +36,9 @@ from schemas.features import FeatureSchema
 from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from schemas.train_choices import TrainChoices
 from streams.training.impressions import Batch, TrainingSet
-from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses
+from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
 from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
@@ -56,6 +57,19 @@ class TrainOptions:
     learning_rate: float = 4e-3
     seed: int = 0
     loss: LossWeights = DEFAULT_LOSS
+
+
+def train_options(chosen: TrainChoices) -> TrainOptions:
+    """A fit as somebody chose it: `steps` is the only limit where it is given."""
+    return TrainOptions(
+        seconds_max=math.inf if chosen.steps else chosen.seconds,
+        steps_max=chosen.steps,
+        batch_requests=chosen.batch_requests,
+        behaviours_max=chosen.behaviours_max,
+        learning_rate=chosen.learning_rate,
+        seed=chosen.seed,
+        loss=loss_weights(chosen),
+    )
 
 
 @dataclass(frozen=True)

@@ -43,20 +43,23 @@ def tables(
 def data(
     directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV or Parquet files.")],
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the training.")] = 700,
-    loss: Annotated[str, typer.Option(help="copr, click or softmax; softmax suits positives with sampled negatives.")] = "softmax",
-    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Highest learning rate.")] = 2e-3,
-    batch_requests: Annotated[int, typer.Option(min=1, help="Requests of a batch.")] = 16,
-    hash_bits: Annotated[int, typer.Option(min=8, help="Bits of a signature.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training (700).")] = None,
+    loss: Annotated[str | None, typer.Option(help="copr, click or softmax (which suits positives with sampled negatives).")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-6, help="Highest learning rate (0.002).")] = None,
+    batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (16).")] = None,
+    hash_bits: Annotated[int | None, typer.Option(min=8, help="Bits of a signature (256).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches (0).")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals."""
+    """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals.
+
+    What is not given here is taken from the mapping's [train] and [model].
+    """
     _use_one_thread()
     from streams.training.evaluation.mapped_data import LOSSES, DataOptions, run_data
 
-    if loss not in LOSSES:
+    if loss is not None and loss not in LOSSES:
         raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
     options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out)
     print_figures(run_data(options).as_dict(), as_json)

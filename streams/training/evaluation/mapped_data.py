@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from schemas.model.checkpoint import write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap, Interval
 from streams.training.evaluation.questions import ask, score_questions
 from streams.training.impressions import Events, TrainingSet, join_events
@@ -38,7 +40,7 @@ from streams.training.losses import DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices
 from streams.training.similarity_start import start_from_similarity
-from streams.training.trainer import TrainOptions, default_spec, fit
+from streams.training.trainer import default_spec, fit, train_options
 
 USERS_MAX = 100_000
 MODEL = "aif"
@@ -48,20 +50,32 @@ LOSSES: Mapping[str, LossWeights] = {
     "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0),
 }
 
+USUAL = TrainChoices(
+    steps=700, learning_rate=2e-3, batch_requests=16, behaviours_max=1_000, start="similarity", copr=0.0, click=0.0, softmax=1.0
+)
+HASH_BITS = 256
+
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The options of `aif eval data`; see its help."""
+    """The options of `aif eval data`; see its help. None: the mapping says it, or else what suits mapped data."""
 
     directory: Path
     mapping: Path
-    steps: int
-    loss: str
-    learning_rate: float
-    batch_requests: int
-    hash_bits: int
-    seed: int
+    steps: int | None = None
+    loss: str | None = None
+    learning_rate: float | None = None
+    batch_requests: int | None = None
+    hash_bits: int | None = None
+    seed: int | None = None
     out: Path | None = None
+
+    def train(self, of_mapping: Mapping[str, Any]) -> TrainChoices:
+        """How to train: what the command line says, else the mapping's [train], else what suits mapped data."""
+        weights = dataclasses.asdict(LOSSES[self.loss]) if self.loss is not None else {}
+        names = ("steps", "learning_rate", "batch_requests", "seed")
+        named = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return USUAL.replaced(of_mapping).replaced(weights | named)
 
 
 @dataclass(frozen=True)
@@ -81,21 +95,24 @@ class Candidates:
 def run_data(options: DataOptions) -> Figures:
     """Trains one model and measures it beside the plain scores; writes a checkpoint if `out` says where."""
     torch.set_num_threads(1)
-    torch.manual_seed(options.seed)
     mapping = read_mapping(options.mapping)
+    chosen = options.train(mapping.train)
+    torch.manual_seed(chosen.seed)
     catalogue = MappedCatalogue(
         dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=USERS_MAX)), options.directory
     )
-    spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, "hash_bits": options.hash_bits})
+    named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
+    spec = apply_choices(default_spec(catalogue.schema), {"hash_bits": HASH_BITS, **catalogue.model, **named})
     data = join_events(spec, _w_hash(spec), read_events(catalogue), every_item=True)
     network = AifNetwork(spec, _w_hash(spec))
-    start_from_similarity(network)
-    report = fit(network, data, _train_options(options, spec))
+    if chosen.start == "similarity":
+        start_from_similarity(network)
+    report = fit(network, data, train_options(chosen))
     evaluation = catalogue.evaluation()
     candidates = collect_candidates(evaluation)
     measured = {name: measure(candidates, scores) for name, scores in plain_scores(candidates).items()}
     measured[MODEL] = measure(candidates, model_scores(network, data, evaluation, candidates))
-    told = dataclasses.asdict(options) | {"directory": options.directory.name, "mapping": options.mapping.name, "out": None}
+    told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": spec.hash_bits, **chosen.to_dict()}
     figures = Figures("eval data", told)
     add_data_figures(figures, catalogue.name, measured)
     figures.add(f"{catalogue.name}.users", len(evaluation.users), "count")
@@ -103,19 +120,13 @@ def run_data(options: DataOptions) -> Figures:
     figures.add(f"{catalogue.name}.aif.fit_s", report.seconds, "s")
     if options.out is not None:
         card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
-        write_checkpoint(options.out, network, options.out.stem, card | {"steps": report.steps, "told_until_ms": evaluation.now_ms})
+        write_checkpoint(
+            options.out,
+            network,
+            options.out.stem,
+            card | {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms},
+        )
     return figures
-
-
-def _train_options(options: DataOptions, spec: ModelSpec) -> TrainOptions:
-    return TrainOptions(
-        behaviours_max=spec.simtier_behaviours,
-        steps_max=options.steps,
-        seed=options.seed,
-        learning_rate=options.learning_rate,
-        batch_requests=options.batch_requests,
-        loss=LOSSES[options.loss],
-    )
 
 
 def read_events(catalogue: Catalogue) -> Events:

@@ -90,3 +90,11 @@ def test_embeddings_take_file_id_and_filter_of_the_items(tmp_path: Path) -> None
     assert mapping.embeddings is not None
     assert mapping.embeddings.file == "items.csv" and mapping.embeddings.where == mapping.items.where
     assert mapping.embeddings.roles["id"] == mapping.items.roles["id"]
+
+
+@pytest.mark.parametrize(("line", "words"), [("learning_rat = 1", "did you mean 'learning_rate'"), ("steps = -1", "steps = -1")])
+def test_how_to_train_is_checked_when_the_mapping_is_read(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text(f'[items]\nfile = "a.csv"\nid = "id"\n[train]\n{line}\n')
+    with pytest.raises(Misconfigured, match=rf"m\.toml: \[train\].*{words}"):
+        read_mapping(path)

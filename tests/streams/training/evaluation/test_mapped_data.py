@@ -77,3 +77,11 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
             assert {f"{prefix}.{score}.{name}{end}" for end in ("", "_low", "_high")} <= named.keys()
     card = read_checkpoint(out).info.card
     assert card[f"{prefix}.aif.gauc"] == figures.value(f"{prefix}.aif.gauc") and card["steps"] == 3
+
+
+def test_the_command_line_comes_before_the_mapping_and_the_mapping_before_what_is_usual() -> None:
+    options = DataOptions(Path(), Path(), steps=9, loss="click")
+    chosen = options.train({"steps": 5, "batch_requests": 7, "softmax": 0.5})
+    assert (chosen.steps, chosen.batch_requests, chosen.learning_rate) == (9, 7, 2e-3)
+    assert (chosen.click, chosen.softmax, chosen.copr) == (1.0, 0.0, 0.0)
+    assert DataOptions(Path(), Path()).train({}).softmax == 1.0

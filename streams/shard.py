@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,10 @@ class Shard:
 
     # --- a micro-batch ---------------------------------------------------------------------------------------------
 
-    def apply(self, records: Sequence[SourceRecord]) -> BatchResult:
+    def apply(self, records: Sequence[SourceRecord], on_written: Callable[[Sequence[OutboxEntry]], None] = lambda _: None) -> BatchResult:
         """Applies records, each topic's in offset order: one WriteBatch, or several where there are more than WRITE_BATCH_UPDATES_MAX updates.
 
+        on_written: gets what each of them put into the outbox as soon as it is written, so that readers do not wait for the last one.
         Records below the next offset are dropped. Raises Incompatible (`offset_gap`) and Unavailable (`encoder_missing`) before anything is written.
         """
         missing = self.needs_encoders()
@@ -143,7 +144,10 @@ class Shard:
         decoded = decode_source_records(self._fresh(records), self.init.id_kind, self.init.shards)
         watch.lap(result, "decode")
         for cut in plan_batches([len(d) for d in decoded]):
-            self._write_micro_batch(decoded[cut], result, watch)
+            entries = self._write_micro_batch(decoded[cut], result, watch)
+            if entries:
+                on_written(entries)
+            result.outbox += entries
         return result
 
     def _fresh(self, records: Sequence[SourceRecord]) -> list[SourceRecord]:
@@ -154,7 +158,7 @@ class Shard:
             kept.update(places[i] for i in fresh)
         return [r for i, r in enumerate(records) if i in kept]
 
-    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> None:
+    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> list[OutboxEntry]:
         folded = self._fold(decoded)
         for one in decoded:
             result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
@@ -171,7 +175,7 @@ class Shard:
         watch.lap(result, "write")
         for topic, count in folded.counts.items():
             result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
-        result.outbox += outgoing.entries
+        return outgoing.entries
 
     def _fold(self, decoded: Sequence[DecodedRecord]) -> FoldedBatch:
         return fold_batch(decoded, self._database.multi_get, together=bool(self._encoders))  # whose maker loads the kernels

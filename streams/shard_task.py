@@ -109,11 +109,12 @@ class ShardTask:
     def _apply(self, shard: Shard, records: Sequence[SourceRecord]) -> BatchResult:
         began = self._clock.monotonic()
         try:
-            result = shard.apply(records)
+            result = shard.apply(records, lambda entries: self._send_new(shard, entries))
         except BaseException:
             self._send_all(shard)  # of several batches some may be written
             raise
-        self._send_new(shard, result.outbox)
+        if not result.outbox:
+            self._send_all(shard)  # what an earlier owner left
         self._on_result(self.number, result, self._clock.monotonic() - began)
         return result
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from schemas.index.layout import ORDER, decode_delta, decode_increment, is_newer
 from schemas.index.manifest import Part, PartFile
 from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
+from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
 from streams.shard import Shard, open_shard
 from streams.shard_reader import open_shard_reader
@@ -286,10 +288,18 @@ def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_lose
     sizes = []
     write = Database.write
     monkeypatch.setattr(Database, "write", lambda self, batch, sync=False: (sizes.append(len(batch)), write(self, batch, sync))[1])
-    shard = open_test_shard(tmp_path / "s")
-    shard.apply(records)
+    shard = open_test_shard(tmp_path / "s", clock := ManualClock())
+    told: list[tuple[int, list[OutboxEntry]]] = []
+
+    def take(entries: Sequence[OutboxEntry]) -> None:
+        told.append((len(sizes), list(entries)))
+        clock.seconds += 1  # so that the next batch has a watermark too
+
+    result = shard.apply(records, take)
     assert shard.counters[ITEM_FEATURES] == TopicCounts(3200, 3200, 0, 0)
     assert len(sizes) == 1 + 2 and WRITE_BATCH_UPDATES_MAX == 2_000  # identity, then 25 + 15 records
+    assert [written for written, _ in told] == [2, 3], "what a batch owes is handed over before the next is written"
+    assert [entry for _, entries in told for entry in entries] == result.outbox
 
 
 def test_large_changes_are_cut_into_delta_records_and_only_the_last_claims_the_offsets(

@@ -38,6 +38,12 @@ def serve(
     """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C."""
     import asyncio
 
+    from infra.fork_server import import_single_threaded
+
+    import_single_threaded(
+        ["serving.server"]
+    )  # BLAS's own threads would wait for cores that the engine's threads have: 0.5 ms became 3 to 8
+
     from infra.logs import open_logs
     from infra.settings import load_settings
     from serving.server import serve as run_server

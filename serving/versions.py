@@ -84,6 +84,7 @@ class VersionFollower:
         self._loader = Loader(slot_bytes)
         self._held: dict[int, _Held] = {}
         self._last_error = ""
+        self._last_checkpoint: Checkpoint | None = None
         self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # not before this time, pause, log length then
@@ -253,9 +254,11 @@ class VersionFollower:
         self._last_error = ""
 
     def _checkpoint(self, manifest: Manifest) -> Checkpoint:
-        """The version's model from the index store, checked against the manifest."""
-        data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
-        checkpoint = read_checkpoint(data, manifest.checkpoint_sha256)
+        """The version's model from the index store, checked against the manifest; the last one again where it is the same (a build of new rows)."""
+        checkpoint = self._last_checkpoint
+        if checkpoint is None or checkpoint.info.sha256 != manifest.checkpoint_sha256:
+            data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+            checkpoint = self._last_checkpoint = read_checkpoint(data, manifest.checkpoint_sha256)
         wanted = row_layout(checkpoint.spec)
         missing = [c.name for c in wanted.columns if c not in manifest.layout.columns]
         if missing or wanted.id_kind is not manifest.layout.id_kind:

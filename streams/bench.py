@@ -20,7 +20,16 @@ import numpy as np
 import torch
 
 from infra.bench.report import Figures
-from infra.bench.stage import AppliedWatch, BenchStage, imported_at_s, open_bench_stage, peak_rss_mb, tell, write_random_checkpoint
+from infra.bench.stage import (
+    AppliedWatch,
+    BenchStage,
+    imported_at_s,
+    open_bench_stage,
+    peak_rss_mb,
+    processor_s,
+    tell,
+    write_random_checkpoint,
+)
 from infra.clock import SystemClock
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
@@ -41,7 +50,7 @@ from streams.shard import Shard, open_shard
 from streams.shard_reader import ShardReader, open_shard_reader
 from streams.stored.plain_records import load_records
 
-_ROUNDS = 3  # floor and build in turns, the best of each: other processes share the machine
+_ROUNDS = 3  # floor and build in turns, the best of each
 _FP32_BLOCK_ROWS = 4_096
 _APPLY_RECORDS = 4
 _PACKED_TIMES = 4  # so many more packed updates than single ones: a worker takes thousands of them in one step, and a rate wants many steps
@@ -117,15 +126,15 @@ def _records(topic: str, record_type: Callable[..., Any], events: Iterable[Any])
 
 
 class _Rates:
-    """The best rate of each thing that was measured in turns."""
+    """The best rate of each thing that was measured in turns, per second of processor time: other processes share the machine."""
 
     def __init__(self) -> None:
         self.best: dict[str, float] = {}
 
     def take(self, name: str, work: Callable[[], int]) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
         rows = work()
-        self.best[name] = max(self.best.get(name, 0.0), rows / (time.perf_counter() - began))
+        self.best[name] = max(self.best.get(name, 0.0), rows / (time.process_time() - began))
 
 
 def _build(encoder: RowEncoder, reader: ShardReader) -> int:
@@ -161,6 +170,7 @@ class _Run:
 
     updates_per_s: float
     start_s: float
+    start_processor_s: float
     peak_rss_mb: float
     builder_rss_mb: float
 
@@ -186,6 +196,7 @@ def _measure_worker(stage: BenchStage, catalogue: Catalogue, updates: int, figur
     figures.add("peak_rss_mb", max(peaks["self"], single.peak_rss_mb, batched.peak_rss_mb), "MB")
     figures.add("builder_peak_rss_mb", peaks["children"], "MB")
     figures.add("start_s", single.start_s, "s")
+    figures.add("start_processor_s", single.start_processor_s, "s")
 
 
 def _publish_single(stage: BenchStage, catalogue: Catalogue, updates: int) -> int:
@@ -205,15 +216,22 @@ def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
     before, updates = stage.source_ends(), publish()
     after = stage.source_ends()
     with AppliedWatch(stage) as watch:
-        worker = stage.start_worker()
-        watch.wait(after)
+        worker, spent_s = stage.start_worker(), list[float]()
+
+        def note_start() -> None:
+            if watch.seen and not spent_s:
+                spent_s.append(processor_s(worker))
+
+        watch.wait(after, meanwhile=note_start)
+        note_start()
         peaks = peak_rss_mb(worker)
         stage.stop_worker(worker)
         watch.poll()
     per_record = updates / sum(after[shard][0] - before[shard][0] for shard in after)
     moments = [(a.at_ms, a.shard, a.next_offsets[0]) for a in watch.seen if a.next_offsets[0] > before[a.shard][0]]
     rate = _rate(moments, {shard: offsets[0] for shard, offsets in before.items()}) * per_record
-    return _Run(rate, min(at_ms for at_ms, _, _ in moments) / 1000 - imported_at_s(worker), peaks["self"], peaks["children"])
+    start_s = min(at_ms for at_ms, _, _ in moments) / 1000 - imported_at_s(worker)
+    return _Run(rate, start_s, spent_s[0], peaks["self"], peaks["children"])
 
 
 def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:

@@ -4,6 +4,7 @@ Here: the stage of the demo with settings of the bench, a checkpoint of random w
 is measured. A random model costs what a learnt one of the same sizes does; nothing here judges relevance.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -215,6 +216,17 @@ def peak_rss_mb(child: Child) -> dict[str, float]:
             peaks[int(fields["Pid"])] = int(fields["VmHWM"].split()[0]) / 1024
     started = {pid for pid, parent in parents.items() if child.pid in (parent, parents.get(parent))}
     return {"self": peaks.get(child.pid, 0.0), "children": max((peaks.get(pid, 0.0) for pid in started), default=0.0)}
+
+
+def processor_s(child: Child) -> float:
+    """Processor time so far, in seconds, of the child and of what it started, or these started, and which still run."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)], ticks[int(stat.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    ours = {pid for pid, parent in parents.items() if child.pid in (pid, parent, parents.get(parent))}
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def tell(message: str, began: float | None = None) -> float:

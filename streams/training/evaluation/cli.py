@@ -26,7 +26,11 @@ def tables(
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
     data_figures: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="A saved `aif eval data --json`, to stand in the report; repeatable."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A saved `aif eval data --json` (and NAME.tried.toml beside it), to stand in the report; repeatable.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

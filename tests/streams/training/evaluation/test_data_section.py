@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import Misconfigured
 from streams.training.evaluation.data_section import data_section, read_data_figures
-from streams.training.evaluation.document import Heading, Table
+from streams.training.evaluation.document import Heading, Paragraph, Table
 
 
 def saved(folder: Path) -> Path:
@@ -38,4 +38,18 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(content)
     with pytest.raises(Misconfigured, match="not_data_figures"):
+        read_data_figures(path)
+
+
+def test_what_was_tried_stands_beside_the_figures_and_outlives_them(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    beside = tmp_path / "shop.tried.toml"
+    beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer", ".82"]]\nnotes = "No more."')
+    assert data_section(read_data_figures(path))[3:] == [
+        Paragraph("On June."),
+        Table(["change", "GAUC"], [["longer", ".82"]]),
+        Paragraph("No more."),
+    ]
+    beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer"]]\nnotes = ""')
+    with pytest.raises(Misconfigured, match="not_what_was_tried"):
         read_data_figures(path)

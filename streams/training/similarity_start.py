@@ -1,16 +1,16 @@
-"""Where a fit starts: an item is its own embedding, a behaviour its item's vector, a user the mean of theirs, and the head already reads how like
+"""Where a fit starts: an item is its own embedding, a behaviour its item's vector, a user the mean of theirs, and the head reads how like
 that a candidate is.
 
 Here: the weights of a fresh network that say so. Not here: anything that a fit or serving does; every weight stays free to learn.
-Why: with random projections between a history and a candidate, their inner product (the plainest collaborative filtering) has to be found by
-chance; a few hundred steps on a shop's purchases do not find it. The rest of the network starts as it always does.
+Why: with random projections between a history and a candidate, their inner product (the plainest collaborative filtering) has to be found
+by chance; a few hundred steps on a shop's purchases do not find it. The rest of the network starts as it always does.
 
-    FFN of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings. Not the multimodal one
-                            (DIN and SimTier read how like that is); as many columns as fit, the first ones
+    FFN of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings, as many columns as
+                            fit; not the multimodal one (DIN and SimTier read how like that is)
     W_seq (Eq. 1)           identity on the item's vector, so U_j = I_j + (kind, category, features)
     FFN (Eq. 2)             its last layer 0: Eq. 2 starts as the mean of U_j
-    P_u, P_s, P_d (head)    identity on Eq. 2, on the mean of a SIM sub-sequence and on DIN: their products with I start as mean similarities,
-                            DIN's of behaviours that count as much as their signatures are alike
+    P_u, P_s, P_d (head)    identity on Eq. 2, on the mean of a SIM sub-sequence and on DIN: their products with I start as mean
+                            similarities, DIN's of behaviours that count as much as their signatures are alike
 """
 
 import torch

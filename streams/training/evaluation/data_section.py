@@ -1,8 +1,8 @@
 """What `aif eval data --json` said of other data, as a section of the report.
 
     shop.json         a saved output: the scores, and what the model gains
-    shop.tried.toml   beside it, if somebody wrote one: what was tried before, as `text`, `header`, `rows` and `notes`. No run makes it anew, so it
-                      is kept apart from what the next run replaces
+    shop.tried.toml   beside it, if somebody wrote one: what was tried before, as `text`, `header`, `rows` and `notes`. No run makes it
+                      anew, so it is kept apart from what the next run replaces
 
 Here: the section, from the saved files alone. Not here: any measuring (mapped_data.py).
 """

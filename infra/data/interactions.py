@@ -137,7 +137,9 @@ def read_interactions(
     schema = pa.schema([*((name, pa.int64()) for name in _COLUMNS), *(table.spool.schema.field(name) for name in columns)])
     batches = _usable_batches(table, schema, (users, found, kinds), choose)
     spool = Spool(schema, bounds)
-    for rows in sort_rows(batches, schema, ["#time"], bounds):
+    distinct = table.source.distinct
+    in_order = sort_rows(batches, schema, ["#time", "#user", "#item", "#kind"] if distinct else ["#time"], bounds)
+    for rows in _without_repeats(in_order) if distinct else in_order:
         codes, _ = kinds.ordered()
         kind_R = pa.array(codes[rows.column("#kind").to_numpy()])
         for batch in rows.set_column(2, schema.field("#kind"), kind_R).to_batches():
@@ -168,6 +170,16 @@ def _usable_batches(
         others = [rows.table.column(name) for name in schema.names[len(_COLUMNS) :]]
         made = pa.table([pa.array(c, pa.int64()) for c in (user_R, item_R, kind_R, time_R)] + others, schema=schema)
         yield from made.filter(usable).combine_chunks().to_batches()
+
+
+def _without_repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Of rows that are equal in user, item, time and kind, which lie together, the first."""
+    last = np.full((len(_COLUMNS), 1), -1)
+    for table in tables:
+        columns = np.stack([table.column(name).to_numpy() for name in _COLUMNS])
+        changes = (np.diff(columns, axis=1, prepend=last) != 0).any(axis=0)
+        last = columns[:, -1:] if len(table) else last
+        yield table.filter(pa.array(changes))
 
 
 def _batch(schema: pa.Schema, columns: Iterable[np.ndarray]) -> pa.RecordBatch:

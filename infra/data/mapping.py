@@ -88,6 +88,7 @@ class Source:
     where: tuple[Condition, ...] = ()
     delimiter: str | None = None
     encoding: str = "utf-8"
+    distinct: bool = False  # of behaviours: rows that repeat user, item, time and kind of another do not count
 
     def feature_columns(self) -> Mapping[str, Column]:
         """The columns of the features that are read from this file, by feature name."""
@@ -327,6 +328,7 @@ def _read_source(
         where=read_conditions(section, section.any("where")),
         delimiter=section.any("delimiter"),
         encoding=section.text("encoding", "utf-8"),
+        distinct=section.name == "behaviours" and section.flag("distinct", False),
     )
     section.end()
     return source

@@ -125,6 +125,15 @@ def test_behaviours_are_in_order_of_time_and_filtered(text_shop: MappedCatalogue
     assert set(text_shop.schema.behaviour_kinds) == {"buy", "add_to_cart"}
 
 
+def test_repeated_rows_count_once_where_the_mapping_says_so(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,item,at,kind\n" + "1,1,9,buy\n2,1,9,buy\n1,1,9,buy\n1,1,9,view\n1,1,8,buy\n" * 3)
+    text = '[items]\nfile = "items.csv"\nid = "id"\n[evaluation]\nhold_out = false\n[behaviours]\nfile = "log.csv"\nuser = "user"\n'
+    text += 'item = "item"\ntime = "at"\nkind = "kind"\n'
+    for line, expected in (("", 15), ("distinct = true\n", 4)):
+        told = list(_open(write_items(tmp_path, text + line, id=[1])).behaviours())
+        assert len(told) == expected and len({(b.user_id, b.item_id, b.time_ms, b.kind) for b in told}) == 4
+
+
 def test_rejected_rows_are_named_with_file_row_and_reason(text_shop: MappedCatalogue) -> None:
     list(text_shop.behaviours())
     list(text_shop.behaviours())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infra.kafka.publisher import Publisher
 
 _SAMPLES = 3
+_KNOWN_SHARE_LEAST = 0.5
 _REJECTIONS_SHOWN = 20
 _TOPICS = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
 Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
@@ -54,6 +55,11 @@ def import_files(
         sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.mapping.train)}
         model_out.write_text(json.dumps(sections, indent=1) + "\n")
     _say_rejections(catalogue)
+    if catalogue.sources.known_share < _KNOWN_SHARE_LEAST:
+        share = f"{catalogue.sources.known_share:.0%}"
+        say(
+            f"warning: only {share} of what users did was with an item of [items]; do both files spell ids the same way, and in these columns?"
+        )
     if as_json:
         print_data(report, as_json)
     else:
@@ -70,10 +76,17 @@ def _kinds_of(catalogue: "MappedCatalogue") -> Kinds:
     ]
     if len(catalogue.sources.positives):
         return [*kinds, ("impressions", catalogue.impressions)]
-    say(
-        "no impressions: the mapping has no [impressions] file and no [behaviours] to sample them from, so this catalogue cannot train a model"
-    )
+    say(f"no impressions: {_why_no_positives(catalogue)}, so this catalogue cannot train a model")
     return kinds
+
+
+def _why_no_positives(catalogue: "MappedCatalogue") -> str:
+    mapping = catalogue.mapping
+    if mapping.impressions is not None:
+        return f"no row of {mapping.impressions.file} that counts is clicked"
+    if mapping.behaviours is not None:
+        return f"no row of {mapping.behaviours.file} counts: [behaviours] where keeps none"
+    return "the mapping has no [impressions] file and no [behaviours] to sample them from"
 
 
 def _open_progress() -> "Progress":
@@ -162,6 +175,7 @@ def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
         "rejections": [f"{r.file} row {r.row} [{r.section}]: {r.reason}" for r in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
         "told_until": now,
         "behaviours_kept_back": held_back,
+        "behaviours_of_known_items_share": round(sources.known_share, 4),
         "schema": schema.to_dict() | {"fingerprint": schema.fingerprint},
         "model": dict(catalogue.model),
     }

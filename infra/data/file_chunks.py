@@ -6,6 +6,8 @@ CSV cells are read as text, whatever they look like: a type guessed from the fir
 A row number counts the rows of its file from 1, without the header.
 """
 
+import csv
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from schemas.errors import Misconfigured
 CHUNK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
 _READ_AHEAD_BYTES = 1 << 20
+_HEADER_BYTES = 1 << 16
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
 _PARQUET = (".parquet", ".pq")
 
@@ -133,24 +136,29 @@ def _wanted_columns(path: Path, source: Source) -> list[str]:
 def _known(name: str, key: str, names: list[str], path: Path, source: Source) -> str:
     if name not in names:
         hint = ' (a constant is written { value = "..." })' if key == "kind" else ""
+        if len(names) == 1 and not _is_parquet(path):
+            hint = "; the file reads as one column: is its `delimiter` another?"
         raise Misconfigured("bad_mapping", f"[{source.section}] {key}: {path.name} has no column {name!r}; {suggest(name, names)}{hint}")
     return name
 
 
 def read_column_names(path: Path, source: Source) -> list[str]:
-    """The columns of a file."""
+    """The columns of a file. Of CSV only the header is read, by the standard library: Arrow's reader leaves a thread that reads ahead."""
     try:
         if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
-        with (
-            pa.input_stream(path, compression="detect") as stream,
-            pyarrow.csv.open_csv(
-                stream, _read_options(source), _parse_options(path, source, lambda _: "skip"), _text_options([])
-            ) as reader,
-        ):
-            return list(reader.schema.names)
-    except pa.ArrowException as error:
+        header = next(csv.reader(io.StringIO(_read_head(path, source), newline=""), delimiter=_delimiter(path, source)), None)
+    except (pa.ArrowException, OSError, csv.Error) as error:
         raise _unreadable(path, source, error) from error
+    if not header:
+        raise _unreadable(path, source, ValueError("it has no header"))
+    return header
+
+
+def _read_head(path: Path, source: Source) -> str:
+    """The first 64 KiB as text."""
+    with pa.input_stream(path, compression="detect") as stream:
+        return str(stream.read(_HEADER_BYTES).decode(source.encoding, errors="replace").removeprefix("\ufeff"))
 
 
 def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -183,15 +191,12 @@ def _read_options(source: Source) -> pyarrow.csv.ReadOptions:
 
 
 def _parse_options(path: Path, source: Source, handler: object) -> pyarrow.csv.ParseOptions:
-    delimiter = source.delimiter or _guess_delimiter(path, source)
-    return pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler)
+    return pyarrow.csv.ParseOptions(delimiter=_delimiter(path, source), newlines_in_values=True, invalid_row_handler=handler)
 
 
-def _guess_delimiter(path: Path, source: Source) -> str:
-    """What sets the names of the header apart: the commonest of comma, semicolon, tab and bar."""
-    with pa.input_stream(path, compression="detect") as stream:
-        header = stream.read(65_536).decode(source.encoding, errors="replace").partition("\n")[0]
-    return max(",;\t|", key=header.count)
+def _delimiter(path: Path, source: Source) -> str:
+    """What the mapping says, or what sets the names of the header apart: the commonest of comma, semicolon, tab and bar."""
+    return source.delimiter or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)
 
 
 def _text_options(columns: list[str]) -> pyarrow.csv.ConvertOptions:

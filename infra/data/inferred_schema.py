@@ -30,12 +30,23 @@ def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.Chunk
     details: dict[str, Any]
     if kind is Kind.NUMERIC:
         numbers = decode_numbers(arrays[0]) if arrays else np.array([float(source.column.value)])
+        _require_numbers(source, arrays, numbers)
         details = infer_numbers(numbers, source.details)
     elif kind is Kind.EMBEDDING:
         details = {"width": infer_width(arrays, source.column.separator)}
     else:
         details = {"buckets": infer_buckets(arrays, kind, source)}
     return make_feature(source.name, scope, kind, {**details, **source.details})
+
+
+def _require_numbers(source: FeatureSource, arrays: Sequence[pa.ChunkedArray], numbers: np.ndarray) -> None:
+    """A column of which no cell is a number is named wrongly; one without cells says nothing."""
+    cells = pc.drop_null(arrays[0]) if arrays else ()
+    if len(cells) and np.isnan(numbers).all():
+        raise Misconfigured(
+            "bad_mapping",
+            f"feature {source.name!r} is numeric, but no cell of column {source.column.columns[0]!r} is a number; the first is {cells[0].as_py()!r}",
+        )
 
 
 def make_feature(name: str, scope: Scope, kind: Kind, details: Mapping[str, Any]) -> Feature:

@@ -10,6 +10,7 @@ Arrays: X interactions.
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from infra.data.columns import Array, IdForm, decode_ids, decode_texts, decode_t
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import RowColumn, Spool, SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable
+from schemas.errors import Misconfigured
 from schemas.ids import Id, IdKind
 from schemas.limits import NAME_CHARS_MAX
 
@@ -145,7 +147,18 @@ def read_interactions(
         for batch in rows.set_column(2, schema.field("#kind"), kind_R).to_batches():
             spool.append(batch)
     spool.finish()
+    if len(table) and not len(spool) and choose is None:
+        _complain(table)
     return Interactions(users.ids, found.ids, kinds.ordered()[1], *(spool.column(name) for name in _COLUMNS), rows=spool)
+
+
+def _complain(table: LoadedTable) -> None:
+    """Every row was rejected: a column is named wrongly, or reads in another way."""
+    section = table.source.section
+    named = [r for r in table.rejections.named if r.section == section]
+    what, _ = Counter(r.reason.partition(":")[0] for r in named).most_common(1)[0] if named else ("", 0)
+    told = next((f"; row {r.row} of {r.file}: {r.reason}" for r in named if r.reason.startswith(what)), "")
+    raise Misconfigured("bad_mapping", f"[{section}] none of its {len(table):,} rows can be used{told}")
 
 
 def _usable_batches(

@@ -38,7 +38,10 @@ class ItemEmbeddings:
         """Numbers of an embedding."""
         if self._mapping.text is not None:
             return self._embedder.width
-        width = self._mapping.embedding_width or infer_width(self._table.sample.arrays(self._column), self._column.separator)
+        try:
+            width = self._mapping.embedding_width or infer_width(self._table.sample.arrays(self._column), self._column.separator)
+        except Misconfigured as error:
+            raise Misconfigured(error.code, f"[embeddings] {', '.join(self._column.columns)}: {error.message}") from error
         if width > EMBEDDING_WIDTH_MAX:
             raise Misconfigured("bad_mapping", f"[embeddings] the vectors have {width} numbers, expected at most {EMBEDDING_WIDTH_MAX}")
         return width

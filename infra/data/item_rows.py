@@ -85,6 +85,8 @@ def _usable_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces) -> 
         timed = np.flatnonzero(time_R >= 0)
         rows, time_R = rows.take(timed), time_R[timed]
         created_R = read_times(rows, "created") if table.has("created") else time_R if table.has("time") else np.full(len(rows), ALWAYS)
+        for row in np.flatnonzero((created_R < 0) & table.has("created")).tolist():
+            rows.reject_cell(row, "created", "time of creation, taken as always there")
         item_R = places.encode(rows.array("id"), table.id_forms["id"])
         for row in np.flatnonzero(item_R < 0).tolist():
             rows.reject_cell(row, "id", "id")

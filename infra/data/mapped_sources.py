@@ -5,6 +5,7 @@ Memory: per user and per item what interactions.py and item_rows.py say; rows of
 section and on disk beyond it.
 """
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -125,7 +126,19 @@ class MappedSources:
         start = times_of_constant(holdout.start)
         if start <= 0:
             raise self.reject("[evaluation] from", f"is {holdout.start!r}, expected a date or time like 2011-10-01")
+        if not times[0] < start <= times[-1]:
+            known = " to ".join(
+                dt.datetime.fromtimestamp(int(t) / 1_000, dt.UTC).isoformat(timespec="seconds") for t in (times[0], times[-1])
+            )
+            raise self.reject("[evaluation] from", f"= {holdout.start} must lie within the positives, which are from {known}")
         return start
+
+    @cached_property
+    def known_share(self) -> float:
+        """Which share of what users did was with items of the catalogue; 1 where they did nothing."""
+        items = len(self.item_rows.ids)
+        known = sum(int((np.asarray(block.item_X) < items).sum()) for block in self.history.blocks())
+        return known / len(self.history) if len(self.history) else 1.0
 
     # --- items ---
 

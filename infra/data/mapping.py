@@ -5,6 +5,7 @@ Here: reading one TOML file into a `DataMapping`, with every key checked. Not he
 and the expectation, with a suggestion for a misspelt name; nothing is passed over in silence.
 """
 
+import codecs
 import dataclasses
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.data.mapping_section import Section, reject
+from infra.data.mapping_section import Section, reject, suggest
 from infra.data.where import Condition, read_conditions
 from schemas.errors import Misconfigured
 from schemas.features import Feature, Kind
@@ -20,6 +21,7 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 
 FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
+COLUMN_KEYS = ("column", "columns", "prefix", "value", "separator", "at_least", "in", "time_unit", "time_format")
 _SOURCE_KEYS = ("file", "where", "delimiter", "encoding")
 TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
@@ -326,12 +328,28 @@ def _read_source(
         roles=roles,
         features=tuple(_read_feature(section, name, features.any(name)) for name in features.raw),
         where=read_conditions(section, section.any("where")),
-        delimiter=section.any("delimiter"),
-        encoding=section.text("encoding", "utf-8"),
+        delimiter=_read_delimiter(section),
+        encoding=_read_encoding(section),
         distinct=section.name == "behaviours" and section.flag("distinct", False),
     )
     section.end()
     return source
+
+
+def _read_delimiter(section: Section) -> str | None:
+    given = section.any("delimiter")
+    if given is not None and given != "tab" and not (isinstance(given, str) and len(given.encode()) == 1):
+        raise section.reject("delimiter", f"is {given!r}, expected one character, or tab")
+    return "\t" if given == "tab" else given
+
+
+def _read_encoding(section: Section) -> str:
+    given = section.text("encoding", "utf-8")
+    try:
+        codecs.lookup(given)
+    except LookupError as error:
+        raise section.reject("encoding", f"is {given!r}, expected one like utf-8 or latin-1") from error
+    return given
 
 
 def read_column(section: Section, key: str, value: Any) -> Column:
@@ -368,6 +386,9 @@ def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
     if "kind" in details and details["kind"] not in tuple(Kind):
         raise section.reject(key, f"kind = {details['kind']!r}, expected one of {', '.join(Kind)}")
     ways = ("count_days", "days_since", "taken_together", "clusters")
+    known = (*FEATURE_DETAILS, *COLUMN_KEYS, *ways, "of")
+    if unknown := [k for k in value if k not in known]:
+        raise section.reject(key, f"has {unknown[0]!r}, which is not known here; {suggest(unknown[0], known)}")
     if not set(ways) & set(rest):
         return FeatureSource(name, read_column(section, key, rest), details=details)
     part = Section(section.path, f"{section.name}.{key}", rest)

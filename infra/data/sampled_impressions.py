@@ -38,7 +38,7 @@ class SampledRequest:
 def plan_cuts(first_ms: int, now_ms: int, window_ms: int, every_ms: int) -> list[int]:
     """The times of the requests, oldest first: whole windows before `now_ms`, with something before them."""
     last = now_ms - window_ms
-    return list(range(last, first_ms, -max(1, every_ms)))[:CUTS_MAX][::-1]
+    return list(range(last, first_ms, -max(1, every_ms))[:CUTS_MAX])[::-1]
 
 
 def sample_requests(

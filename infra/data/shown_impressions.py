@@ -19,6 +19,7 @@ from infra.data.interactions import Interactions, read_interactions
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedRows, LoadedTable
+from schemas.errors import Misconfigured
 from schemas.events import ImpressionRecord, ShownItem
 from schemas.features import Feature
 from schemas.ids import Id, IdKind
@@ -47,8 +48,17 @@ class ShownRows:
 
     @cached_property
     def _as_flags(self) -> bool:
-        """Whether the cells are words like true and no: one of them in the whole column says so."""
-        return any(holds_flags(rows.array("clicked"), self._at_least) for rows in self.table.blocks())
+        """Whether the cells are words like true and no: one of them in the whole column says so. Raises where no cell is a flag or a number."""
+        if any(holds_flags(rows.array("clicked"), self._at_least) for rows in self.table.blocks()):
+            return True
+        if len(self.table) and not any(decode_flags(r.array("clicked"), self._at_least, False)[1].any() for r in self.table.blocks()):
+            cell = next(self.table.blocks()).array("clicked")[0].as_py()
+            raise Misconfigured(
+                "bad_mapping",
+                f"[impressions] clicked: no cell of its column is a flag, the first is {cell!r}; "
+                'name the values that are clicks, like clicked = { column = "event", in = ["click"] }',
+            )
+        return False
 
 
 def read_shown_requests(

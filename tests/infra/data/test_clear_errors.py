@@ -1,0 +1,95 @@
+"""What somebody gets who maps other data for the first time: each mistake is named, with the file, the column and what to write instead."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli import build_app
+from schemas.errors import Misconfigured
+
+MAPPING = """[items]
+file = "books.tsv"
+id = "isbn"
+created = "added"
+[items.features]
+pages = "pages"
+[embeddings]
+column = "vector"
+[behaviours]
+file = "loans.tsv"
+user = "card"
+item = "isbn"
+time = "when"
+where = "count > 0"
+[evaluation]
+from = 2024-03-20
+"""
+
+
+def _try(folder: Path, before: str, after: str) -> str:
+    """What a dry run says on standard error; raises what it raises."""
+    assert before in MAPPING
+    books = "".join(f"{i}\tthe book {i}\t{i * 9}\t2024-01-0{1 + i % 9}\t{i}.5 1.0\n" for i in range(20))
+    loans = "".join(f"c{i % 4}\t{i % 20}\t2024-03-{1 + i // 7:02d}\t1\tlend\n" for i in range(200))
+    (folder / "books.tsv").write_text("isbn\tname\tpages\tadded\tvector\n" + books)
+    (folder / "loans.tsv").write_text("card\tisbn\twhen\tcount\twhat\n" + loans)
+    (folder / "shop.toml").write_text(MAPPING.replace(before, after))
+    result = CliRunner().invoke(build_app(), ["import", str(folder), "--mapping", str(folder / "shop.toml"), "--dry-run"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stderr
+
+
+def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
+    assert "warning" not in _try(tmp_path, "card", "card") and "rejected" not in _try(tmp_path, "card", "card")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            'time = "when"',
+            'time = "what"',
+            "[behaviours] none of its 200 rows can be used; row 1 of loans.tsv: no usable time: column 'what' is 'lend'",
+        ),
+        ("from = 2024-03-20", "from = 2030-01-01", "must lie within the positives, which are from 2024-03-01"),
+        ("from = 2024-03-20", "from = 1999-01-01", "must lie within the positives"),
+        (
+            'pages = "pages"',
+            'pages = { column = "name", kind = "numeric" }',
+            "no cell of column 'name' is a number; the first is 'the book 0'",
+        ),
+        ('pages = "pages"', 'pages = { column = "pages", knd = "numeric" }', "did you mean 'kind'"),
+        ('column = "vector"', 'column = "name"', "[embeddings] name: an embedding column holds no vector"),
+        ('time = "when"', 'time = "when"\ndelimiter = ","', "reads as one column: is its `delimiter` another?"),
+        ('time = "when"', 'time = "when"\ndelimiter = "||"', "expected one character, or tab"),
+        ('time = "when"', 'time = "when"\nencoding = "utf-9"', "encoding is 'utf-9'"),
+        (
+            "[evaluation]",
+            '[impressions]\nfile = "loans.tsv"\nuser = "card"\nitem = "isbn"\nclicked = "what"\n[evaluation]',
+            "no cell of its column is a flag",
+        ),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, before: str, after: str, words: str) -> None:
+    with pytest.raises(Misconfigured, match=re.escape(words)):
+        _try(tmp_path, before, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('item = "isbn"', 'item = "when"', "only 0% of what users did was with an item of [items]"),
+        ("count > 0", "count > 9", "no row of loans.tsv counts: [behaviours] where keeps none"),
+        (
+            'created = "added"',
+            'created = { column = "added", time_format = "%d.%m.%Y" }',
+            "no usable time of creation, taken as always there",
+        ),
+    ],
+)
+def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: str, after: str, words: str) -> None:
+    said = " ".join(_try(tmp_path, before, after).split())
+    assert words in said

@@ -388,7 +388,8 @@ def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
     ways = ("count_days", "days_since", "taken_together", "clusters")
     known = (*FEATURE_DETAILS, *COLUMN_KEYS, *ways, "of")
     if unknown := [k for k in value if k not in known]:
-        raise section.reject(key, f"has {unknown[0]!r}, which is not known here; {suggest(unknown[0], known)}")
+        part = Section(section.path, f"{section.name}.{key}", value)
+        raise part.reject(unknown[0], f"is not known here; {suggest(unknown[0], known)}")
     if not set(ways) & set(rest):
         return FeatureSource(name, read_column(section, key, rest), details=details)
     part = Section(section.path, f"{section.name}.{key}", rest)

@@ -38,17 +38,13 @@ class DecodedRecord:
 
 
 def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> list[DecodedRecord]:
-    """Decodes records of one shard, each judged alone; those that are plainly written are read together."""
+    """Decodes records of either topic of one shard, each judged alone; those that are plainly written are read together. Never raises for bad
+    bytes: they are rejections."""
     places = [i for i, r in enumerate(records) if r.topic == ITEM_FEATURES and r.value is not None and len(r.value) <= RECORD_BYTES_MAX]
     values = [value for i in places if (value := records[i].value) is not None]
     read = read_plain_updates(values, kind, records[places[0]].partition, shards) if places else []
     plain = dict(zip(places, read, strict=True))
     return [_decode(record, plain.get(i), kind, shards) for i, record in enumerate(records)]
-
-
-def decode_source_record(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
-    """Decodes a record of either topic of a shard. Never raises for bad bytes: they are rejections."""
-    return decode_source_records([record], kind, shards)[0]
 
 
 def _decode(record: SourceRecord, plain: PlainUpdates | None, kind: IdKind, shards: int) -> DecodedRecord:

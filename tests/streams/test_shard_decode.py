@@ -10,7 +10,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import encode_raw_features
-from streams.shard_decode import _to_float32, decode_source_record, encode_canonical
+from streams.shard_decode import _to_float32, decode_source_records, encode_canonical
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(1 << 63), (1 << 63) - 1)
 VALUES = NUMBERS | st.booleans() | st.none() | st.text(max_size=8)
@@ -37,6 +37,6 @@ def test_a_flipped_bit_never_stops_a_partition_and_no_update_vanishes(place: int
     )
     raw = bytearray(json.dumps({"schema": 1, "updates": updates}).encode())
     raw[place % len(raw)] ^= 1 << bit
-    decoded = decode_source_record(SourceRecord(topic, 0, 0, b"", bytes(raw)), IdKind.INT64, 1)
+    decoded = decode_source_records([SourceRecord(topic, 0, 0, b"", bytes(raw))], IdKind.INT64, 1)[0]
     assert len(decoded) in (len(updates), 1)  # each judged alone, or the record as one rejected update
     assert len(decoded) == len(updates) or (not decoded.updates and len(decoded.rejected) == 1)

@@ -62,7 +62,7 @@ def test_upserts_of_items_that_nothing_else_touches_go_together() -> None:
     assert split_updates([*alone[1:], *others]) == ([], [*alone[1:], *others])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches)
 def test_a_shard_is_the_same_whether_upserts_are_folded_together_or_one_by_one(given: list[tuple[list[Any], list[Any]]]) -> None:
     load_kernels()

@@ -1,4 +1,4 @@
-"""A share of the answers is computed again by the reference network in fp64, beside the engine: what serving's fast forms lose, as metrics.
+"""A share of the answers is computed again by the plain form of the head in fp64, beside the engine: what serving's fast forms lose, as metrics.
 
     parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
     parity_samples          checked | moved | busy | failed
@@ -7,7 +7,7 @@ Here: choosing, copying the rows in the engine's own turn, the reference in a th
 (core/parity_figures.py), the audit of recorded answers from files, which sees all of the path (parity.py).
 Rows that a delta changed between the answer and the copy would compare two states of the world: then the watermarks differ and the sample is dropped
 as "moved". The user half is the request's own state: rows of its behaviours at call 1 (protocol D1).
-Reference: `AifNetwork.joint_logits`, in blocks of candidates so that its memory is bounded whatever the history.
+Reference: reference_answer.py, which is `AifNetwork.joint_logits` without torch, in blocks of candidates so that its memory is bounded.
 
 Arrays: C known candidates.
 """
@@ -21,23 +21,18 @@ from typing import Any
 
 import numpy as np
 import structlog
-import torch
 
 from infra.metrics import Metrics
 from schemas.ids import Id
-from schemas.model.inputs import map_tensors
-from schemas.model.network import AifNetwork, build_network
-from schemas.model.stored_rows import candidate_rows
+from schemas.model.parameters import Parameters, parameters_of
 from serving.core.parity_figures import ParityFigures, compare_answer
 from serving.engine.candidates import find_candidates
 from serving.engine.cpu import CpuScorer
-from serving.engine.device_state import states_on
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine, Resident, Scorer
 from serving.engine.state_bytes import NamedState
+from serving.engine.user_state import arrays_of
 from serving.engine.work import RankResult, RankWork
-from serving.parity import InFloat64
-
-_PAIRS_MAX = 2_000_000  # behaviours times candidates of one block of the reference
+from serving.reference_answer import score_plainly
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
 
@@ -46,7 +41,7 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
 class _Copied:
     """What the reference needs, no longer in the slot; None where the rows have moved on."""
 
-    network: AifNetwork
+    scorer: Scorer
     ids: Sequence[Id]
     rows_C: np.ndarray
 
@@ -95,7 +90,7 @@ class ParitySampler:
             return None
         found = find_candidates(resident.tables, work.item_ids)
         ids = found.ids_K.tolist() if isinstance(found.ids_K, np.ndarray) else found.ids_K
-        return _Copied(_network_of(resident), ids, _copy_rows(resident, found.slots_K))
+        return _Copied(resident.scorer, ids, _copy_rows(resident, found.slots_K))
 
     def _check(self, copied: "Future[_Copied | None]", work: RankWork, result: RankResult) -> None:
         try:
@@ -118,10 +113,8 @@ class ParitySampler:
         self._metrics.counter("parity_samples").labels(outcome).inc()
 
 
-def _network_of(resident: Resident) -> AifNetwork:
-    scorer = resident.scorer
-    network: AifNetwork = build_network(scorer.parameters) if isinstance(scorer, CpuScorer) else scorer.network  # type: ignore[attr-defined]
-    return network
+def _parameters_of(scorer: Scorer) -> Parameters:
+    return scorer.parameters if isinstance(scorer, CpuScorer) else parameters_of(scorer.network)  # type: ignore[attr-defined]
 
 
 def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
@@ -131,21 +124,11 @@ def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
     return rows_C
 
 
-@torch.inference_mode()
 def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
-    torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
-    network = copied.network
-    device = next(network.parameters()).device
-    states = states_on(result.state, device)
-    block = max(1, _PAIRS_MAX // max(1, states.simtier_BSW.shape[1]))
-    scores, probabilities = [], []
-    for at in range(0, len(copied.ids), block):
-        rows = map_tensors(candidate_rows(network.spec, copied.rows_C[at : at + block], context), lambda t: t.to(device))
-        with InFloat64():
-            score_BC, probability_BCT = network.scores(network.joint_logits(states, rows), rows.bid_BC)
-        scores.append(score_BC[0].cpu().numpy())
-        probabilities.append(probability_BCT[0].cpu().numpy())
-    if not scores:
+    assert isinstance(result.state, NamedState)
+    if not copied.ids:
         return ParityFigures(0.0, 1.0)
+    state = arrays_of(result.state.named_arrays())
+    scores_C, probabilities_CT = score_plainly(_parameters_of(copied.scorer), state, copied.rows_C, context)
     place = {one: at for at, one in enumerate(copied.ids)}
-    return compare_answer(place, np.concatenate(scores), np.concatenate(probabilities), result.ids, result.probabilities_AT)
+    return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)

@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -55,6 +56,7 @@ from serving.user_store_start import ViewIdentity, open_user_store
 from serving.versions import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
+_NVIDIA = Path("/dev/nvidiactl")  # there wherever CUDA can be
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving")
 
@@ -237,7 +239,9 @@ async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda
 def _device(wanted: str) -> str:
     if wanted != "auto":
         return wanted
-    import torch
+    if not _NVIDIA.exists():
+        return "cpu"
+    import torch  # seconds, which a machine without such a device need not pay
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 

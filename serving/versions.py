@@ -35,7 +35,7 @@ from schemas.index.layout import row_layout
 from schemas.index.lifecycle import SERVABLE
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
-from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
 from serving.deltas import DeltaFollower, check_positions
@@ -84,7 +84,7 @@ class VersionFollower:
         self._loader = Loader(slot_bytes)
         self._held: dict[int, _Held] = {}
         self._last_error = ""
-        self._last_checkpoint: Checkpoint | None = None
+        self._last_checkpoint: CheckpointFile | None = None
         self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # not before this time, pause, log length then
@@ -253,12 +253,12 @@ class VersionFollower:
         self._retry = (0.0, PAUSE_S_MIN, -1)
         self._last_error = ""
 
-    def _checkpoint(self, manifest: Manifest) -> Checkpoint:
+    def _checkpoint(self, manifest: Manifest) -> CheckpointFile:
         """The version's model from the index store, checked against the manifest; the last one again where it is the same (a build of new rows)."""
         checkpoint = self._last_checkpoint
         if checkpoint is None or checkpoint.info.sha256 != manifest.checkpoint_sha256:
             data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
-            checkpoint = self._last_checkpoint = read_checkpoint(data, manifest.checkpoint_sha256)
+            checkpoint = self._last_checkpoint = read_checkpoint_file(data, manifest.checkpoint_sha256)
         wanted = row_layout(checkpoint.spec)
         missing = [c.name for c in wanted.columns if c not in manifest.layout.columns]
         if missing or wanted.id_kind is not manifest.layout.id_kind:
@@ -266,7 +266,7 @@ class VersionFollower:
         return checkpoint
 
     def _admit(
-        self, wanted: VersionStatus, manifest: Manifest, checkpoint: Checkpoint, tables: Tables, slot: int, positions: dict[int, int]
+        self, wanted: VersionStatus, manifest: Manifest, checkpoint: CheckpointFile, tables: Tables, slot: int, positions: dict[int, int]
     ) -> _Held:
         """Makes the loaded version resident and starts following its deltas."""
         scorer = open_scorer(self._engine.device, checkpoint.parameters, wanted.version, tables)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import RejectedInput
-from schemas.model import checkpoint as module
+from schemas.model import checkpoint_file as module
 from schemas.model.checkpoint import describe_checkpoint, encode_checkpoint, read_checkpoint, write_checkpoint
 from schemas.model.encode_rows import encode_rows
 from tests.schemas.model.samples import SPECS, encode_items, make_items, make_network
@@ -22,11 +22,11 @@ GOOD = encode_checkpoint(make_network(SPECS["full"]), "demo", CARD)
 def rebuild(change_tensors=None, change_manifest=None, fix_digest=True):
     """The good file with some tensors or manifest fields changed, and the digest made to match."""
     tensors = safetensors.numpy.load(GOOD)
-    manifest = json.loads(module._decode_header(GOOD)["__metadata__"]["aif"])
+    manifest = json.loads(module.decode_header(GOOD)["__metadata__"]["aif"])
     if change_tensors:
         change_tensors(tensors)
     if fix_digest:
-        manifest["tensors_sha256"] = module._digest_tensors(tensors)
+        manifest["tensors_sha256"] = module.digest_tensors(tensors)
     if change_manifest:
         change_manifest(manifest)
     return safetensors.numpy.save(tensors, {"aif": json.dumps(manifest, sort_keys=True)})

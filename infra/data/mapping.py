@@ -5,7 +5,6 @@ Here: reading one TOML file into a `DataMapping`, with every key checked. Not he
 and the expectation, with a suggestion for a misspelt name; nothing is passed over in silence.
 """
 
-import codecs
 import dataclasses
 import tomllib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.data.file_format import read_delimiter, read_encoding
 from infra.data.mapping_section import Section, reject, suggest
 from infra.data.where import Condition, read_conditions
 from schemas.errors import Misconfigured
@@ -328,28 +328,12 @@ def _read_source(
         roles=roles,
         features=tuple(_read_feature(section, name, features.any(name)) for name in features.raw),
         where=read_conditions(section, section.any("where")),
-        delimiter=_read_delimiter(section),
-        encoding=_read_encoding(section),
+        delimiter=read_delimiter(section),
+        encoding=read_encoding(section),
         distinct=section.name == "behaviours" and section.flag("distinct", False),
     )
     section.end()
     return source
-
-
-def _read_delimiter(section: Section) -> str | None:
-    given = section.any("delimiter")
-    if given is not None and given != "tab" and not (isinstance(given, str) and len(given.encode()) == 1):
-        raise section.reject("delimiter", f"is {given!r}, expected one character, or tab")
-    return "\t" if given == "tab" else given
-
-
-def _read_encoding(section: Section) -> str:
-    given = section.text("encoding", "utf-8")
-    try:
-        codecs.lookup(given)
-    except LookupError as error:
-        raise section.reject("encoding", f"is {given!r}, expected one like utf-8 or latin-1") from error
-    return given
 
 
 def read_column(section: Section, key: str, value: Any) -> Column:

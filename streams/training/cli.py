@@ -103,19 +103,7 @@ def train(
     from streams.training.program import TrainPlan, run_training
 
     plan = TrainPlan(
-        out,
-        model,
-        warm_start,
-        name,
-        more,
-        more_seconds,
-        threads,
-        publish,
-        wait_impressions,
-        state,
-        snapshot,
-        processes,
-        given,
+        out, model, warm_start, name, more, more_seconds, threads, publish, wait_impressions, state, snapshot, processes, given
     )
     if dry_run:
         from streams.training.dry_run import print_plan

@@ -120,6 +120,7 @@ def decode_header(data: bytes) -> dict[str, Any]:
 
 
 def decode_manifest(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON manifest in the header. Raises RejectedInput (`checkpoint_format`)."""
     try:
         manifest = json.loads(header["__metadata__"][METADATA_KEY])
         found = manifest["format"], manifest["model_id"], manifest["spec"], manifest["tensors_sha256"], manifest["card"]
@@ -197,6 +198,7 @@ def _check_w_hash(spec: ModelSpec, w_hash_KM: np.ndarray | None, manifest: Mappi
 
 
 def lsh_version_of(spec: ModelSpec, w_hash_KM: np.ndarray | None) -> str | None:
+    """LSH version of a model; None without a multimodal embedding."""
     return lsh_version(w_hash_KM, spec.schema.multimodal) if w_hash_KM is not None and spec.schema.multimodal else None
 
 
@@ -210,6 +212,7 @@ def digest_tensors(tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def describe(manifest: Mapping[str, Any], data: bytes, parameters: int, spec: ModelSpec) -> CheckpointInfo:
+    """What is known of a file whose manifest was read."""
     return CheckpointInfo(
         model_id=manifest["model_id"],
         sha256=hashlib.sha256(data).hexdigest(),

@@ -16,6 +16,7 @@ when its owner does. A child is reaped only when its owner asks, so its group's 
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -237,8 +238,18 @@ def _begin_child(request: Mapping[str, Any], fds: Sequence[int], parent: int) ->
     os.environ.update(request["environment"])
     failpoints.arm()
     sys.argv = request["argv"]
+    _show_command(sys.argv)
     module, _, name = request["start"].partition(":")
     return lambda: getattr(importlib.import_module(module), name)(*request["arguments"], *fds)
+
+
+def _show_command(argv: Sequence[str]) -> None:
+    """Writes the child's own command line over the one that it was forked with, where `ps` reads it: as much of it as fits."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start and arg_end
+    if begin > 0 and size > 0:
+        shown = "\0".join(argv).encode()[: size - 1]
+        ctypes.memmove(begin, shown.ljust(size, b"\0"), size)
 
 
 def _exit(work: Callable[[], None]) -> NoReturn:

@@ -19,7 +19,9 @@ import decimal, os, sys, time  # decimal: imported by the template alone
 loaded_in = os.getpid()
 
 def tell(*arguments):
-    print(os.getpid() != loaded_in, arguments, sys.argv, os.environ.get("WORD"), os.getpgrp() == os.getpid(), flush=True)
+    with open("/proc/self/cmdline") as file:
+        shown = file.read().strip("\\0").split("\\0")
+    print(os.getpid() != loaded_in, arguments, sys.argv, shown, os.environ.get("WORD"), os.getpgrp() == os.getpid(), flush=True)
 
 def fail():
     raise SystemExit(3)
@@ -51,12 +53,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
     template.close()
 
 
-def test_a_child_goes_on_from_what_the_template_imported_with_its_own_arguments_log_environment_and_group(
+def test_a_child_goes_on_from_what_the_template_imported_with_its_own_command_line_log_environment_and_group(
     template: Template, tmp_path: Path
 ) -> None:
     child = template.start_child("c", "warm_targets:tell", ["a", "b"], tmp_path / "log", argv=["x", "y"], environment={"WORD": "w"})
     assert child.process.wait(30) == 0
-    assert child.log_tail() == "True ('a', 'b') ['x', 'y'] w True\n"
+    assert child.log_tail() == "True ('a', 'b') ['x', 'y'] ['x', 'y'] w True\n"
 
 
 def test_exit_codes_are_those_of_a_program(template: Template, tmp_path: Path) -> None:

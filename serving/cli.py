@@ -40,9 +40,7 @@ def serve(
 
     from infra.fork_server import import_single_threaded
 
-    import_single_threaded(
-        ["serving.server"]
-    )  # BLAS's own threads would wait for cores that the engine's threads have: 0.5 ms became 3 to 8
+    import_single_threaded(["serving.server"])  # BLAS's own threads would wait for cores that the engine's threads have
 
     from infra.logs import open_logs
     from infra.settings import load_settings

@@ -53,9 +53,8 @@ class BenchStage(Stage):
 
     def start_worker(self, name: str = "worker", **environment: str) -> Child:
         """One `aif worker`; its log has the moment at which its imports were done. Returns at once."""
-        return self.start_python(
-            name, _WORKER, "worker", **{"OPENBLAS_NUM_THREADS": "1", **environment}
-        )  # it imports before `aif worker` can say so
+        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # as `aif worker` sets it, which here comes after the imports
+        return self.start_python(name, _WORKER, "worker", **{**one_thread, **environment})
 
     def start_python(self, name: str, code: str, *arguments: str, **environment: str) -> Child:
         """A child that runs `code` with `arguments`, with the settings of this stage and `environment` on top."""

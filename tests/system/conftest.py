@@ -197,6 +197,7 @@ def open_system(directory: Path, bootstrap_servers: str, id_kind: IdKind = IdKin
     directory.mkdir(parents=True, exist_ok=True)
     system = System(directory, id_kind, keep=True, external_bootstrap=bootstrap_servers)
     system.start_broker()
+    system.warm_up()
     return system
 
 

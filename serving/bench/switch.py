@@ -2,7 +2,7 @@
 
     server      a real `aif serve` (its loader process, its slots) on a real broker and index store; users with histories in its topics
     load        `/v1/rank` at a constant rate over HTTP, open loop; every answer is kept and judged afterwards
-    switching   a new version every few seconds: published, loaded beside the running one, flipped to, every user half made anew
+    switching   a new version every few seconds: published, loaded beside the running one, user halves moved, flipped to
 
 Here: the turns and their figures. Not here: versions in the store (versions.py), the load (infra/bench/load.py). Steady and switching windows
 alternate, because the machine is not alone. Versions have disjoint ranges of scores, so a single answer shows whether it was mixed.

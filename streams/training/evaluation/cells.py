@@ -168,8 +168,8 @@ def _data_of(plan: CellPlan) -> TrainingSet:
     """The training set as the variant reads it: its own features, packed signatures or codes."""
     family = ModelSpec(plan.truth.schema, **dict(plan.spec))
     spec = variant_spec(plan.variant, family, CHEAP_FEATURES)
-    # The join's columns depend on features and bits alone: models that differ in other sizes share one.
-    neutral = ModelSpec(spec.schema, hash_bits=spec.hash_bits)
+    # The join's columns depend on features, bits and tasks alone: models that differ in other sizes share one.
+    neutral = ModelSpec(spec.schema, hash_bits=spec.hash_bits, tasks=spec.tasks)
     joined = _joined(open_truth(plan.world_seed, plan.size, plan.signals), neutral)
     data = dataclasses.replace(joined, spec=spec)
     return data if plan.variant.is_served else with_codes(data, moments=plan.variant.tiers == "three_moments")

@@ -8,6 +8,7 @@ import pytest
 
 from infra.data.world_catalogue import NOW_MS
 from streams.training.evaluation.cells import Cell, CellPlan, read_cell, run_cell, write_cell
+from streams.training.evaluation.plan import TWO_TASKS, Lesson, plan_tables
 from streams.training.evaluation.runner import run_cells
 from streams.training.evaluation.world_truth import TUNING, measure_any, measure_near, open_truth, run_cascade
 from streams.training.family.variant import AIF, BASE, FULL, TEACHER
@@ -57,6 +58,19 @@ def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> 
     assert plan.teachers.loss == LossWeights(copr=0.0, click=1.0) and plan.teachers.variant == TEACHER
     by_truth = dataclasses.replace(plan, taught_by=None)
     assert not same(run_cell(plan), run_cell(by_truth))
+
+
+def test_a_model_of_two_tasks_learns_what_came_of_the_impressions() -> None:
+    bought = run_cell(tiny_plan(TWO_TASKS))
+    assert not same(bought, run_cell(dataclasses.replace(tiny_plan(TWO_TASKS), loss=LossWeights(0.0, 1.0, soft_labels=True, outcomes=0.0))))
+    assert {name for name in bought.users if "buy" in name}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("lesson", plan_tables(quick=False).lessons, ids=lambda lesson: lesson.variant.name)
+def test_every_model_of_the_full_plan_learns_and_is_measured(lesson: Lesson) -> None:
+    cell = run_cell(dataclasses.replace(tiny_plan(lesson.variant, steps=1), loss=lesson.loss, taught_by=lesson.taught_by))
+    assert np.isfinite(cell.users["gauc"].value_U).all()
 
 
 def test_a_title_decides_nothing() -> None:

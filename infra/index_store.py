@@ -1,14 +1,13 @@
 """The index store: immutable files under one URL, a folder or a bucket of an object store (FORMAT.md section 1).
 
-Here: the interface and the folder. Not here: S3 (infra/s3_store.py), what the files mean (schemas/index), parts (infra/index_parts.py), the log
-(infra/control_log.py).
+Here: the interface and the folder. Not here: S3 (infra/s3_store.py), which paths are plain (infra/store_path.py), what the files mean (schemas/index),
+parts (infra/index_parts.py), the log (infra/control_log.py).
 Invariants: a visible file is complete, durable, and never changes (I5). A path never leaves the root and never goes through a symbolic
 link (I10): paths come from manifests, and a manifest is a file that somebody wrote. Names that begin with `.tmp-` are unfinished work.
 """
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -20,13 +19,11 @@ from urllib.parse import unquote, urlsplit
 from infra.file_cache import bad_part_file
 from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, put_exclusive, sha256_of_file
 from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
+from infra.store_path import check_store_path
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.retention import StoreFile
 from schemas.limits import MANIFEST_BYTES_MAX
-
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
-_DEPTH_MAX = 8
 
 
 class IndexStore(Protocol):
@@ -292,13 +289,6 @@ class FolderStore:
             if error.errno in (28, 122):
                 raise Unavailable("disk_full", f"{path} of {self.root} cannot be copied: {error}", 5.0) from error
             raise Unavailable("store_unreadable", f"{path} in {self.root} cannot be read: {error}") from error
-
-
-def check_store_path(path: str) -> None:
-    """A plain relative path: no empty, hidden or dotted segment, nothing that a file system reads in another way."""
-    segments = path.split("/")
-    if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(s) for s in segments):
-        raise Corrupted("bad_store_path", f"{path[:200]!r} is not a plain path inside the index store; the file that names it is not ours")
 
 
 def _make_folder(folder: Path) -> None:

@@ -29,8 +29,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from infra.file_cache import FileCache
 from infra.folders import user_cache_dir
-from infra.index_store import check_store_path
 from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
+from infra.store_path import check_store_path
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.retention import StoreFile

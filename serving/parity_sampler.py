@@ -30,7 +30,7 @@ from serving.engine.candidates import find_candidates
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine, Resident, Scorer
 from serving.engine.state_bytes import NamedState
-from serving.engine.user_state import arrays_of
+from serving.engine.user_arrays import arrays_of
 from serving.engine.work import RankResult, RankWork
 from serving.reference_answer import score_plainly
 

@@ -17,7 +17,7 @@ from schemas.model.lsh import equal_bits_min
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
 from serving.engine.embedded_features import EmbeddedFeatures
-from serving.engine.user_state import UserArrays
+from serving.engine.user_arrays import UserArrays
 
 _PAIRS_MAX = 2_000_000  # behaviours times candidates of one block
 

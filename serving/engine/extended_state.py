@@ -23,7 +23,8 @@ from schemas.users import BehaviourEvent
 from serving.engine.history import find_slots, join_history
 from serving.engine.history_pass import HistorySums
 from serving.engine.tables import Tables
-from serving.engine.user_state import EngineUserState, UserArrays, UserHalf
+from serving.engine.user_arrays import UserArrays
+from serving.engine.user_state import EngineUserState, UserHalf
 from serving.engine.work import UserWork
 
 _LOOK_BACK = 2_048  # behaviours that are searched at once for those of a category

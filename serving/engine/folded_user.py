@@ -12,18 +12,15 @@ Arrays: G categories of the user and, first, none; D width, P bridge width, N br
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schemas.model.parameters import Parameters
 from serving.engine.panels import pack_panels, pad_columns
 from serving.engine.tier_counts import Arranged, arrange_behaviours
+from serving.engine.user_arrays import UserArrays
 from serving.engine.vector_code import LANES, SIGN_CHUNK, aligned
 from serving.engine.version_weights import product_weights, slice_first_layer
-
-if TYPE_CHECKING:
-    from serving.engine.user_state import UserArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class UserFold:
             self._sim_DH, self._project_sim_DD = _widened(weights["sim"]), transposed("head.project_sim.weight")
         self._context_FH = _widened(weights["context"])
 
-    def fold(self, arrays: "UserArrays") -> FoldedUser:
+    def fold(self, arrays: UserArrays) -> FoldedUser:
         """The tables of one user. Cost: (N P + K D + G D) H, and a sort of the behaviours' signatures where that saves a block."""
         user_x_D = arrays.user_U @ self._project_user_UD
         width, bridges = self.spec.width, self.spec.bridges
@@ -91,7 +88,7 @@ class UserFold:
         """[H]: what only the request knows."""
         return (context_1F @ self._context_FH)[0]
 
-    def _fold_categories(self, arrays: "UserArrays") -> tuple[np.ndarray, np.ndarray]:
+    def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
         """(base, sim): first the row of a category that the user has not met, then one for each that he has."""
         constant_1H = arrays.user_U @ self._user_UH + self._bias_H
         if not self.spec.schema.sim_category:
@@ -104,7 +101,7 @@ class UserFold:
         np.matmul(arrays.means_GD, self._project_sim_DD, out=sim_GD[1:])
         return base_GH, sim_GD
 
-    def _fold_signs(self, arrays: "UserArrays") -> tuple[np.ndarray, np.ndarray]:
+    def _fold_signs(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
         """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
         if not self.spec.schema.multimodal:
             return np.zeros((0, 0), np.float32), np.zeros(0, np.float32)

@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from safetensors.numpy import load, save
 
-from serving.engine.user_state import EngineUserState, arrays_of
+from serving.engine.user_arrays import arrays_of
+from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserState
 
 _ABOUT = "about"  # int64 [4]: version, behaviours, behaviours without a row, cold

@@ -1,14 +1,12 @@
 """Call 1 on the CPU: what a user half leaves, and how it is made from a profile and a history.
 
-Here: `UserArrays` (the state as plain arrays), `EngineUserState` (what the engine keeps), `UserHalf` (the making). Not here: the compiled passes
+Here: `EngineUserState` (what the engine keeps), `UserHalf` (the making). Not here: the state as plain arrays (user_arrays.py), the compiled passes
 (history_pass.py, attention.py), the fold through the head (folded_user.py), going on from an earlier state (extended_state.py), the same on a device of
 torch (device_state.py). The specification is `AifNetwork.user_states` (schemas/model/network.py); a test holds this to it.
 
 Arrays: L behaviours, D width, N bridges, P bridge width, K bits, S for SimTier, G categories, W signature bytes.
 """
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,55 +23,11 @@ from serving.engine.history_pass import HistorySums, open_history_scratch, open_
 from serving.engine.joint_pass import Columns
 from serving.engine.panels import padded
 from serving.engine.tables import Tables
+from serving.engine.user_arrays import UserArrays
 from serving.engine.user_vectors import UserVectors
 from serving.engine.user_weights import UserWeights
 from serving.engine.vector_code import aligned
 from serving.engine.work import UserWork
-
-
-@dataclass(frozen=True, slots=True)
-class UserArrays:
-    """`UserStates` of schemas/model/inputs.py for one user: user_U [3 D], V, the sums of DIN (count float32 []), SimTier's signatures and which of them there
-    are (bool), and the sub-sequences with G >= 1."""
-
-    user_U: np.ndarray
-    bridges_NP: np.ndarray
-    din_sum_D: np.ndarray
-    din_cross_KD: np.ndarray
-    din_count: np.ndarray
-    simtier_SW: np.ndarray
-    simtier_mask_S: np.ndarray
-    categories_G: np.ndarray
-    means_GD: np.ndarray
-    log_counts_G: np.ndarray
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory they hold."""
-        return sum(getattr(self, field.name).nbytes for field in dataclasses.fields(self))
-
-    def named(self) -> dict[str, np.ndarray]:
-        """As a batch of one, by the names of `UserStates`."""
-        return {name: getattr(self, field)[None] for field, name in _NAMES.items()}
-
-
-_NAMES = {
-    "user_U": "user_BU",
-    "bridges_NP": "bridges_BNP",
-    "din_sum_D": "din.sum_BD",
-    "din_cross_KD": "din.cross_BKD",
-    "din_count": "din.count_B",
-    "simtier_SW": "simtier_BSW",
-    "simtier_mask_S": "simtier_mask_BS",
-    "categories_G": "sim.categories_BG",
-    "means_GD": "sim.means_BGD",
-    "log_counts_G": "sim.log_counts_BG",
-}
-
-
-def arrays_of(named: Mapping[str, np.ndarray]) -> UserArrays:
-    """The inverse of `UserArrays.named`; copies."""
-    return UserArrays(**{field: named[name][0].copy() for field, name in _NAMES.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from serving.engine.device_state import build_device_state
-from serving.engine.user_state import arrays_of
+from serving.engine.user_arrays import arrays_of
 from serving.engine.work import UserWork
 from serving.parity import InFloat64
 from serving.reference_answer import score_plainly

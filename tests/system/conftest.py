@@ -33,15 +33,16 @@ EMBEDDING_WIDTH = 8
 WAIT_S = 120.0
 
 
-def schema_of(id_kind: IdKind) -> FeatureSchema:
+def schema_of(id_kind: IdKind, embedding_width: int = EMBEDDING_WIDTH, *more: Feature) -> FeatureSchema:
     return FeatureSchema(
         (
             Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=20),
             Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
             Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
             Feature("age", Scope.ITEM, Kind.NUMERIC, scale=10.0),
-            Feature("image", Scope.ITEM, Kind.EMBEDDING, width=EMBEDDING_WIDTH),
+            Feature("image", Scope.ITEM, Kind.EMBEDDING, width=embedding_width),
             Feature("country", Scope.USER, Kind.CATEGORICAL, buckets=20),
+            *more,
         ),
         id_kind=id_kind,
         sim_category="category",
@@ -73,8 +74,8 @@ class System(Stage):
     def features(self, number: int, price: float | None = None) -> dict[str, Any]:
         return {"category": number % 7, "price": price or 1.0 + number / 10, "stock": number % 5, "age": number}
 
-    def embedding(self, number: int) -> list[float]:
-        return [float(x) for x in np.random.default_rng(number).standard_normal(EMBEDDING_WIDTH)]
+    def embedding(self, number: int, width: int = EMBEDDING_WIDTH) -> list[float]:
+        return [float(x) for x in np.random.default_rng(number).standard_normal(width)]
 
     def publish_catalogue(self) -> None:
         with self.publisher() as publisher:
@@ -85,7 +86,7 @@ class System(Stage):
                 for n in range(20):
                     publisher.publish_behaviour(Behaviour(user_id=self.item_id(user), item_id=self.item_id(n * 3 + user), time_ms=n))
 
-    def write_checkpoint(self, name: str, seed: int) -> Path:
+    def write_checkpoint(self, name: str, seed: int, spec: ModelSpec | None = None) -> Path:
         import torch
 
         from schemas.model.checkpoint import write_checkpoint
@@ -93,10 +94,12 @@ class System(Stage):
         from schemas.model.network import AifNetwork
 
         torch.manual_seed(seed)
-        spec = ModelSpec(schema_of(self.id_kind), width=8, bridges=3, bridge_width=8, hash_bits=32, head_hidden=(16,), item_hidden=(16,))
+        spec = spec or ModelSpec(
+            schema_of(self.id_kind), width=8, bridges=3, bridge_width=8, hash_bits=32, head_hidden=(16,), item_hidden=(16,)
+        )
         path = self.directory / "checkpoints" / f"{name}.safetensors"
         path.parent.mkdir(exist_ok=True)
-        write_checkpoint(path, AifNetwork(spec, make_w_hash(seed, spec.hash_bits, EMBEDDING_WIDTH)), f"model-{name}", {})
+        write_checkpoint(path, AifNetwork(spec, make_w_hash(seed, spec.hash_bits, spec.schema.mm_width)), f"model-{name}", {})
         return path
 
     def publish_checkpoint(self, path: Path, **changes: Any) -> int:

@@ -6,7 +6,9 @@ from typing import Any
 from infra.demo.server import wire_ids
 from infra.demo.stage import json_figures
 from infra.processes import wait_until
-from tests.system.conftest import ITEMS, WAIT_S, System
+from schemas.features import Feature, Kind, Scope
+from schemas.model.spec import ModelSpec
+from tests.system.conftest import ITEMS, WAIT_S, System, schema_of
 
 
 def body(system: System, *numbers: int, user: int = 1, **fields: Any) -> dict[str, Any]:
@@ -57,12 +59,16 @@ def test_unknown_items_and_users_are_answered_and_named(running: System) -> None
 
 
 def test_scores_are_those_of_the_reference_model_on_the_same_rows(running: System) -> None:
-    requests = [
-        body(running, user=user, features={"country": "UK"}, behaviours=behaviours_of(running, user), top_k=ITEMS) for user in range(4)
-    ]
-    answers = running.directory / "answers.jsonl"
-    answers.write_text("".join(json.dumps({"request": r, "answer": running.post("/v1/prerank", r)[1]}) + "\n" for r in requests))
-    figures = json_figures(running.run("verify-answers", "verify-answers", str(answers), "--json"))
+    check_by_reference(
+        running,
+        [body(running, user=user, features={"country": "UK"}, behaviours=behaviours_of(running, user), top_k=ITEMS) for user in range(4)],
+    )
+
+
+def check_by_reference(system: System, requests: list[dict[str, Any]]) -> None:
+    answers = system.directory / "answers.jsonl"
+    answers.write_text("".join(json.dumps({"request": r, "answer": system.post("/v1/prerank", r)[1]}) + "\n" for r in requests))
+    figures = json_figures(system.command("verify-answers", str(answers), "--json"))
     assert figures["mixed_versions"] == 0 and figures["answers"] == len(requests)
 
 
@@ -73,15 +79,30 @@ def behaviours_of(system: System, user: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_second_version_goes_live_while_requests_are_answered(running: System) -> None:
-    version = running.publish_checkpoint(running.write_checkpoint("second", seed=2))
+def test_a_version_of_another_schema_and_width_goes_live_while_requests_are_answered(running: System) -> None:
+    spec = ModelSpec(
+        schema_of(running.id_kind, 12, Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=10)),
+        width=12,
+        bridges=5,
+        bridge_width=4,
+        hash_bits=64,
+        head_hidden=(16,),
+        item_hidden=(16, 8),
+    )
+    with running.publisher() as publisher:
+        for n in range(10, 40):
+            publisher.publish_new_item(
+                running.item_id(n), running.embedding(n, spec.schema.mm_width), {**running.features(n), "brand": f"brand {n % 3}"}, 3
+            )
+    version = running.publish_checkpoint(running.write_checkpoint("another", 2, spec))
     seen = set()
 
     def answered() -> bool:
         status, answer = running.post("/v1/prerank", body(running))
-        assert status == 200
+        assert status == 200 and len(answer["items"]) >= ITEMS - 1, answer
         seen.add(answer["version_token"].split(".")[0])
         return str(version) in seen
 
     wait_until(answered, WAIT_S, "an answer of the second version")
-    assert json.loads(running.run("index-list", "index", "list", "--json"))
+    assert json.loads(running.command("index", "list", "--json"))
+    check_by_reference(running, [body(running, behaviours=behaviours_of(running, 1), top_k=ITEMS)])

@@ -24,6 +24,7 @@ from schemas.features import Scope, encode_features
 from schemas.model.inputs import FeatureTensors, UserInputs
 from schemas.model.lsh import equal_bits_min
 from schemas.model.stored_rows import candidate_rows
+from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
 from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
 from serving.engine.device_state import join_behaviours
@@ -39,7 +40,6 @@ from serving.engine.tier_counts import (
     plan_limits,
 )
 from serving.engine.user_state import EngineUserState
-from serving.engine.vector_code import aligned
 from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
 from serving.parity import InFloat64

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serving.engine.compiled import kernel, part
+from schemas.model.compiled import kernel, part
+from schemas.model.vector_blocks import address
 from serving.engine.joint_pass import (
     BLOCK,
     Columns,
@@ -28,7 +29,7 @@ from serving.engine.joint_pass import (
     run_later_layers,
     sum_signs,
 )
-from serving.engine.vector_code import address, widen
+from serving.engine.vector_code import widen
 from serving.engine.version_weights import VersionWeights
 
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serving.engine.compiled import kernel, part
+from schemas.model.compiled import kernel, part
+from schemas.model.vector_blocks import address, aligned
 from serving.engine.joint_pass import BLOCK, multiply
 from serving.engine.panels import padded
 from serving.engine.user_weights import UserWeights
-from serving.engine.vector_code import LANES, PANEL, address, aligned, soften_row
+from serving.engine.vector_code import LANES, PANEL, soften_row
 
 
 class AttentionScratch(NamedTuple):

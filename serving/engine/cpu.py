@@ -14,12 +14,13 @@ import numpy as np
 from schemas.features import encode_features
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
+from schemas.model.vector_blocks import aligned
 from serving.engine.extended_state import extend_arrays, find_base
 from serving.engine.folded_user import FoldedUser, UserFold
 from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch, score_part
 from serving.engine.tables import Applied, Tables
 from serving.engine.user_state import EngineUserState, UserHalf
-from serving.engine.vector_code import SIGN_CHUNK, aligned
+from serving.engine.vector_code import SIGN_CHUNK
 from serving.engine.version_weights import fold_version
 from serving.engine.work import UserState, UserWork
 from serving.engine.workers import WORKERS

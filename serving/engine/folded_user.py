@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.model.parameters import Parameters
+from schemas.model.vector_blocks import aligned
 from serving.engine.panels import pack_panels, pad_columns
 from serving.engine.tier_counts import Arranged, arrange_behaviours
 from serving.engine.user_arrays import UserArrays
-from serving.engine.vector_code import LANES, SIGN_CHUNK, aligned
+from serving.engine.vector_code import LANES, SIGN_CHUNK
 from serving.engine.version_weights import product_weights, slice_first_layer
 
 

@@ -22,12 +22,13 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from serving.engine.compiled import kernel, part
+from schemas.model.compiled import kernel, part
+from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 from serving.engine.history import History
 from serving.engine.joint_pass import BLOCK, Columns, multiply
 from serving.engine.panels import padded
 from serving.engine.user_weights import HistoryWeights, UserWeights
-from serving.engine.vector_code import LANES, TILE_ROWS, address, aligned, prefetch, sum_rows, widen_row
+from serving.engine.vector_code import LANES, prefetch, sum_rows, widen_row
 
 
 class HistorySums(NamedTuple):

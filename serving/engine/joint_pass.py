@@ -20,22 +20,12 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from serving.engine.compiled import kernel, part
+from schemas.model.compiled import kernel, part
+from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 from serving.engine.panels import padded
 from serving.engine.tier_counts import LANES as BEHAVIOUR_LANES
 from serving.engine.tier_counts import PLANES_MAX, TABLE_ROWS, build_word_table, count_near
-from serving.engine.vector_code import (
-    PANEL,
-    SIGN_CHUNK,
-    TILE_ROWS,
-    add_sign_rows,
-    address,
-    aligned,
-    multiply_half_tile,
-    multiply_tile,
-    prefetch,
-    widen_row,
-)
+from serving.engine.vector_code import PANEL, SIGN_CHUNK, add_sign_rows, multiply_half_tile, multiply_tile, prefetch, widen_row
 from serving.engine.version_weights import VersionWeights
 
 BLOCK = 8 * TILE_ROWS

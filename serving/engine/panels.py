@@ -5,7 +5,8 @@ Arrays: K depth, H columns.
 
 import numpy as np
 
-from serving.engine.vector_code import LANES, PANEL, aligned
+from schemas.model.vector_blocks import aligned
+from serving.engine.vector_code import LANES, PANEL
 
 
 def padded(width: int, multiple: int = LANES) -> int:

@@ -25,8 +25,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from serving.engine.compiled import kernel, part
-from serving.engine.vector_code import INT32, INT64, address, external, load, loop, offset, splat, store
+from schemas.model.compiled import kernel, part
+from schemas.model.vector_blocks import INT32, INT64, address, external, load, loop, offset, splat, store
 
 U = np.uint64
 LANES = 8  # of 64 behaviours

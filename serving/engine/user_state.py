@@ -15,6 +15,7 @@ from schemas.errors import RejectedInput
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.parameters import Parameters
+from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
 from serving.engine.attention import attend, open_attention_scratch
 from serving.engine.folded_user import FoldedUser
@@ -26,7 +27,6 @@ from serving.engine.tables import Tables
 from serving.engine.user_arrays import UserArrays
 from serving.engine.user_vectors import UserVectors
 from serving.engine.user_weights import UserWeights
-from serving.engine.vector_code import aligned
 from serving.engine.work import UserWork
 
 

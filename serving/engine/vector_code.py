@@ -1,8 +1,8 @@
 """The few instructions that plain compiled loops do not get: written once, as vector code, for whatever vectors this machine has.
 
 Here: numba intrinsics on addresses. Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here:
-what they are used for (joint_pass.py, tier_counts.py). Everything else in the engine is plain
-loops, but for the bit planes of tier_counts.py, which are made of the same building blocks.
+the building blocks (schemas/model/vector_blocks.py), what they are used for (joint_pass.py, tier_counts.py). Everything else in the engine is plain
+loops, but for the bit planes of tier_counts.py, which are made of the same blocks.
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 
@@ -20,113 +20,27 @@ Arrays: B rows of a block, K depth of a product, P columns of a panel.
 from typing import Any
 
 import llvmlite.binding
-import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from schemas.model.vector_blocks import FLOAT, INT32, INT64, constant, emit_tile, external, load, loop, offset, splat, store
+
 LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats in a vector
-TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
 PANEL = 2 * LANES
 SIGN_CHUNK = 4 * LANES  # columns that `add_sign_rows` sums at once
 
-FLOAT, INT16, INT32, INT64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FLOATS = ir.VectorType(FLOAT, LANES)
 _VECTOR_BYTES = 4 * LANES
-
-
-def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Zeros that start on a cache line."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-@numba.njit(inline="always")
-def address(array: np.ndarray) -> int:
-    """Where an array's first element lies, int64."""
-    return np.int64(array.ctypes.data)
-
-
-# --- building blocks of vector code: used while a kernel is compiled ----------------------------------------------------
-
-
-def offset(builder: Any, address: Any, count: Any, stride: Any) -> Any:
-    """address + count * stride; `count` and `stride` are ints or values."""
-    count, stride = (ir.Constant(INT64, one) if isinstance(one, int) else one for one in (count, stride))
-    return builder.add(address, builder.mul(count, stride))
-
-
-def load(builder: Any, address: Any, kind: Any, at: int = 0) -> Any:
-    """The value of a type at an address, `at` bytes on."""
-    return builder.load(builder.inttoptr(offset(builder, address, at, 1), kind.as_pointer()), align=1)
-
-
-def store(builder: Any, value: Any, address: Any, at: int = 0) -> None:
-    """The reverse of `load`."""
-    builder.store(value, builder.inttoptr(offset(builder, address, at, 1), value.type.as_pointer()), align=1)
-
-
-def splat(builder: Any, value: Any, lanes: int) -> Any:
-    """A vector of one value."""
-    kind = ir.VectorType(value.type, lanes)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INT32, 0))
-    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes))
-
-
-def external(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """An LLVM function by name, declared once per module."""
-    found = builder.module.globals.get(name)
-    return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
-
-
-def loop(builder: Any, count: Any, start: list[Any], body: Any) -> list[Any]:
-    """`values = body(index, values)` for index = 0 .. count - 1 (at least once), in registers. Returns the last values."""
-    before, inside, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
-    builder.branch(inside)
-    builder.position_at_end(inside)
-    index, values = builder.phi(INT64), [builder.phi(value.type) for value in start]
-    index.add_incoming(ir.Constant(INT64, 0), before)
-    for phi, value in zip(values, start, strict=True):
-        phi.add_incoming(value, before)
-    results = body(index, values)
-    following = builder.add(index, ir.Constant(INT64, 1))
-    index.add_incoming(following, builder.block)
-    for phi, value in zip(values, results, strict=True):
-        phi.add_incoming(value, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
-    builder.position_at_end(after)
-    return results
 
 
 # --- products -----------------------------------------------------------------------------------------------------------
 
 
-def _emit_tile(builder: Any, vectors: int, arguments: Any) -> None:
-    rows, row_stride, panel, depth, start, start_stride, out, out_stride, least = arguments
-    fused = external(builder, f"llvm.fma.v{LANES}f32", _FLOATS, _FLOATS, _FLOATS, _FLOATS)
-    cells = [(row, vector) for row in range(TILE_ROWS) for vector in range(vectors)]
-    starts = [load(builder, offset(builder, start, row, start_stride), _FLOATS, _VECTOR_BYTES * vector) for row, vector in cells]
-    row_at = [offset(builder, rows, row, row_stride) for row in range(TILE_ROWS)]
-
-    def add_products(k: Any, sums: list[Any]) -> list[Any]:
-        at = offset(builder, panel, k, vectors * _VECTOR_BYTES)
-        weights = [load(builder, at, _FLOATS, _VECTOR_BYTES * vector) for vector in range(vectors)]
-        inputs = [splat(builder, load(builder, offset(builder, one, k, 4), FLOAT), LANES) for one in row_at]
-        return [builder.call(fused, [inputs[row], weights[vector], one]) for (row, vector), one in zip(cells, sums, strict=True)]
-
-    lowest = splat(builder, least, LANES)
-    for (row, vector), total in zip(cells, loop(builder, depth, starts, add_products), strict=True):
-        kept = builder.select(builder.fcmp_unordered(">", total, lowest), total, lowest)  # not a number stays one
-        store(builder, kept, offset(builder, out, row, out_stride), _VECTOR_BYTES * vector)
-
-
 def _make_tile(vectors: int) -> Any:
     def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
         def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-            _emit_tile(builder, vectors, arguments)
+            emit_tile(builder, FLOAT, LANES, vectors, arguments)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8, types.float32), emit
@@ -135,7 +49,7 @@ def _make_tile(vectors: int) -> Any:
 
 
 # out [6, P] = max(least, start [6, P] + rows [6, K] x panel [K, P]), depth K >= 1; a start stride of 0 is one row (a bias) for all.
-# Arguments: rows, row_stride, panel, depth, start, start_stride, out, out_stride, least (float32: 0 = ReLU, -inf = none).
+# Arguments: those of `emit_tile`, least float32.
 multiply_tile = _make_tile(2)  # P = PANEL
 multiply_half_tile = _make_tile(1)  # P = LANES
 
@@ -192,7 +106,7 @@ _EXP_LEAST = -87.0  # below it the result would be subnormal
 
 
 def _constant(value: float) -> Any:
-    return ir.Constant(_FLOATS, [ir.Constant(FLOAT, value)] * LANES)
+    return constant(value, FLOAT, LANES)
 
 
 def _emit_exp(builder: Any, x: Any) -> Any:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.model.hamming import hamming_histogram, pool_histogram
 from schemas.model.lsh import equal_bits_min
+from schemas.model.vector_blocks import aligned
 from serving.engine import tier_counts
 from serving.engine.tier_counts import (
     BLOCK,
@@ -19,7 +20,6 @@ from serving.engine.tier_counts import (
     pack_words,
     plan_limits,
 )
-from serving.engine.vector_code import aligned
 
 
 def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> np.ndarray:

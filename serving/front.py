@@ -33,7 +33,7 @@ class Front:
         self.inference.open_calls(engine, rank_call, id_kind)
 
     def record(self, route: str, status: str, seconds: float, ranked: bool) -> None:
-        """Counts one answer. `ranked`: a call whose time is worth a histogram, not a look."""
+        """Counts one answer. `ranked`: a call whose time is worth a histogram, not a look, and not a refusal, which takes none."""
         if (route, status) not in self._counters:
             self._counters[route, status] = self.metrics.counter("requests").labels(route, status)
         self._counters[route, status].inc()

@@ -37,6 +37,7 @@ _CONTENTS: Mapping[str, str] = {
     BYTES: "bytes_contents",
 }
 _INPUTS_MAX = 16
+_REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED.name
 _PB: Any = pb  # its classes are made at run time
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.grpc")
@@ -88,7 +89,7 @@ class GrpcApi:
                     encoded = await answer(raw, context, received_s)
                 except Exception as error:
                     failure, status = error, grpc_status(error).name
-            self._front.record(f"grpc {name}", status, time.monotonic() - received_s, ranked=name == "ModelInfer")
+            self._front.record(f"grpc {name}", status, time.monotonic() - received_s, name == "ModelInfer" and status != _REFUSED)
             if failure is not None:
                 await abort(context, failure, name)
             return encoded

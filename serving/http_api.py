@@ -30,7 +30,7 @@ from serving.answer_body import encode_answer
 from serving.bodies import decode_body
 from serving.deadline import Deadline
 from serving.front import Front
-from serving.http_body import read_body, throw_away_body
+from serving.http_body import UnwantedBodies, read_body
 from serving.http_errors import TOO_MANY
 from serving.http_reply import Reply, error_reply, json_reply
 from serving.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
@@ -55,7 +55,7 @@ class HttpApi:
 
     def __init__(self, front: Front, views: Views) -> None:
         self._front, self._views = front, views
-        self._inference = OpenInferenceHttp(front.inference)
+        self._inference, self._unwanted = OpenInferenceHttp(front.inference), UnwantedBodies()
         self._calls: Mapping[str, type[BaseModel]] = {"/v1/user": UserRequest, "/v1/rank": RankRequest, "/v1/prerank": PrerankRequest}
         self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
         self._looks: Mapping[str, Callable[[], Reply]] = {
@@ -83,12 +83,12 @@ class HttpApi:
         protocol.response_bytes(reply.status, [("content-type", reply.content_type), *reply.headers], reply.body)
         self._record(scope, reply, time.monotonic() - received_s)
         if reply.status == TOO_MANY:
-            await throw_away_body(scope, protocol)
+            await self._unwanted.throw_away(scope, protocol)
 
     async def _reply(self, scope: Any, protocol: Any, received_s: float) -> Reply:
         try:
             _check_headers(scope)
-            if scope.path not in PROBES:
+            if not self._front.access.open and scope.path not in PROBES:
                 self._front.access.check(scope.headers.get("authorization"))
             return await self._route(scope, protocol, received_s)
         except Exception as error:
@@ -131,9 +131,10 @@ class HttpApi:
         return Reply(200, generate_latest(self._front.metrics.registry), CONTENT_TYPE_PLAIN_0_0_4)
 
     def _record(self, scope: Any, reply: Reply, seconds: float) -> None:
-        known = scope.path in self._calls or scope.path in self._looks
-        route = scope.path if known else self._inference.label(scope.path)
-        self._front.record(route, str(reply.status), seconds, ranked=scope.path in self._calls or self._inference.is_infer(scope.path))
+        path = scope.path
+        route = path if path in self._calls or path in self._looks else self._inference.label(path)
+        ranked = reply.status != TOO_MANY and (path in self._calls or self._inference.is_infer(path))
+        self._front.record(route, str(reply.status), seconds, ranked)
         level = logging.INFO if self._front.settings.access_log else logging.DEBUG
         if not _LOG.isEnabledFor(level):  # structlog would first make the line
             return
@@ -141,7 +142,7 @@ class HttpApi:
             level,
             "request",
             method=scope.method,
-            path=scope.path[:80],
+            path=path[:80],
             status=reply.status,
             took_ms=round(seconds * 1000, 3),
             bytes=len(reply.body),

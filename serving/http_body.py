@@ -7,7 +7,9 @@ A small body of a known length is awaited once, whole; any other comes in pieces
 
 import asyncio
 import contextlib
+import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +24,7 @@ from serving.intake import Intake
 _WHOLE_BYTES_MAX = BODIES_BYTES_MAX // CONNECTIONS_MAX
 _THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
 _BODY_S_MAX = 10.0
+_LOOK_S = 1.0  # between two looks at bodies that nobody waits for
 _WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # of zlib; "deflate" in HTTP is the zlib form
 
 
@@ -39,13 +42,58 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
     return raw if encoding is None else await asyncio.to_thread(unpack, raw, encoding)
 
 
-async def throw_away_body(scope: Any, protocol: Any) -> None:
-    """Reads a body that nobody wants, after the answer: a connection with an unread body would never carry another request. Raises nothing."""
+class UnwantedBodies:
+    """Bodies that nobody wants, read after the answer: a connection with an unread body would never carry another request.
+
+    A small one is taken in by the port's own threads and nobody waits for it, because in a flood a second turn of the event loop for each of them
+    would cost as much as the refusal. So somebody has to end those that never end: whoever comes next looks at two, and a timer at all.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._coming: deque[tuple[float, Any]] = deque()  # (to be ended then, what Granian will have the body in)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many may still be on their way."""
+        return len(self._coming)
+
+    async def throw_away(self, scope: Any, protocol: Any) -> None:
+        """The body of one request that has its answer. Raises nothing."""
+        declared = _declared_bytes(scope)
+        if declared is None or declared > _WHOLE_BYTES_MAX:
+            await _throw_away_pieces(protocol)
+            return
+        for _ in range(min(2, len(self._coming))):
+            self._look_after_one()
+        with contextlib.suppress(ProtocolError, ProtocolClosed):
+            self._coming.append((self._clock() + _BODY_S_MAX, protocol()))
+        if self._timer is None:
+            self._set_timer()
+
+    def _look_after_one(self) -> None:
+        ends_s, body = self._coming.popleft()
+        if body.done():
+            return
+        if ends_s <= self._clock():
+            body.cancel()  # and with it the connection
+            return
+        self._coming.append((ends_s, body))
+
+    def _look_after_all(self) -> None:
+        for _ in range(len(self._coming)):
+            self._look_after_one()
+        self._timer = None
+        if self._coming:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look_after_all)
+
+
+async def _throw_away_pieces(protocol: Any) -> None:
     with contextlib.suppress(ProtocolError, ProtocolClosed, TimeoutError):
         async with asyncio.timeout(_BODY_S_MAX):
-            if (_declared_bytes(scope) or _WHOLE_BYTES_MAX) < _WHOLE_BYTES_MAX:
-                await protocol()
-                return
             size = 0
             async for chunk in protocol:
                 size += len(chunk)

@@ -1,5 +1,6 @@
 """One HTTP answer as a value, and how an error becomes one on the JSON routes and on those of the Open Inference Protocol."""
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,12 +37,17 @@ def error_reply(error: Exception, path: str) -> Reply:
     answer, error_id = encode_error(error)
     if not isinstance(error, AifError):
         logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
-    values: dict[str, Any] = {"code": answer.code, "message": answer.message, "retry_after_s": answer.retry_after_s}
-    if path.startswith(_OPEN_INFERENCE):
-        values = {"error": f"{answer.code}: {answer.message}", **values}  # what a client of that protocol reads
-        if answer.retry_after_s is None:
+    return _encode_error(status_of(error), answer.code, answer.message, answer.retry_after_s, path.startswith(_OPEN_INFERENCE))
+
+
+@functools.lru_cache(maxsize=8)  # in a flood hundreds are told the same
+def _encode_error(status: int, code: str, message: str, retry_after_s: float | None, in_open_inference: bool) -> Reply:
+    values: dict[str, Any] = {"code": code, "message": message, "retry_after_s": retry_after_s}
+    if in_open_inference:
+        values = {"error": f"{code}: {message}", **values}  # what a client of that protocol reads
+        if retry_after_s is None:
             del values["retry_after_s"]
-    headers = [("retry-after", str(max(1, round(answer.retry_after_s))))] if answer.retry_after_s else []
-    if answer.code == "unauthorized":
+    headers = [("retry-after", str(max(1, round(retry_after_s))))] if retry_after_s else []
+    if code == "unauthorized":
         headers.append(("www-authenticate", "Bearer"))
-    return Reply(status_of(error), json.dumps(values).encode(), headers=tuple(headers))
+    return Reply(status, json.dumps(values).encode(), headers=tuple(headers))

@@ -17,14 +17,15 @@ class Intake:
         self.requests_max, self.in_work, self.reading_bytes = requests_max, 0, 0
         self.admit: Callable[[], None] = lambda: None  # raises Unavailable where what is in work already takes too long
 
-    @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """One request is in work inside. Whether it may be is asked with `check`, so that probes are answered also under load."""
+    def enter(self) -> "Intake":
+        """`with intake.enter()`: one request is in work inside. Whether it may be is asked with `check`, so that probes are answered also under load."""
+        return self
+
+    def __enter__(self) -> None:
         self.in_work += 1
-        try:
-            yield
-        finally:
-            self.in_work -= 1
+
+    def __exit__(self, *raised: object) -> None:
+        self.in_work -= 1
 
     def check(self) -> None:
         """Raises Unavailable (`overloaded`) where the request that entered last is one too many, by number or by the time it would wait."""

@@ -1,7 +1,8 @@
 """The engine with a watch: what each piece of work took, and so how long the next one would wait.
 
 Here: measuring from outside (the engine works in order of arrival, so a piece began when it came or when the one before it was done, whichever was
-later), the work that waits, refusals in words. Not here: the arithmetic (core/admission.py), the engine's own bound on its queue (engine/loop.py).
+later), the work that waits, refusals in words. In a flood a refusal is found once and given to everybody until a place may be free: who is refused
+costs the cores that compute nearly nothing. Not here: the arithmetic (core/admission.py), the engine's own bound on its queue (engine/loop.py).
 Used from the event loop; futures end in the engine's thread, so the books are under a lock.
 """
 
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+from prometheus_client import Counter
 
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
@@ -43,6 +46,9 @@ class PacedEngine:
         self._waiting: dict[Future[Any], tuple[Sequence[Job], float]] = {}
         self._waiting_ms = 0.0
         self._began_s = self._clock()  # when the piece that is being computed began, if there is one
+        self._closed, self._closed_until_s = Refusal("", 0.0), 0.0  # what everybody is told until then
+        self._turned_away = 0  # who is not in `offered` yet
+        self._refused: dict[str, Counter] = {}  # by reason
         self.costs, self.offered = Costs(), Offered()
 
     def status(self) -> EngineStatus:
@@ -67,6 +73,10 @@ class PacedEngine:
 
     def load(self) -> float:
         """The load that is offered now, what is refused included: 1 = as much as the engine can do."""
+        if self._turned_away:
+            with self._lock:
+                self._offer(self.costs.mean_ms, self._turned_away)
+            self._turned_away = 0
         return self.offered.now(self._clock() * 1000, self.costs.mean_ms)
 
     def predict_ms(self, kind: str, size: int) -> float:
@@ -80,10 +90,15 @@ class PacedEngine:
 
     def check_queue(self) -> None:
         """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks; in a flood those that wait are judged anew."""
+        now_s = self._clock()
+        if now_s < self._closed_until_s:
+            self._refuse(self._closed, "queue")
         load = self.load()
         refusal = decide_queue(self.costs, self.queue_ms(), self._work_max, load)
-        if refusal is not None:
+        if refusal is not None and len(self._waiting) > 1:
             self._withdraw_beyond(queue_ms_max(self.costs, self._work_max, load), load)
+        elif refusal is not None:  # nobody waits who might be withdrawn
+            self._closed, self._closed_until_s = refusal, now_s + refusal.holds_ms / 1000
         self._refuse(refusal, "queue")
 
     def check_work(self, work_ms: float, left_s: float) -> None:
@@ -96,11 +111,15 @@ class PacedEngine:
 
     def _refuse(self, refusal: Refusal | None, reason: str) -> None:
         if refusal is not None:
-            with self._lock:
-                self._offer(self.costs.mean_ms)
-            self._metrics.counter("requests_refused").labels(reason).inc()
+            self._turned_away += 1
+            self._count_refused(reason)
             message = f"{refusal.reason}; send it again after retry_after_s, or to another server"
             raise Unavailable("overloaded", message, retry_after_s=refusal.retry_after_ms / 1000)
+
+    def _count_refused(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused[reason] = self._metrics.counter("requests_refused").labels(reason)
+        self._refused[reason].inc()
 
     def _withdraw_beyond(self, bound_ms: float, load: float) -> None:
         """Cancels rankings that would begin later than the bound; who waits for one hears that it was withdrawn (deadline.py). A user half is kept:
@@ -110,7 +129,7 @@ class PacedEngine:
         kept = count_kept([predicted for _, (_, predicted) in waiting], spent_ms, bound_ms, load)
         for future, (jobs, _) in waiting[kept:]:
             if jobs[-1].kind == "rank" and future.cancel():
-                self._metrics.counter("requests_refused").labels("withdrawn").inc()
+                self._count_refused("withdrawn")
 
     def _watch(self, submit: Callable[[Any], "Future[Any]"], work: Any, jobs: Sequence[Job]) -> "Future[Any]":
         predicted = sum(predict_ms(self.costs, job) for job in jobs)
@@ -124,14 +143,15 @@ class PacedEngine:
         future.add_done_callback(self._done)
         return future
 
-    def _offer(self, work_ms: float) -> None:
-        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self.costs.mean_ms)
+    def _offer(self, work_ms: float, count: int = 1) -> None:
+        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self.costs.mean_ms, count)
 
     def _done(self, future: "Future[Any]") -> None:
         now_s = self._clock()
         with self._lock:
             jobs, predicted = self._waiting.pop(future)
             self._waiting_ms = self._waiting_ms - predicted if self._waiting else 0.0
+            self._closed_until_s = 0.0
             if future.cancelled():
                 return
             if future.exception() is None:

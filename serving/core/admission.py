@@ -30,6 +30,7 @@ LOAD_MAX = 1.25  # as much happens by chance where 0.8 are asked for
 FLOOD = 2.5  # a load that 80% at random hardly ever looks like: from here on those that wait are judged again
 OFFERED_WORK = 3.0  # times the mean work is the time over which the offered load is seen, and at least
 OFFERED_MS_MIN = 30.0
+HELD_WINDOW = 0.25  # of that time a refusal may hold: the load can fall by a fifth meanwhile, and the bound not even double
 QUEUE_MS_MIN = 10.0  # a burst of very small requests is no overload
 
 
@@ -96,9 +97,9 @@ class Offered:
         return self.load * math.exp(-max(0.0, now_ms - self.at_ms) / _window_ms(mean_ms))
 
 
-def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float) -> Offered:
-    """The load after one more request came, which is or would have been so much work. One alone is never an overload."""
-    return Offered(offered.now(now_ms, mean_ms) + min(1.0, work_ms / _window_ms(mean_ms)), now_ms)
+def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float, count: int = 1) -> Offered:
+    """The load after `count` more requests came, each of which is or would have been so much work. One alone is never an overload."""
+    return Offered(offered.now(now_ms, mean_ms) + count * min(1.0, work_ms / _window_ms(mean_ms)), now_ms)
 
 
 def _window_ms(mean_ms: float) -> float:
@@ -112,10 +113,11 @@ def queue_ms_max(costs: Costs, work_max: float = QUEUED_WORK_MAX, load: float = 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not let in, and when its chance is better."""
+    """Why a request is not let in, when its chance is better, and how long everybody who comes is told the same, if no work ends before."""
 
     reason: str
     retry_after_ms: float
+    holds_ms: float = 0.0
 
 
 def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> Refusal | None:
@@ -123,8 +125,10 @@ def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MA
     bound = queue_ms_max(costs, work_max, load)
     if queue_ms <= bound:
         return None
-    retry_after_ms = (queue_ms - bound + costs.mean_ms) * max(1.0, load)
-    return Refusal(f"{queue_ms:.0f} ms of work wait, this server lets {bound:.0f} ms wait", retry_after_ms)
+    beyond_ms = queue_ms - bound
+    retry_after_ms = (beyond_ms + costs.mean_ms) * max(1.0, load)
+    holds_ms = min(beyond_ms, HELD_WINDOW * _window_ms(costs.mean_ms))
+    return Refusal(f"{queue_ms:.0f} ms of work wait, this server lets {bound:.0f} ms wait", retry_after_ms, holds_ms)
 
 
 def count_kept(predicted_ms: Sequence[float], spent_ms: float, bound_ms: float, load: float) -> int:

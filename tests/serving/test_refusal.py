@@ -1,5 +1,6 @@
 """A request that is one too many is answered when its head is there, and its connection carries the next one all the same."""
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -79,6 +80,30 @@ def test_what_is_refused_is_part_of_the_load_that_is_offered() -> None:
         with pytest.raises(Unavailable, match="overloaded"):
             paced.check_queue()
     assert paced.load() == pytest.approx(2)
+
+
+def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> None:
+    now_s, engine = [0.0], FakeEngine(stuck=True)
+    paced = PacedEngine(engine, Metrics(), clock=lambda: now_s[0])  # type: ignore[arg-type]
+    paced.costs = Costs({("rank", 1): 30.0}, 10.0)
+
+    def told() -> str | None:
+        try:
+            paced.check_queue()
+        except Unavailable as error:
+            return error.message
+        return None
+
+    work = paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)))
+    paced.offered = Offered(10.0, 0.0)
+    first = told()
+    now_s[0] = 0.007
+    assert first is not None and told() == first, "found once, told to everybody"
+    assert paced.load() == pytest.approx(10 * math.exp(-7 / 30) + 2 * 10 / 30), "and everybody is counted"
+    now_s[0] = 0.008
+    assert told() not in (first, None), "after some time it is judged anew"
+    work.cancel()
+    assert told() is None, "and when work has ended at once"
 
 
 def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal() -> None:

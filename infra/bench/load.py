@@ -8,19 +8,21 @@ Source: Gil Tene, "How NOT to measure latency"; DDSketch (arXiv 1908.10693), rel
 """
 
 import asyncio
-import contextlib
 import itertools
+import select
 import selectors
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ddsketch import DDSketch
 
 _CONNECTIONS_MAX = 256
 _ANSWER_S_MAX = 30.0
+_SEND_BYTES = 1 << 20
 
 T = TypeVar("T")
 OK, REFUSED, FAILED = "ok", "refused", "failed"  # 200; 429 and 503; anything else, a lost connection included
@@ -66,45 +68,93 @@ class Target:
         return "\r\n".join([*head, *(f"{name}: {value}" for name, value in self.headers), "", ""]).encode() + body
 
 
+class _Connection(asyncio.Protocol):
+    """One connection, one exchange at a time; without streams and tasks, which would cost the sender more than the server has to do for a refusal."""
+
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._came, self._status, self._body, self._ends = bytearray(), 0, 0, -1  # answer: bytes, status, where its body begins, ends
+        self.stays = True
+
+    async def exchange(self, request: bytes) -> tuple[int, bytes]:
+        """(status, body). Raises OSError or TimeoutError."""
+        loop = asyncio.get_running_loop()
+        self._came, self._ends, self._answer = bytearray(), -1, loop.create_future()
+        late = loop.call_later(_ANSWER_S_MAX, self._fail, TimeoutError("no answer"))
+        self._transport.write(request)
+        try:
+            return await self._answer
+        finally:
+            late.cancel()
+
+    def close(self) -> None:
+        """Ends it."""
+        self.stays = False
+        self._transport.close()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # a request leaves in one call
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        if self._ends < 0 and (head_ends := self._came.find(b"\r\n\r\n")) >= 0:
+            head = bytes(self._came[:head_ends]).lower()
+            self._ends = head_ends + 4 + int(head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0] or b"0")
+            self._body, self._status = head_ends + 4, int(head.split(b" ", 2)[1])
+            self.stays = self.stays and b"connection: close" not in head
+        if 0 <= self._ends <= len(self._came) and self._answer is not None and not self._answer.done():
+            self._answer.set_result((self._status, bytes(self._came[self._body : self._ends])))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stays = False
+        self._fail(exc or ConnectionResetError("the connection ended"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
 class _Connections:
     """Kept alive, newest first: those that are not needed grow old and nobody minds."""
 
     def __init__(self, url: str, count_max: int) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free: list[_Connection] = []
         self._room = asyncio.Semaphore(count_max)
 
     async def exchange(self, request: bytes, left: Callable[[], None]) -> tuple[int, bytes]:
-        """(status, body) of the answer; `left` is called when it leaves. Raises OSError or asyncio.IncompleteReadError: connection lost."""
+        """(status, body) of the answer; `left` is called when it leaves. Raises OSError or TimeoutError: connection lost."""
         async with self._room:
-            reader, writer = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
+            connection = self._take() or await self._open()
             try:
                 left()
-                writer.write(request)
-                status, body, stays = await asyncio.wait_for(_read_answer(reader), _ANSWER_S_MAX)
+                answer = await connection.exchange(request)
             except BaseException:
-                writer.close()
+                connection.close()
                 raise
-            if stays:
-                self._free.append((reader, writer))
+            if connection.stays:
+                self._free.append(connection)
             else:
-                writer.close()
-            return status, body
+                connection.close()
+            return answer
 
     async def close(self) -> None:
-        for _, writer in self._free:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        for connection in self._free:
+            connection.close()
+        await asyncio.sleep(0)
 
+    def _take(self) -> _Connection | None:
+        while self._free:
+            if (connection := self._free.pop()).stays:  # and was not ended by the server meanwhile
+                return connection
+        return None
 
-async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
-    """(status, body, whether the connection stays open)."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = int(head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0] or b"0")
-    body = await reader.readexactly(length)
-    return int(head.split(b" ", 2)[1]), body, b"connection: close" not in head
+    async def _open(self) -> _Connection:
+        _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
+        return connection
 
 
 def _outcome(status: int) -> str:
@@ -122,17 +172,24 @@ async def _send(
         outcome = _outcome(status)
         if outcome == OK and on_answer is not None:
             on_answer(body)
-    except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
+    except (OSError, TimeoutError, ValueError):
         outcome = FAILED
     latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)
 
 
-def run_to_the_microsecond(sending: Coroutine[None, None, T]) -> T:
-    """Like asyncio.run, and a moment is met to 0.1 ms: the loop's usual way of waiting (epoll) rounds up to whole ms, which would be in every latency.
+class _FineSelector(selectors.EpollSelector):
+    """Waits to the microsecond, whatever the number of connections: epoll rounds up to whole ms, select does not, and may wait for an epoll."""
 
-    For a few hundred connections: this way looks at each of them every time.
-    """
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+def run_to_the_microsecond(sending: Coroutine[None, None, T]) -> T:
+    """Like asyncio.run, and a moment is met to 0.1 ms: the loop's usual way of waiting rounds up to whole ms, which would be in every latency."""
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_FineSelector())) as runner:
         return runner.run(sending)
 
 

@@ -6,7 +6,8 @@
 
 Here: the turns and their figures. Not here: the load itself (infra/bench/load.py), the server (overload_server.py).
 The engine has all cores but one, which is left to the load generator and to the ports, whose share of it is small: with engine threads on every core
-the generator would be what is measured. How late it was itself is a figure; where that is not small, it says so.
+the generator would be what is measured, and ports on every core would be in the engine's way. The generator asks for short turns as the ports do, or the
+end of its own turn would be in every latency. How late it was itself is a figure; where that is not small, it says so.
 Requests are inferences with binary tensors, so that the engine is what is scarce and not the reading of JSON; every user's half is in the pool, long
 histories make SimTier the greater part of the work. Steady and overload alternate, because the machine is not alone.
 """
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.errors import Unavailable
+from serving.short_turns import take_short_turns
 
 STEADY, OVERLOAD = 0.8, 10.0
 _SENDERS = 3
@@ -65,6 +68,7 @@ def measure_overload(plan: OverloadPlan) -> Figures:
     """All figures of the command."""
     figures = Figures("bench overload", {name: getattr(plan, name) for name in OverloadPlan.__slots__})
     with open_server(plan) as server:
+        take_short_turns({threading.get_native_id()})
         target, bodies = encode_inferences(server, plan.users)
         say("each user's half ...")
         for body in bodies:
@@ -136,7 +140,7 @@ def open_server(plan: OverloadPlan) -> Iterator[BenchServer]:
         path = Path(folder, "candidates.npy")
         numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
         cores = sorted(os.sched_getaffinity(0))
-        command = [sys.executable, "-m", "serving.bench.overload_server", *numbers, str(path), ",".join(map(str, cores))]
+        command = [sys.executable, "-m", "serving.bench.overload_server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
         say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
         os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -40,6 +40,7 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.limits import UPDATES_PER_RECORD_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
@@ -78,7 +79,7 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     began = tell("fill a shard")
     seconds = fill_shard(folder / "shard", catalogue, folder / "checkpoint")
     tell("shard filled", began)
-    encoder, rates = RowEncoder(0, checkpoint), _Rates()
+    encoder, rates = RowEncoder(0, read_checkpoint_file(folder / "model.safetensors")), _Rates()
     for _ in range(_ROUNDS):
         with open_shard_reader(folder / "checkpoint") as reader:
             rates.take("build", lambda reader=reader: _build(encoder, reader))  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Rows of one version: raw features and embeddings of items in, rows of the version's layout out.
 
-Here: projection to the model's schema, the network through `encode_rows`, signatures, and the columns that need no network. Not here: which
-rows are stale (core/stale.py), storage, the arithmetic of a row (schemas/model/encode_rows.py).
+Here: projection to the model's schema, the network, signatures, and the columns that need no network. Not here: which rows are stale
+(core/stale.py), storage, the arithmetic of a row (schemas/model/item_network.py). No torch.
 
 Invariants (I4, I9): a row's bytes depend on its own inputs and on (checkpoint, encoder fingerprint) alone: not on the other rows of the call, on
 its place among them, or on their number. The build, the increment path and a replay all come through here.
@@ -14,21 +14,23 @@ Source: AIF, eq. (4), (5), Algorithm 1 line 3; FORMAT.md section 3.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from infra.index_store import IndexStore
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
-from schemas.model.checkpoint import Checkpoint, read_checkpoint
-from schemas.model.encode_rows import encode_rows, encoder_fingerprint
+from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
+from schemas.model.item_network import ItemNetwork, encoder_fingerprint
 from schemas.model.lsh import encode_signatures
 from streams.stored.item_block import EmbeddingValues
 from streams.stored.item_columns import PlainColumns, encode_columns, encode_plain_columns
 from streams.stored.kernels import load_kernels
+
+if TYPE_CHECKING:
+    from schemas.model.checkpoint import Checkpoint
 
 Raw = Mapping[str, Any]
 Embedding = np.ndarray | None
@@ -39,15 +41,15 @@ _ENCODERS_KEPT = 4  # live, backup, published and building; shards hold their ow
 class RowEncoder:
     """The one encoder of a version. Keeps no state between calls, so the threads of all shards share it."""
 
-    def __init__(self, version: int, checkpoint: Checkpoint) -> None:
+    def __init__(self, version: int, checkpoint: "CheckpointFile | Checkpoint") -> None:
         self.version = version
         self.spec = checkpoint.spec
         self.layout = row_layout(checkpoint.spec)
         self.model_id = checkpoint.info.model_id
         self.lsh_version = checkpoint.info.lsh_version or ""
         self.checkpoint_sha256 = checkpoint.info.sha256
-        self.fingerprint = encoder_fingerprint(next(checkpoint.network.parameters()).device.type)
-        self._network = checkpoint.network
+        self.fingerprint = encoder_fingerprint()
+        self._network = ItemNetwork(checkpoint.parameters)
         self._w_hash_KM = checkpoint.w_hash
         self._schema = checkpoint.spec.schema
 
@@ -56,10 +58,7 @@ class RowEncoder:
         mm_RM, has_R = self._stack(embeddings)
         rows = np.zeros(len(raw_features), self.layout.dtype)
         columns = encode_columns(self._schema, raw_features, mm_RM)
-        encoded = encode_rows(self._network, columns.inputs)
-        # a width of 1 is stored as a scalar
-        rows["vector"] = encoded.vectors_RD.reshape(rows["vector"].shape)
-        rows["bridge"] = encoded.bridge_RN.reshape(rows["bridge"].shape)
+        self._network.encode_into(columns.inputs, rows["vector"], rows["bridge"])
         self._sign(rows, mm_RM, has_R, np.ones(len(rows), bool))
         self._fill_plain(rows, columns.plain)
         return rows
@@ -114,7 +113,6 @@ class EncoderCache:
     """Encoders of the versions used last, made from the index store's validated checkpoints."""
 
     def __init__(self, store: IndexStore, kept: int = _ENCODERS_KEPT) -> None:
-        torch.set_num_threads(1)  # parallelism is over shards and processes; a row's bits do not depend on it
         load_kernels()
         self._store, self._kept = store, kept
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
@@ -129,7 +127,7 @@ class EncoderCache:
         key = version, checkpoint_sha256
         if key not in self._encoders:
             data = self._store.get(checkpoint_path(checkpoint_sha256), CHECKPOINT_BYTES_MAX)
-            self._encoders[key] = RowEncoder(version, read_checkpoint(data, checkpoint_sha256))
+            self._encoders[key] = RowEncoder(version, read_checkpoint_file(data, checkpoint_sha256))
         self._encoders.move_to_end(key)
         while len(self._encoders) > self._kept:
             self._encoders.popitem(last=False)

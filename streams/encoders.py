@@ -1,4 +1,4 @@
-"""Encoders of versions as a worker asks for them, without loading torch before there is a version.
+"""Encoders of versions as a worker asks for them, without loading the kernels before there is a version.
 
 Here: the interfaces, and the form that loads on first use. Not here: rows (encoder.py).
 """
@@ -49,7 +49,7 @@ class Encoders(Protocol):
 
 
 class LazyEncoders:
-    """Loads torch at the first question, or in a thread of its own from `preload` on. Thread-safe."""
+    """Loads the kernels at the first question, or in a thread of its own from `preload` on. Thread-safe."""
 
     def __init__(self, store: IndexStore) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class LazyEncoders:
 
     def preload(self) -> threading.Thread:
         """Starts loading, so that the first version does not wait for it."""
-        thread = threading.Thread(target=self._load, name="load-torch", daemon=True)
+        thread = threading.Thread(target=self._load, name="load-kernels", daemon=True)
         thread.start()
         return thread
 

@@ -39,6 +39,7 @@ from schemas.model.checkpoint_file import (
 )
 from schemas.model.dry_run import find_failed_call
 from schemas.model.network import AifNetwork, build_network
+from schemas.model.parameters import Parameters
 from schemas.model.spec import ModelSpec
 
 
@@ -47,6 +48,7 @@ class Checkpoint:
     """A checkpoint that passed every check. `network` is in evaluation mode on the CPU; `w_hash` float32 [K, mm_width] or None."""
 
     spec: ModelSpec
+    parameters: Parameters
     network: AifNetwork
     w_hash: np.ndarray | None
     info: CheckpointInfo
@@ -96,7 +98,7 @@ def read_checkpoint(
     failed = find_failed_call(network)
     if failed is not None:
         raise RejectedInput("checkpoint_dry_run", f"{failed}; expected finite numbers for zeros and for random inputs; train again")
-    return Checkpoint(read.spec, network, read.w_hash, read.info)
+    return Checkpoint(read.spec, read.parameters, network, read.w_hash, read.info)
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from schemas.features import Feature, FeatureBlock, Kind, Scope, encode_features
 from schemas.limits import BAG_VALUES_MAX
-from schemas.model.encode_rows import EncodedRows, encode_rows
+from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
+from schemas.model.item_network import EncodedRows
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 

@@ -1,7 +1,7 @@
 """The AIF network: the parts of this folder in the order of the paper's two calls.
 
 Here: `AifNetwork` (item half, user half, joint part), `scores`, and the slow specification of call 2's answer (`rank_reference`).
-Not here: rounding and blocks of stored rows (encode_rows.py), files (checkpoint.py), the loss (streams/training).
+Not here: stored rows (item_network.py), files (checkpoint.py), the loss (streams/training).
 
     item_rows     nearline          item features -> async vector, bridge weights           Eq. 4, Algorithm 1 line 3
     user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, Eq. 8, 3.3
@@ -51,7 +51,7 @@ class AifNetwork(nn.Module):
             check_request_split(self)
 
     def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: as it is). Stored rows come from `encode_rows`, never from here."""
+        """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: as it is). Stored rows come from `ItemNetwork`, never from here."""
         vectors_RD, keys_RD = self.item_half(items, dtype)
         return vectors_RD, self.bea.item_weights(keys_RD)
 

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from schemas.errors import Misconfigured
 from schemas.model.dry_run import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
-from schemas.model.encode_rows import EncodedRows
 from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.model.item_network import EncodedRows
 
 if TYPE_CHECKING:
     from schemas.model.network import AifNetwork

@@ -1,8 +1,9 @@
-"""Compiled kernels of this folder, loaded ahead: what is asked later never waits for a compiler."""
+"""Compiled kernels of this folder and of the item network, loaded ahead: what is asked later never waits for a compiler."""
 
 from pathlib import Path
 
 from infra.compiled_once import compiled_once, is_compiled
+from schemas.model import item_network
 from streams.stored.changed_inputs import compile_changes
 from streams.stored.folded_upserts import compile_fold
 from streams.stored.item_block import compile_blocks
@@ -10,6 +11,7 @@ from streams.stored.item_columns import compile_columns
 from streams.stored.plain_records import load_records
 
 _SOURCES = Path(__file__).parent
+_MODEL_SOURCES = Path(item_network.__file__).parent
 
 
 def load_kernels() -> None:
@@ -20,9 +22,11 @@ def load_kernels() -> None:
         compile_changes()
         compile_fold()
         load_records()
+    with compiled_once("items", _MODEL_SOURCES):
+        item_network.compile_item_network()
 
 
 def load_compiled_kernels() -> None:
     """Takes them from the cache if all are there: for processes that others wait for."""
-    if is_compiled("stored", _SOURCES):
+    if is_compiled("stored", _SOURCES) and is_compiled("items", _MODEL_SOURCES):
         load_kernels()

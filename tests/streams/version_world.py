@@ -26,8 +26,9 @@ from schemas.index.digest import ShardDigest, merge_parts, version_digest
 from schemas.index.layout import ORDER, RowBlock, decode_delta, decode_increment, encode_increment, input_hash, is_newer
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, checkpoint_path
-from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
-from schemas.model.encode_rows import encoder_fingerprint
+from schemas.model.checkpoint import encode_checkpoint
+from schemas.model.checkpoint_file import read_checkpoint_file
+from schemas.model.item_network import encoder_fingerprint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -71,7 +72,7 @@ def checkpoint_bytes(seed: int = 0) -> bytes:
 
 @cache
 def encoder_of(version: int, seed: int = 0) -> RowEncoder:
-    return RowEncoder(version, read_checkpoint(checkpoint_bytes(seed)))
+    return RowEncoder(version, read_checkpoint_file(checkpoint_bytes(seed)))
 
 
 class World:

@@ -9,7 +9,7 @@ from infra.control_log import ControlLog
 from schemas.errors import Misconfigured
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
-from schemas.model.encode_rows import encoder_fingerprint
+from schemas.model.item_network import encoder_fingerprint
 from streams.builder import encode_blocks
 from streams.replay.adopt import Adoption
 from streams.replay.parts import ReplayedParts, encode_replayed, find_replayed, replayed_path

@@ -32,7 +32,7 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.lifecycle import Cause, State
 from schemas.index.manifest import Manifest
-from schemas.model.encode_rows import encoder_fingerprint
+from schemas.model.item_network import encoder_fingerprint
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.build_jobs import BuildJob

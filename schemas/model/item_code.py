@@ -1,0 +1,208 @@
+"""The instructions of the item half that plain compiled loops do not get: rows in fp64, written once as vector code.
+
+Here: numba intrinsics on addresses, made of vector_blocks.py. Not here: what they are used for (item_network.py).
+Invariant: what a row becomes depends on that row alone, to the bit, on every processor. Each step is an operation that IEEE 754 fixes (sum, product, fused
+product, quotient, root, comparison), in an order that is written here: vectors of 8, whose sums are added up in halves; e^x is a series of its own.
+So a processor with other vectors, or another math library, changes nothing.
+
+Addresses are int64, strides in bytes; nothing here checks a bound.
+
+Arrays: P columns of a panel, D width padded to vectors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from schemas.model.vector_blocks import DOUBLE, FLOAT, INT32, INT64, constant, emit_tile, external, fused, load, loop, offset, splat, store
+
+LANES = 8  # of everything but products; processors with narrower vectors use two of theirs
+TILE_LANES = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 4
+PANEL = 2 * TILE_LANES
+
+_DOUBLES = ir.VectorType(DOUBLE, LANES)
+_FLOATS = ir.VectorType(FLOAT, LANES)
+_BYTES = 8 * LANES
+
+
+def _instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
+    return intrinsic(typing)  # which takes one argument less than it says
+
+
+def _make_tile(vectors: int) -> Any:
+    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
+        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+            emit_tile(builder, DOUBLE, TILE_LANES, vectors, arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8, types.float64), emit
+
+    return _instruction(multiply)
+
+
+# Arguments: those of `emit_tile`, least float64.
+multiply_tile = _make_tile(2)  # P = PANEL
+multiply_half_tile = _make_tile(1)  # P = TILE_LANES
+
+
+def _each_run(builder: Any, count: Any, run: Any) -> None:
+    """`run(index of the first, lanes)` over `count` numbers: in vectors, then one by one."""
+    done = ir.Constant(INT64, 0)
+    for lanes in (LANES, 1):
+        steps = builder.udiv(builder.sub(count, done), ir.Constant(INT64, lanes))
+        with builder.if_then(builder.icmp_signed(">", steps, ir.Constant(INT64, 0))):
+
+            def step(index: Any, _: list[Any], done: Any = done, lanes: int = lanes) -> list[Any]:
+                run(builder.add(done, builder.mul(index, ir.Constant(INT64, lanes))), lanes)
+                return []
+
+            loop(builder, steps, [], step)
+        done = builder.add(done, builder.mul(steps, ir.Constant(INT64, lanes)))
+
+
+@_instruction
+def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untyped-def]
+    """out float64 [count] = source float32 [count], cut at +-most; what is not a number stays so."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        source, count, most, out = arguments
+        least = builder.fsub(ir.Constant(FLOAT, 0.0), most)
+
+        def widen(at: Any, lanes: int) -> None:
+            numbers = load(builder, offset(builder, source, at, 4), ir.VectorType(FLOAT, lanes))
+            for way, bound in (("<", most), (">", least)):
+                edge = splat(builder, bound, lanes)
+                numbers = builder.select(builder.fcmp_unordered(way, numbers, edge), numbers, edge)
+            store(builder, builder.fpext(numbers, ir.VectorType(DOUBLE, lanes)), offset(builder, out, at, 8))
+
+        _each_run(builder, count, widen)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64), emit
+
+
+@_instruction
+def round_numbers(_context, source, count, out):  # type: ignore[no-untyped-def]
+    """out float16 [count] = source float64 [count], rounded to float32 and then to float16, as torch does."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        source, count, out = arguments
+
+        def narrow(at: Any, lanes: int) -> None:
+            numbers = load(builder, offset(builder, source, at, 8), ir.VectorType(DOUBLE, lanes))
+            singles = builder.fptrunc(numbers, ir.VectorType(FLOAT, lanes))
+            store(builder, builder.fptrunc(singles, ir.VectorType(ir.HalfType(), lanes)), offset(builder, out, at, 2))
+
+        _each_run(builder, count, narrow)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+def _add_up(builder: Any, numbers: Any) -> Any:
+    """The sum of a vector: halves onto each other until one is left."""
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        low, high = (ir.Constant(ir.VectorType(INT32, lanes), list(range(first, first + lanes))) for first in (0, lanes))
+        nothing = ir.Constant(numbers.type, ir.Undefined)
+        numbers = builder.fadd(builder.shuffle_vector(numbers, nothing, low), builder.shuffle_vector(numbers, nothing, high))
+    return builder.extract_element(numbers, ir.Constant(INT32, 0))
+
+
+@_instruction
+def normalise_row(_context, row, vectors, count, epsilon, mask, scale, shift):  # type: ignore[no-untyped-def]
+    """LayerNorm in place: row [D] of which `count` (float64) are real; mask is 1 there and 0 after them; scale, shift [D]."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        row, vectors, count, epsilon, mask, scale, shift = arguments
+
+        def at(start: Any, index: Any) -> Any:
+            return load(builder, offset(builder, start, index, _BYTES), _DOUBLES)
+
+        zero = constant(0.0, DOUBLE, LANES)
+        total = loop(builder, vectors, [zero], lambda i, sums: [builder.fadd(sums[0], at(row, i))])[0]
+        mean = splat(builder, builder.fdiv(_add_up(builder, total), count), LANES)
+
+        def centre(index: Any, sums: list[Any]) -> list[Any]:
+            centred = builder.fmul(builder.fsub(at(row, index), mean), at(mask, index))
+            store(builder, centred, offset(builder, row, index, _BYTES))
+            return [fused(builder, centred, centred, sums[0])]
+
+        squares = loop(builder, vectors, [zero], centre)[0]
+        variance = builder.fdiv(_add_up(builder, squares), count)
+        root = builder.call(external(builder, "llvm.sqrt.f64", DOUBLE, DOUBLE), [builder.fadd(variance, epsilon)])
+        deviation = splat(builder, builder.fdiv(ir.Constant(DOUBLE, 1.0), root), LANES)
+
+        def stretch(index: Any, _: list[Any]) -> list[Any]:
+            normal = builder.fmul(at(row, index), deviation)
+            store(builder, fused(builder, normal, at(scale, index), at(shift, index)), offset(builder, row, index, _BYTES))
+            return []
+
+        loop(builder, vectors, [], stretch)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float64, types.float64, *[types.int64] * 3), emit
+
+
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.42860682030941723212e-6
+_ROUND = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to a whole number, which then stands in the last bits
+_EXP_LEAST = -700.0  # below it the result would be near subnormal
+_TERMS = 13  # of the series of e^r, |r| <= ln 2 / 2: what is left out is 4e-18 of it
+
+
+def _emit_exp(builder: Any, x: Any) -> Any:
+    """e^x of a vector of numbers <= 0; what is not a number stays so. e^x = 2^n e^r."""
+    least = constant(_EXP_LEAST, DOUBLE, LANES)
+    x = builder.select(builder.fcmp_unordered(">", x, least), x, least)
+    rounded = fused(builder, x, constant(_LOG2E, DOUBLE, LANES), constant(_ROUND, DOUBLE, LANES))
+    n = builder.fsub(rounded, constant(_ROUND, DOUBLE, LANES))
+    r = fused(builder, n, constant(-_LN2_LOW, DOUBLE, LANES), fused(builder, n, constant(-_LN2_HIGH, DOUBLE, LANES), x))
+    series, factor = constant(1.0, DOUBLE, LANES), constant(1.0, DOUBLE, LANES)
+    for term in range(_TERMS, 0, -1):  # 1 + r/1 (1 + r/2 (1 + ...)), each quotient as a product
+        series = fused(builder, builder.fmul(r, constant(1.0 / term, DOUBLE, LANES)), series, factor)
+    whole = ir.VectorType(INT64, LANES)
+    exponent = builder.shl(builder.bitcast(rounded, whole), ir.Constant(whole, [ir.Constant(INT64, 52)] * LANES))
+    return builder.bitcast(builder.add(builder.bitcast(series, whole), exponent), _DOUBLES)
+
+
+@_instruction
+def soften_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
+    """row [D] = softmax(row / root), in place. A place that holds -inf gets nothing."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        row, vectors, root = arguments
+        divisor = splat(builder, root, LANES)
+
+        def at(index: Any) -> Any:
+            return offset(builder, row, index, _BYTES)
+
+        def larger(index: Any, found: list[Any]) -> list[Any]:
+            numbers = builder.fdiv(load(builder, at(index), _DOUBLES), divisor)
+            store(builder, numbers, at(index))
+            return [builder.select(builder.fcmp_ordered(">", numbers, found[0]), numbers, found[0])]
+
+        found = loop(builder, vectors, [constant(float("-inf"), DOUBLE, LANES)], larger)[0]
+        greatest = builder.call(external(builder, f"llvm.vector.reduce.fmax.v{LANES}f64", DOUBLE, _DOUBLES), [found])
+        all_greatest = splat(builder, greatest, LANES)
+
+        def soften(index: Any, sums: list[Any]) -> list[Any]:
+            power = _emit_exp(builder, builder.fsub(load(builder, at(index), _DOUBLES), all_greatest))
+            store(builder, power, at(index))
+            return [builder.fadd(sums[0], power)]
+
+        total = loop(builder, vectors, [constant(0.0, DOUBLE, LANES)], soften)[0]
+        whole = splat(builder, _add_up(builder, total), LANES)
+
+        def share(index: Any, _: list[Any]) -> list[Any]:
+            store(builder, builder.fdiv(load(builder, at(index), _DOUBLES), whole), at(index))
+            return []
+
+        loop(builder, vectors, [], share)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float64), emit

@@ -19,12 +19,14 @@ import importlib
 import importlib.metadata
 import json
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
-from infra.command import AsJson, print_table, settings_classes
+from infra.command import AsJson, print_table, registered_choices, settings_classes
 from infra.data.cli import register as register_import
 from infra.demo.cli import demo
 from infra.index_cli import index_app, model_app, status
@@ -79,8 +81,17 @@ def commands(app: typer.Typer) -> None:
 
 
 @config_app.command("show")
-def show_config(as_json: AsJson = False) -> None:
-    """Every setting of every process: its value and its origin (default, file, environment). With an index store in S3 also its AWS_... variables."""
+def show_config(
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A model's file, whose [train] says how to train: choices, not settings."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every setting of every process: its value and its origin (default, file, environment). With an index store in S3 also its AWS_... variables.
+
+    The choices of a model's file stand with them; no variable sets those, but `aif train --set`.
+    """
     from infra.settings import explain_object_store, explain_settings
 
     rows: dict[str, dict[str, object]] = {}
@@ -90,6 +101,10 @@ def show_config(as_json: AsJson = False) -> None:
             rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
     for setting in explain_object_store(str(rows["index.store"]["value"])):
         rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
+    for section, path in registered_choices().items():
+        module, _, name = path.partition(":")
+        for choice in getattr(importlib.import_module(module), name)(model):
+            rows[f"{section}.{choice['name']}"] = {**choice, "name": f"{section}.{choice['name']}"}
     print_table("settings", [rows[name] for name in sorted(rows)], as_json)
 
 

@@ -19,6 +19,19 @@ BENCH_HELP = "Measure; every command starts what it needs and removes it."  # of
 # "module:Class" of every process's settings, for `aif config show`; each part registers its own, and none is imported before it is shown.
 _SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 
+# "module:function" of what stands in files that a command names, for `aif config show --model FILE`: rows with name, value and origin.
+_CHOICES: dict[str, str] = {}
+
+
+def register_choices(section: str, path: str) -> None:
+    """Name what explains a section of a model's file ("streams.training.model_sections:explain_choices"), for `aif config show`."""
+    _CHOICES[section] = path
+
+
+def registered_choices() -> Mapping[str, str]:
+    """What was registered, by section."""
+    return dict(_CHOICES)
+
 
 def register_settings(path: str) -> None:
     """Name a settings class ("streams.settings:WorkerSettings") for `aif config show`; to be called in a `commands(app)`."""

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, print_data, register_settings, say
+from infra.command import AsJson, print_data, register_choices, register_settings, say
 
-_MODEL_HELP = "What to train: a TOML or JSON file with [schema] and, optionally, [model]. Not needed with --warm-start."
+_MODEL_HELP = (
+    "What to train: a TOML or JSON file with [schema] and, optionally, [model] and [train]. Not needed with --warm-start or --follow."
+)
 
 _Steps = Annotated[
     int | None, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more.")
@@ -52,6 +54,7 @@ _LateAfter = Annotated[
 def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
     register_settings("streams.training.settings:TrainSettings")
+    register_choices("train", "streams.training.model_sections:explain_choices")
     app.command("train")(train)
     app.command("export")(export)
 
@@ -93,12 +96,14 @@ def train(
     open_logs("train", settings.log.level, settings.log.format)
     named = {name: value for name, value in (("seconds", seconds), ("steps", steps), ("seed", seed)) if value is not None}
     given = decode_assignments(choose or []) | named
-    if follow:
+    if follow and not dry_run:
         from streams.training.following.learner import online_options
         from streams.training.following.program import FollowPlan, run_follower
+        from streams.training.model_sections import read_train_choices
 
-        learning = online_options(given)
-        run_follower(settings, FollowPlan(out, name, every, warm_start, state, threads, learning), lambda line: print(line, flush=True))
+        learning = online_options(given, read_train_choices(model))
+        following = FollowPlan(out, name, every, warm_start, model, state, threads, learning)
+        run_follower(settings, following, lambda line: print(line, flush=True))
         return
     from streams.training.program import TrainPlan, run_training
 
@@ -108,7 +113,7 @@ def train(
     if dry_run:
         from streams.training.dry_run import print_plan
 
-        print_plan(plan, as_json)
+        print_plan(plan, as_json, follow)
         return
     figures = run_training(settings, plan)
     if as_json:

@@ -25,12 +25,13 @@ from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.model_file import read_model_file, read_train_choices
+from streams.training.model_file import read_model_file
+from streams.training.model_sections import read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import start_from_similarity
 from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import TopicEvents
-from streams.training.trainer import TrainReport, fit, train_options
+from streams.training.trainer import WARM_RATE, TrainReport, fit, train_options
 from streams.training.trainer_state import StateFile
 
 _STATE_STEPS = 20
@@ -57,8 +58,7 @@ class TrainPlan:
     @cached_property
     def train(self) -> TrainChoices:
         """How to train: what was given on the command line, else what the model's file says, else the defaults. Raises Misconfigured."""
-        of_file = read_train_choices(self.model) if self.model is not None else TrainChoices()
-        return of_file.replaced(self.given)
+        return read_train_choices(self.model).replaced(self.given)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
         limits = {"steps_max": -(-chosen.steps // 10)} if chosen.steps else {"seconds_max": plan.more_seconds}
         options = dataclasses.replace(options, seed=chosen.seed + number, **limits)
     if not first or plan.warm_start is not None:
-        options = dataclasses.replace(options, learning_rate=chosen.learning_rate / 4)
+        options = dataclasses.replace(options, learning_rate=chosen.learning_rate * WARM_RATE)
 
     def tell(share: float) -> None:
         progress.update(task, completed=share)

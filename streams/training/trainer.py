@@ -43,6 +43,7 @@ from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
+WARM_RATE = 0.25  # of a fit's learning rate: of what goes on from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
 
 

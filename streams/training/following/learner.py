@@ -10,6 +10,7 @@ state, and the vectors of behaviours are renewed at its beginning.
 Arrays: B requests, C shown items.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,12 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import TrainingSet
 from streams.training.losses import LossWeights, loss_weights
-from streams.training.trainer import VECTORS_EVERY, VectorTable, train_step
+from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, train_step
 from streams.training.trainer_state import TrainerState
 
 ONLINE_LOSS = LossWeights(copr=0.3, click=1.0)
+OF_A_FIT = frozenset({"steps", "seconds", "start"})  # choices of [train] that mean nothing to what goes on from a model and does not end
+_DEFAULT_CHOICES = TrainChoices()
 _WARM_UP_STEPS = 20  # the moments of a fresh optimiser know nothing yet
 
 
@@ -42,11 +45,11 @@ class OnlineOptions:
     loss: LossWeights = field(default_factory=lambda: ONLINE_LOSS)
 
 
-def online_options(given: Mapping[str, Any]) -> OnlineOptions:
-    """The options of a follower with some choices of [train]. Raises Misconfigured for one that means nothing to what never ends."""
-    default = OnlineOptions()
-    chosen = TrainChoices(learning_rate=default.learning_rate).replaced(given)
-    if ended := sorted({"steps", "seconds", "start"} & set(given)):
+def online_options(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CHOICES) -> OnlineOptions:
+    """The options of a follower: choices of [train] that were named, else those of the model's file, whose rate is a fit's (`WARM_RATE` of it is
+    taken) and whose limits and start are a fit's business. Raises Misconfigured for a named one that means nothing to what never ends."""
+    chosen = dataclasses.replace(of_file, learning_rate=of_file.learning_rate * WARM_RATE).replaced(given)
+    if ended := sorted(OF_A_FIT & set(given)):
         raise Misconfigured("bad_train_choice", f"{ended[0]} means nothing with --follow, which goes on from a model and does not end")
     return OnlineOptions(chosen.learning_rate, chosen.batch_requests, chosen.behaviours_max, chosen.seed, loss_weights(chosen))
 

@@ -25,9 +25,11 @@ from infra.index_store import IndexStore, open_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics, open_metrics_page
+from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
+from schemas.model.spec import ModelSpec
 from schemas.topics import IMPRESSIONS
 from streams.garbage import collector_paused, settle_garbage_collection
 from streams.training.event_decoder import CONTEXT_TOPICS, EventDecoder, Offsets
@@ -38,6 +40,7 @@ from streams.training.following.learner import OnlineLearner, OnlineOptions
 from streams.training.following.publications import Publications
 from streams.training.following.status import StatusTeller
 from streams.training.following.view import View
+from streams.training.model_file import read_model_file
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.settings import TrainSettings
 from streams.training.topic_events import as_text, fetch_ends, partitions_of
@@ -49,12 +52,14 @@ _log = logging.getLogger("aif.train.follow")
 
 @dataclass(frozen=True)
 class FollowPlan:
-    """The options of `aif train --follow`; see its help. `warm_start` None: the live version's checkpoint, once there is one."""
+    """The options of `aif train --follow`; see its help. `warm_start` None: the live version's checkpoint, once there is one.
+    `model`: the file that says what is followed; a base of another kind is refused."""
 
     out: Path
     name: str = "online"
     every_s: float = 300.0
     warm_start: Path | None = None
+    model: Path | None = None
     state: Path | None = None
     threads: int = 1
     learning: OnlineOptions = field(default_factory=OnlineOptions)
@@ -97,6 +102,8 @@ def open_follower(
     if base is None:
         yield None
         return
+    if plan.model is not None:
+        require_model(base, read_model_file(plan.model), plan.model)
     index, bootstrap, prefix = settings.index, settings.bootstrap_servers(), settings.kafka.topic_prefix
     refused = RefusedImpressions(bootstrap, prefix)
     decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
@@ -140,6 +147,21 @@ def _open_base(
             told = True
         time.sleep(_POLL_S)
     return read_checkpoint(store.local_path(checkpoint_path(current.checkpoint_sha256)), current.checkpoint_sha256)
+
+
+def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
+    """Raises Incompatible (`other_model`) naming what differs: following changes weights, never what a model is."""
+    if base.spec.fingerprint == wanted.fingerprint:
+        return
+    theirs, ours = base.spec.to_dict(), wanted.to_dict()
+    different = ", ".join(
+        f"{name} ({theirs[name]} there)" if name != "schema" else "[schema]" for name in ours if theirs[name] != ours[name]
+    )
+    raise Incompatible(
+        "other_model",
+        f"{path} describes another model than {base.info.model_id}, which would be followed: {different} differ; "
+        f"publish one that is trained from that file, or leave --model out",
+    )
 
 
 def _about(base: Checkpoint) -> dict[str, Any]:

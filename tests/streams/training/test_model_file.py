@@ -11,7 +11,8 @@ from schemas.errors import Misconfigured
 from schemas.ids import IdKind
 from schemas.train_choices import TrainChoices, decode_assignments
 from streams.training.following.learner import OnlineOptions, online_options
-from streams.training.model_file import read_model_file, read_train_choices
+from streams.training.model_file import read_model_file
+from streams.training.model_sections import read_train_choices
 from streams.training.program import TrainPlan
 from streams.training.trainer import default_spec
 from tests.schemas.catalogue import small_schema
@@ -102,7 +103,7 @@ def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults
         build_app(), ["train", "--model", str(path), "--out", str(tmp_path), "--set", "softmax=0.5", "--dry-run", "--json"]
     )
     rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(result.stdout)["train"]}
-    assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, "model.json") and rows["copr"] == (0.3, "default")
+    assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, f"file {path} [train]") and rows["copr"] == (0.3, "default")
     for text, words in (("softmx=1", "did you mean 'softmax'"), ("steps=many", "expected int"), ("steps", "name=value")):
         with pytest.raises(Misconfigured, match=words):
             decode_assignments([text])
@@ -112,3 +113,27 @@ def test_a_follower_takes_choices_that_mean_something_to_it() -> None:
     assert online_options({"learning_rate": 0.002, "softmax": 1}).loss.softmax == 1 and online_options({}) == OnlineOptions()
     with pytest.raises(Misconfigured, match="steps means nothing"):
         online_options({"steps": 5})
+
+
+def test_a_follower_takes_the_file_of_its_model_with_a_quarter_of_a_fits_rate_unless_a_rate_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "train": {"learning_rate": 0.008, "copr": 0, "steps": 9}}))
+    followed = online_options({}, read_train_choices(path))
+    assert (followed.learning_rate, followed.loss.copr, followed.batch_requests) == (0.002, 0.0, OnlineOptions().batch_requests)
+    assert online_options({"learning_rate": 0.003}, read_train_choices(path)).learning_rate == 0.003
+    shown = CliRunner().invoke(build_app(), ["train", "--follow", "--model", str(path), "--out", str(tmp_path), "--dry-run", "--json"])
+    rows = {row["name"]: row["value"] for row in json.loads(shown.stdout)["train"]}
+    assert rows["learning_rate"] == 0.002 and rows["copr"] == 0 and "steps" not in rows
+
+
+def test_all_settings_are_shown_with_the_choices_of_a_models_file_and_the_origin_of_each(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "train": {"learning_rate": 0.008}}))
+
+    def shown(*options: str) -> dict[str, tuple[object, str]]:
+        rows = json.loads(CliRunner().invoke(build_app(), ["config", "show", *options, "--json"]).stdout)["settings"]
+        return {row["name"]: (row["value"], row["origin"]) for row in rows}
+
+    rows = shown("--model", str(path))
+    assert rows["train.learning_rate"] == (0.008, f"file {path} [train]") and rows["train.copr"] == (0.3, "default")
+    assert rows["train.status_every_s"][1] == "default" and shown()["train.learning_rate"] == (TrainChoices().learning_rate, "default")

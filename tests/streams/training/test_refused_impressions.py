@@ -1,6 +1,8 @@
 """Bad records of impressions: each is one dead letter with its reason, however often and by whomever it is read, and none stops training."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -21,10 +23,10 @@ _ITEM = b'{"item_id": "red shoe", "position": 0, "bid": 1.0, "clicked": true}'
 OF_ANOTHER_KIND = b'{"schema": 1, "request_id": "r", "user_id": 7, "time_ms": 1, "items": [' + _ITEM + b"]}"
 
 
-def _train_once(bootstrap: str, prefix: str) -> RefusedImpressions:
+def _train_once(bootstrap: str, prefix: str, more: int = 0) -> RefusedImpressions:
     refused = RefusedImpressions(bootstrap, prefix)
     read = TopicEvents(bootstrap, prefix, 2, 2, IdKind.INT64, refused.refuse).read()
-    assert len(read.impressions) == len(shop()[1].impressions), "the good ones are learnt from"
+    assert len(read.impressions) == len(shop()[1].impressions) + more, "the good ones are learnt from"
     refused.settle()
     return refused
 
@@ -46,6 +48,41 @@ def test_a_bad_impression_is_one_dead_letter_however_often_it_is_read(
     monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", topic_prefix)
     listed = CliRunner().invoke(build_app(), ["dlq", "list", "impressions", "--json"])
     assert len(json.loads(listed.stdout)["dead_letters"]) == 2, listed.output
+
+
+def _dlq(*arguments: str) -> Any:
+    result = CliRunner().invoke(build_app(), ["dlq", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_refused_impression_is_shown_sent_again_once_and_then_learnt_or_refused_as_the_next_attempt(
+    bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in (("KAFKA__BOOTSTRAP_SERVERS", bootstrap_servers), ("KAFKA__TOPIC_PREFIX", topic_prefix), ("INDEX__STORE", tmp_path)):
+        monkeypatch.setenv(f"AIF_{name}", str(value))
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    produce(bootstrap_servers, topic_prefix + "impressions", b"\xff not json", key="k", partition=1)
+    good = next(iter(read_topic(bootstrap_servers, "impressions", prefix=topic_prefix)))
+    older = RefusedImpressions(bootstrap_servers, topic_prefix)
+    older.refuse(good, RejectedInput("bad_record", "an older trainer knew no such field", "schema"))
+    older.settle()
+    assert _train_once(bootstrap_servers, topic_prefix).sent == 1
+
+    (refused,) = _dlq("list", "impressions", "--code", "not_json")["dead_letters"]
+    shown = _dlq("show", "impressions", str(refused["partition"]), str(refused["offset"]))
+    assert (shown["key"], shown["value_bytes"], shown["attempt"]) == ("k", 10, 1)
+    assert {row["code"] for row in _dlq("redrive", "impressions", "--dry-run")["would_send"]} == {"bad_record", "not_json"}
+    assert _dlq("redrive", "impressions", "--rate", "1000")["sent"] == 2
+    assert _dlq("redrive", "impressions")["would_send"] == []
+
+    assert _train_once(bootstrap_servers, topic_prefix, more=1).sent == 1
+    (back,) = (row for row in _dlq("list", "impressions")["dead_letters"] if row["attempt"] == 2)
+    assert (back["code"], back["partition"]) == ("not_json", 1)
+    copies = [r for r in read_topic(bootstrap_servers, "impressions", prefix=topic_prefix) if r.value == good.value]
+    assert [(r.partition, r.key) for r in copies] == [(good.partition, good.key)] * 2
+    assert [row["offset"] for row in _dlq("redrive", "impressions", "--dry-run")["would_send"]] == [back["offset"]]
 
 
 def test_a_broker_that_does_not_answer_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

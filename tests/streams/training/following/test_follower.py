@@ -1,6 +1,7 @@
 """A follower on a real broker: it learns what comes, goes on exactly where it was killed, publishes through the gate, and stops while data is bad."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from infra.kafka.reader import read_topic
 from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
 from infra.settings import load_settings
-from schemas.errors import Unavailable
+from schemas.errors import Incompatible, Unavailable
 from schemas.events import CheckpointRecord, decode_record
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.following import followed_log, program
@@ -216,6 +217,21 @@ def test_a_follower_goes_on_from_where_the_training_of_its_base_ended(stage: Sta
         assert stage.said[-1]["begins"] == "where the base ended"
         follower.run(lambda: follower.place.requests >= 4, 4)
         assert follower.place.requests == 4
+
+
+def test_a_base_that_is_not_what_the_models_file_describes_is_refused_before_anything_is_read(stage: Stage) -> None:
+    file = stage.folder / "model.json"
+    described = dataclasses.asdict(stage.stream.spec) | {"schema": None}
+    sizes = {name: value for name, value in described.items() if name != "schema"}
+    file.write_text(json.dumps({"schema": stage.stream.spec.schema.to_dict(), "model": sizes}))
+    with stage.follower(dataclasses.replace(stage.plan("same"), model=file)) as follower:
+        assert follower.place.requests == 0
+    file.write_text(json.dumps({"schema": stage.stream.spec.schema.to_dict(), "model": sizes | {"bridges": 7}}))
+    with (
+        pytest.raises(Incompatible, match=r"other_model.*model\.json.*bridges"),
+        stage.follower(dataclasses.replace(stage.plan("other"), model=file)),
+    ):
+        pass
 
 
 def test_a_broker_that_does_not_say_how_far_the_topics_are_is_asked_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

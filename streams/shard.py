@@ -21,9 +21,10 @@ from typing import Any
 
 from infra.clock import Clock
 from infra.failpoints import failpoint
+from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
-from infra.rocks import Batch, Database, DiskFacts, open_database
+from infra.rocks import Database, DiskFacts, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta, plan_delta_records
@@ -52,7 +53,8 @@ from streams.shard_rows import RowChanges, RowEncoder, encode_row_changes
 from streams.upsert_rows import encode_upsert_rows
 
 INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
-COLUMN_FAMILIES = (FEATURES, EMBEDDINGS, INCREMENTS, OUTBOX, META)
+JOURNALED = (FEATURES, EMBEDDINGS, INCREMENTS)
+COLUMN_FAMILIES = (*JOURNALED, JOURNAL, OUTBOX, META)
 STATE_KEY, IDENTITY_KEY, VERSION_PREFIX = b"state", b"identity", b"version/"
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
 
@@ -77,7 +79,7 @@ class Shard:
 
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
         self.number, self.init = number, init
-        self._database, self._clock = database, clock
+        self._database, self._clock = JournaledDatabase(database, JOURNALED), clock
         self._encoders: dict[int, RowEncoder] = {}
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
@@ -193,7 +195,9 @@ class Shard:
                 outgoing.add(DEAD_LETTER_PREFIX + one.record.topic, None, key, value, tuple(headers))
                 result.dead_letters[one.record.topic, rejection.disposition] += 1
 
-    def _put_rows(self, batch: Batch, folded: FoldedBatch, after: ShardState, outgoing: Outgoing, result: BatchResult) -> ShardState:
+    def _put_rows(
+        self, batch: JournaledBatch, folded: FoldedBatch, after: ShardState, outgoing: Outgoing, result: BatchResult
+    ) -> ShardState:
         """Rows and deltas for EVERY version that receives increments; the state with the work of each."""
         done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
@@ -240,7 +244,7 @@ class Shard:
                 self._add_delta(DeltaRecord(header, ()), outgoing)
             self._watermark_at, self._watermarked = now, after
 
-    def _commit(self, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
+    def _commit(self, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         """The one place where the shard moves on: outbox and state join the batch, which is written whole."""
         put_outbox(batch, OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
@@ -315,6 +319,7 @@ class Shard:
         """Removes rows of a version whose last change lies before the offsets `before`, which its full part holds. Tombstones stay: a reader must
         know their order. Looks at up to `rows_max` entries after `after_key`; where it stopped, None at the end. A kill in between leaves more rows
         than needed, never fewer."""
+        self._database.settle()  # else a row that is removed would come back with the journal
         prefix, batch, last = increment_prefix(version), self._database.new_batch(), None
         scan = self._database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))
         for key, value in itertools.islice(scan, rows_max):
@@ -326,7 +331,7 @@ class Shard:
             self._database.write(batch)
         return last
 
-    def _put_version(self, batch: Batch, version: ShardVersion) -> None:
+    def _put_version(self, batch: JournaledBatch, version: ShardVersion) -> None:
         batch.put(META, _version_key(version.version), encode_shard_version(version))
         self._database.write(batch, sync=True)
         self._versions = dict(sorted({**self._versions, version.version: version}.items()))

@@ -7,7 +7,7 @@ Invariant: a page is bounded in bytes, whatever the sizes of the entries (I8).
 import dataclasses
 from collections.abc import Sequence
 
-from infra.rocks import Batch, Database
+from infra.journaled_rocks import JournaledBatch, JournaledDatabase
 from schemas.errors import Corrupted
 from streams.core.outbox import (
     OutboxEntry,
@@ -36,13 +36,13 @@ class Outgoing:
         self.next_sequence += 1
 
 
-def put_outbox(batch: Batch, family: str, entries: Sequence[OutboxEntry]) -> None:
+def put_outbox(batch: JournaledBatch, family: str, entries: Sequence[OutboxEntry]) -> None:
     """Puts the entries of one WriteBatch into it; the bytes that several share are there once."""
     for entry, value_at in zip(entries, plan_shared_values(entries), strict=True):
         batch.put(family, encode_outbox_key(entry.sequence), encode_outbox_entry(entry, value_at))
 
 
-def read_outbox(database: Database, family: str, entries_max: int, after: int) -> list[OutboxEntry]:
+def read_outbox(database: JournaledDatabase, family: str, entries_max: int, after: int) -> list[OutboxEntry]:
     """The oldest entries with a sequence above `after`, at most `entries_max` and about OUTBOX_PAGE_BYTES, with their values."""
     scan = database.scan(family, encode_outbox_key(after + 1))
     entries: list[OutboxEntry] = []
@@ -65,7 +65,7 @@ def read_outbox(database: Database, family: str, entries_max: int, after: int) -
     return entries
 
 
-def _read_value(database: Database, family: str, sequence: int) -> bytes | None:
+def _read_value(database: JournaledDatabase, family: str, sequence: int) -> bytes | None:
     key = encode_outbox_key(sequence)
     raw = database.get(family, key)
     if raw is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import infra.journaled_rocks
 import streams.base_rows
 import streams.builder
 import streams.running_jobs
@@ -33,6 +34,7 @@ from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
 _FILE = (PartFile("000001.sst", 1, "0" * 64),)  # a part with rows has files
+_JOURNAL_BYTES_MAX = 4_000  # a dozen rows: histories are short
 
 
 class Boundary:
@@ -127,6 +129,7 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     unique: Callable[[], str] = boundary.world.unique
     removal = SimpleNamespace(rmtree=boundary.remove)
     return [
+        (infra.journaled_rocks, "JOURNAL_BYTES_MAX", _JOURNAL_BYTES_MAX),
         (streams.base_rows, "read_full_part", boundary.read_full_part),
         (streams.base_rows, "read_incremental_part", boundary.read_incremental_part),
         (streams.base_rows, "verify_part", boundary.verify_part),

@@ -206,6 +206,12 @@ class MemoryDatabase:
         batch.delete_range(family, start, end)
         self.write(batch)
 
+    def ingest_rows(self, family: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        batch = self.new_batch()
+        for key, value in rows:
+            batch.put(family, key, value)
+        self.write(batch, sync=True)
+
     def begin_flush(self) -> None:
         """Nothing of it can be seen."""
 

@@ -19,7 +19,7 @@ import streams.sealer
 import streams.shard
 import tests.sim.server
 import tests.sim.worker
-from infra.rocks import Batch
+from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
 from streams.base_rows import BaseRows
@@ -85,7 +85,7 @@ def _no_row_order(_: World, __: Boundary) -> Sequence[Replacement]:
 def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
     put = Shard._put_rows
 
-    def put_rows(shard: Shard, batch: Batch, folded: FoldedBatch, *others: Any) -> ShardState:
+    def put_rows(shard: Shard, batch: JournaledBatch, folded: FoldedBatch, *others: Any) -> ShardState:
         for item in folded.items:
             if isinstance(item.features, StoredFeatures) and item.features.dead:
                 batch.delete(streams.shard.FEATURES, item.key)
@@ -197,7 +197,7 @@ def _apply_other_topic(world: World, shard: Shard) -> None:
 
 @_plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
 def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
-    def commit(shard: Shard, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
+    def commit(shard: Shard, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         put_outbox(batch, streams.shard.OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         shard._database.write(batch, sync=sync)
@@ -207,6 +207,21 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
         shard.state = after
 
     return [(Shard, "_commit", commit)]
+
+
+@_plant("the journal is emptied before its rows are in table files", "components", "rows of a version", "served rows", "applied")
+def _journal_emptied_first(_: World, __: Boundary) -> Sequence[Replacement]:
+    settle = JournaledDatabase.settle
+
+    def empty_first(database: JournaledDatabase) -> None:
+        batch = database._database.new_batch()
+        for key in database._entries:
+            batch.delete(JOURNAL, key)
+        if len(batch):
+            database._database.write(batch, sync=True)
+        settle(database)
+
+    return [(JournaledDatabase, "settle", empty_first)]
 
 
 @_plant(

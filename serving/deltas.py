@@ -19,7 +19,8 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.layout import RowLayout, decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
-from serving.engine.loop import Engine, Portion
+from serving.engine.loop import Engine
+from serving.engine.resident import Portion
 
 POLL_S = 0.1
 RETRY_S = 0.5

@@ -1,9 +1,10 @@
 """The engine with a watch: what each piece of work took, and so how long the next one would wait.
 
 Here: measuring from outside (the engine works in order of arrival, so a piece began when it came or when the one before it was done, whichever was
-later), the work that waits, refusals in words. In a flood a refusal is found once and given to everybody until a place may be free: who is refused
-costs the cores that compute nearly nothing. Not here: the arithmetic (core/admission.py), the engine's own bound on its queue (engine/loop.py).
-Used from the event loop; futures end in the engine's thread, so the books are under a lock.
+later; what it computes beside another piece costs the less), the work that waits, refusals in words. In a flood a refusal is found once and given to
+everybody until a place may be free: who is refused costs the cores that compute nearly nothing. Not here: the arithmetic (core/admission.py), the
+engine's own bound on its queue (engine/loop.py).
+Used from the event loop; futures end in the engine's threads, so the books are under a lock.
 """
 
 import threading

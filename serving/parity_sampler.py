@@ -28,7 +28,8 @@ from schemas.model.parameters import Parameters, parameters_of
 from serving.core.parity_figures import ParityFigures, compare_answer
 from serving.engine.candidates import find_candidates
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Resident, Scorer
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident, Scorer
 from serving.engine.state_bytes import NamedState
 from serving.engine.user_arrays import arrays_of
 from serving.engine.work import RankResult, RankWork

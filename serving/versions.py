@@ -39,7 +39,8 @@ from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
 from serving.deltas import DeltaFollower, check_positions
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.engine.scorers import open_scorer
 from serving.engine.tables import Tables
 from serving.engine.work import UserWork

@@ -24,13 +24,15 @@ from schemas.users import BehaviourEvent
 from serving.bench.open_loop import Request, find_rate_max, send_requests
 from serving.bench.table4_rows import ROWS, Row, RowScorer, draw_raw_features
 from serving.bench.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
-from serving.engine.loop import Resident, Scorer
+from serving.engine.resident import Resident, Scorer
 from serving.engine.work import RankWork, UserState, UserWork
+from serving.short_turns import share_the_interpreter
 
 TOP_K = 100
 POOL_USERS = 1_000  # whose states the pool is counted with
 RETRIEVAL_S = 0.05
 BOUND = 5.0  # times the base's mean response time: the p99 at which throughput is compared, where none is given
+RATE_MAX = 1.4  # times what one request after another makes: user halves are computed beside rankings
 _WAIT_S = 600.0
 _WARM = 3
 MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
@@ -91,6 +93,7 @@ def measure_table4(plan: Table4Plan) -> Figures:
     """All figures of the command."""
     config = {name: getattr(plan, name) for name in Table4Plan.__slots__}
     say(f"filling a slot with {plan.items} items ...")
+    share_the_interpreter()  # as a server does
     world = open_rank_world(plan.items)
     try:
         traffic, rows = _Traffic(world, plan), _admit_rows(world)
@@ -149,7 +152,7 @@ def _find_rate(world: RankWorld, traffic: _Traffic, one: _Measured, plan: Table4
         return p99_ms is not None and p99_ms <= bound_ms and not seen.count(REFUSED) and not seen.count(FAILED)
 
     capacity = 1 / float(np.median(one.work_s))
-    return find_rate_max(holds, 0.1 * capacity, 1.2 * capacity, plan.steps)
+    return find_rate_max(holds, 0.1 * capacity, RATE_MAX * capacity, plan.steps)
 
 
 def _add_figures(figures: Figures, world: RankWorld, rows: Sequence[_Measured], items: int) -> None:

@@ -133,6 +133,8 @@ class RowState:
 class RowScorer:
     """One row on the bench's tables, for the engine."""
 
+    user_beside = True
+
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
         self.row, self.version, self._world, self._raw = row, version, world, raw
         self._half, self._parts = world.scorer.half, row.parts

@@ -21,7 +21,8 @@ from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
 from serving.engine.changes import Changes, pack_orders
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables import Tables
 from serving.engine.work import UserState, UserWork

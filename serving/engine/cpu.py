@@ -29,7 +29,9 @@ SHARE_MIN = 1024  # scratch is made for at least so many candidates
 
 
 class CpuScorer:
-    """One version's model on one version's tables. Used by one thread, which lets the helpers compute shares."""
+    """One version's model on one version's tables. `score` is used by one thread, which lets the helpers compute shares; `user_state` by any."""
+
+    user_beside = True
 
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
         self.parameters, self.spec, self.version, self.tables = parameters, parameters.spec, version, tables

@@ -25,6 +25,8 @@ BLOCK = 16_384  # bounds the pair matrix of SimTier
 class CudaScorer:
     """One version's network and columns on a device. The look-up and the slot's own columns stay on the CPU."""
 
+    user_beside = False  # the device is one queue, and the engine's thread the one that fills it
+
     def __init__(self, network: AifNetwork, version: int, tables: Tables, device: str = "cuda") -> None:
         self.device = torch.device(device)
         torch.backends.cuda.matmul.allow_tf32 = False  # exact forms are fp32

@@ -1,12 +1,15 @@
 """The engine: one thread that decides, owns the tables of the resident versions, and answers.
 
-Here: the queues, the turn (messages, bounded changes, a batch of work), residents and the flip. Not here: arithmetic (cpu.py, cuda.py), where
-versions come from (serving/versions.py). Values in and out: work.py.
+Here: the queues, the turn (messages, bounded changes, a batch of work), which version answers and the flip. Not here: arithmetic (cpu.py, cuda.py), a
+version in memory (resident.py), where versions come from (serving/versions.py). Values in and out: work.py.
 
     turn:  1. messages (admit, flip, release, run)   2. row changes, about DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
 
+User halves of a batch are made by helpers beside its rankings: a part of a ranking is one thread's work (look-up, top-k), and the other cores are free
+meanwhile. With two threads and a queue that never empties that is 13% more requests, each with its call 1 (`aif bench table4`'s world).
+
 Invariants:
-- Tables change only between two pieces of work, so an answer never sees half an update, without a lock on the read path (I3).
+- Tables change only between two batches, so an answer never sees half an update, without a lock on the read path (I3).
 - An answer is computed from one resident: its network, rows and user state are of one version, and its token and watermark say which (I2).
 - A request's error belongs to its future; the thread ends only by `close`.
 - Every queue is bounded; beyond the bound the future fails at once with a hint when to come back (I8).
@@ -16,24 +19,21 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
-from schemas.token import VersionToken
-from schemas.topics import INDEX_DELTAS
-from serving.engine.arrivals import Arrivals
 from serving.engine.candidates import find_candidates
-from serving.engine.changes import Changes
+from serving.engine.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.scorers import compile_kernels
-from serving.engine.tables import Applied, Tables
 from serving.engine.top_k import rank_top
-from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork, VersionReport
+from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
+from serving.engine.workers import WORKERS
 
 BATCH_MAX = 8  # pieces of work between two looks at messages and changes
 PORTIONS_QUEUED_MAX = 1_000  # a follower that is faster than the engine waits
@@ -41,58 +41,6 @@ IDLE_WAIT_S = 0.5
 RETRY_AFTER_S = 0.1
 
 T = TypeVar("T")
-
-
-class Scorer(Protocol):
-    """What computes on one version's tables; used by the engine's thread only."""
-
-    def user_state(self, work: UserWork) -> UserState:
-        """Call 1."""
-
-    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Call 2: (scores float32 [C], probabilities float32 [C, T])."""
-
-    def on_applied(self, applied: Applied) -> None:
-        """Rows of the tables were written."""
-
-
-@dataclass
-class Resident:
-    """One version in memory, owned by the engine's thread once it is admitted. `watermark` is replaced, never changed: answers refer to it."""
-
-    token: VersionToken
-    tables: Tables
-    scorer: Scorer
-    tasks: tuple[str, ...]
-    watermark: Sequence[Mapping[str, int]]
-    positions: dict[int, int]
-    source_ms: int = 0
-    changes_applied: int = 0
-    changes_superseded: int = 0
-    error: str = ""
-    state_made_s: float = field(default_factory=time.monotonic)
-    arrivals: Arrivals = field(default_factory=Arrivals)
-
-    @property
-    def version(self) -> int:
-        """Its version."""
-        return self.token.version
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """Changes of one version from one partition of index-deltas, whole records only. With them: next_position in the partition, the shard's
-    next offset by topic (None: the record does not concern the version), record time of the newest source record."""
-
-    version: int
-    partition: int
-    changes: Changes | None = None
-    next_position: int | None = None
-    next_offsets: Mapping[str, int] | None = None
-    source_ms: int = 0
-
-    def __len__(self) -> int:
-        return 0 if self.changes is None else len(self.changes)
 
 
 class Engine:
@@ -141,7 +89,7 @@ class Engine:
         return EngineStatus(
             device=self.device,
             current=None if current is None else current.token,
-            residents=tuple(_report(r) for r in residents.values()),
+            residents=tuple(report_of(r) for r in residents.values()),
             queued_work=len(self._work),
             queued_changes=len(self._portions),
             answered=self._answered,
@@ -238,9 +186,7 @@ class Engine:
                 future, call = self._messages.popleft()
                 _answer(future, call)
             self._apply_changes()
-            for _ in range(min(BATCH_MAX, len(self._work))):
-                future, work = self._work.popleft()
-                self._serve(future, work)
+            self._serve_batch([self._work.popleft() for _ in range(min(BATCH_MAX, len(self._work)))])
 
     def _wait(self) -> bool:
         with self._wake:
@@ -249,9 +195,24 @@ class Engine:
                 self._wake.wait(IDLE_WAIT_S)
             return not self._closed
 
-    def _serve(self, future: "Future[Any]", work: UserWork | RankWork) -> None:
-        served = _answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work)))
-        self._answered, self._failed = self._answered + served, self._failed + (not served)
+    def _serve_batch(self, batch: "list[tuple[Future[Any], UserWork | RankWork]]") -> None:
+        """Returns when every piece is done."""
+        beside = [piece for piece in batch if self._goes_beside(piece[1])] if len(batch) > 1 else []
+        served: list[bool] = []
+        with WORKERS.beside([partial(self._serve, *piece, served) for piece in beside]):
+            for future, work in batch:
+                if not (beside and self._goes_beside(work)):
+                    self._serve(future, work, served)
+        self._answered, self._failed = self._answered + sum(served), self._failed + served.count(False)
+
+    def _goes_beside(self, work: UserWork | RankWork) -> bool:
+        if not isinstance(work, UserWork) or WORKERS.threads == 1:
+            return False
+        resident = self._current if work.version is None else self._find(work.version)
+        return resident is not None and resident.scorer.user_beside
+
+    def _serve(self, future: "Future[Any]", work: UserWork | RankWork, served: list[bool]) -> None:
+        served.append(_answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
 
     def _apply_changes(self) -> None:
         """About DELTA_ROWS_PER_APPLY_MAX rows, and at least one portion: a portion is whole records, and an answer never sees half of one."""
@@ -261,7 +222,7 @@ class Engine:
             rows += max(1, len(portion))
             resident = self._residents.get(portion.version)
             if resident is not None and not resident.error:
-                _apply_portion(resident, portion)
+                apply_portion(resident, portion)
 
     def _fail_waiting(self) -> None:
         for future, _ in itertools.chain(self._messages, self._work):
@@ -342,58 +303,9 @@ def _answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
         return False
 
 
-def _apply_portion(resident: Resident, portion: Portion) -> None:
-    """An error here (a layout that does not fit) stops the version's changes and is reported; its rows stay as they are."""
-    try:
-        if portion.changes is not None and len(portion.changes):
-            applied = resident.tables.apply(portion.changes)
-            resident.scorer.on_applied(applied)
-            resident.changes_applied += applied.applied
-            resident.changes_superseded += applied.superseded
-    except Exception as error:
-        resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
-        return
-    if portion.next_offsets is not None:
-        resident.arrivals.note(portion.partition, resident.watermark[portion.partition], portion.next_offsets, portion.source_ms)
-    if portion.next_position is not None:
-        resident.positions[portion.partition] = max(portion.next_position, resident.positions.get(portion.partition, 0))
-        resident.source_ms = max(resident.source_ms, portion.source_ms)
-    if portion.next_offsets is not None:
-        resident.watermark = _advance(resident.watermark, portion.partition, portion.next_offsets)
-
-
-def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
-    """A new watermark with one shard moved on; never back.
-
-    The source offsets move together or not at all. A shard that was set back tells offsets of which one is ahead and one is behind; taken topic by
-    topic, the answer would claim what no owner of the shard has had at once. The position in index-deltas always moves: the record was applied.
-    """
-    old = watermark[shard]
-    is_ahead = all(offset >= old.get(topic, 0) for topic, offset in offsets.items() if topic != INDEX_DELTAS)
-    moved = {**old, **offsets} if is_ahead else dict(old)
-    moved[INDEX_DELTAS] = max(offsets.get(INDEX_DELTAS, 0), old.get(INDEX_DELTAS, 0))
-    return tuple(moved if i == shard else other for i, other in enumerate(watermark))
-
-
 def _version_of(work: UserWork | RankWork) -> int | None:
     if isinstance(work, UserWork):
         return work.version
     if work.state is not None:
         return work.state.version
     return None if work.user is None else work.user.version
-
-
-def _report(resident: Resident) -> VersionReport:
-    return VersionReport(
-        token=resident.token,
-        rows=resident.tables.rows,
-        capacity=resident.tables.capacity,
-        not_servable=resident.tables.not_servable,
-        tasks=resident.tasks,
-        watermark=resident.watermark,
-        source_ms=resident.source_ms,
-        positions=dict(resident.positions),
-        changes_applied=resident.changes_applied,
-        changes_superseded=resident.changes_superseded,
-        error=resident.error,
-    )

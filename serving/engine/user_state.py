@@ -7,6 +7,7 @@ torch (device_state.py). The specification is `AifNetwork.user_states` (schemas/
 Arrays: L behaviours, D width, N bridges, P bridge width, K bits, S for SimTier, G categories, W signature bytes.
 """
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +54,20 @@ class EngineUserState:
         return self.arrays.named()
 
 
+class _Scratch(threading.local):
+    """Of each thread."""
+
+    def __init__(self, weights: UserWeights) -> None:
+        self.history, self.attention = open_history_scratch(weights), open_attention_scratch(weights)
+
+
 class UserHalf:
-    """The user half of one version on its tables. Used by one thread."""
+    """The user half of one version on its tables. Several threads may use it at once: what a pass writes in between belongs to its thread."""
 
     def __init__(self, parameters: Parameters, tables: Tables, columns: Columns) -> None:
         self.spec, self.tables, self.weights = parameters.spec, tables, UserWeights(parameters)
         self._columns, self._vectors = columns, UserVectors(self.weights)
-        self._history, self._attention = open_history_scratch(self.weights), open_attention_scratch(self.weights)
+        self._scratch = _Scratch(self.weights)
 
     def make(self, work: UserWork) -> tuple[UserArrays, int]:
         """(call 1 of one user, how many behaviours have no row). Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
@@ -78,7 +86,7 @@ class UserHalf:
         """One pass over a history; see `read_history`."""
         length = len(history.slots_L)
         sums = open_sums(self.weights, length, min(length, attended), min(length, signatures))
-        read_history(self._columns, self.weights.history, history, first_signed, latest, self._history, sums)
+        read_history(self._columns, self.weights.history, history, first_signed, latest, self._scratch.history, sums)
         return sums
 
     def make_vectors(self, work: UserWork, attended_AD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +97,7 @@ class UserHalf:
         if len(attended_AD):
             padded_D = np.zeros(self.weights.width_padded, np.float32)
             padded_D[:width] = profile_D
-            attend(attended_AD, padded_D, width, *self.weights.ffn, self._attention, out_2D)
+            attend(attended_AD, padded_D, width, *self.weights.ffn, self._scratch.attention, out_2D)
         attended_2D = out_2D[:, :width]
         return np.concatenate([profile_D, *attended_2D]), self._vectors.bridge_vectors(features_F, attended_2D)
 

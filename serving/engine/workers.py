@@ -1,16 +1,20 @@
-"""The engine's helpers: threads that compute shares of a request while the engine's own thread computes others, and do nothing else.
+"""The engine's helpers: threads that compute for the engine's own thread while it computes too, and do nothing else.
+
+    run      one request in shares, side by side
+    beside   whole pieces of work, while the caller does others; a part of a request that only one thread can do leaves the other cores to them
 
 Here: `Workers`, one set per process, because cores are. Not here: what is computed. A helper decides nothing and owns nothing.
 Each helper, and the thread that calls, is bound to a core of its own at the first shared request: unbound, both may share one core (measured: 2.7 ms
-became 5.8). Shares are claimed, not dealt: a helper whose core is busy with something else takes fewer of them, and one that never woke up is not
-waited for. Everything runs in compiled code without the GIL; a helper needs the GIL only to claim.
+became 5.8). Calls are claimed, not dealt: a helper whose core is busy with something else takes fewer of them, and one that never woke up is not
+waited for. Shares run in compiled code without the GIL; a helper needs the GIL only to claim one.
 """
 
 import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 THREADS_DEFAULT_MAX = 2
 SHARES_PER_THREAD = 2  # more of them even out better, and each counts through tables of its own
@@ -20,11 +24,10 @@ Part = Callable[[int, int, int], None]  # (first row, row after the last, thread
 
 
 class _Job:
-    """The shares of one request that nobody has claimed yet, and how many are being computed."""
+    """Calls that nobody has claimed yet, and how many are being made. A call gets the number of its thread."""
 
-    def __init__(self, part: Part, rows: int, shares: int) -> None:
-        self._part = part
-        self._shares = deque((rows * share // shares, rows * (share + 1) // shares) for share in range(shares))
+    def __init__(self, calls: Iterable[Callable[[int], object]]) -> None:
+        self._calls = deque(calls)
         self._lock = threading.Lock()
         self._computing = 0
         self._error: BaseException | None = None
@@ -32,12 +35,12 @@ class _Job:
         self._awaited = False
 
     def work(self, thread: int) -> None:
-        """Computes shares until none is left."""
-        while self._claim_and_compute(thread):
+        """Makes calls until none is left."""
+        while self._claim_and_call(thread):
             pass
 
     def finish(self) -> None:
-        """Waits for shares that others have claimed. Raises the first error of a share."""
+        """Waits for calls that others have claimed. Raises the first error of a call."""
         with self._lock:
             self._awaited = self._computing > 0
         if self._awaited:
@@ -45,14 +48,14 @@ class _Job:
         if self._error is not None:
             raise self._error
 
-    def _claim_and_compute(self, thread: int) -> bool:
+    def _claim_and_call(self, thread: int) -> bool:
         with self._lock:
-            if not self._shares or self._error is not None:
+            if not self._calls or self._error is not None:
                 return False
-            first, end = self._shares.popleft()
+            call = self._calls.popleft()
             self._computing += 1
         try:
-            self._part(first, end, thread)
+            call(thread)
         except BaseException as error:  # it belongs to the request
             self._error = error
         with self._lock:
@@ -91,7 +94,7 @@ class Workers:
         self.threads, self._binds = max(1, threads), binds
         self._cores = sorted(os.sched_getaffinity(0))
         self._helpers: list[_Helper] = []
-        self._busy = threading.Lock()
+        self._busy, self._opening = threading.Lock(), threading.Lock()
         self._bound = threading.local()
 
     def run(self, part: Part, rows: int) -> None:
@@ -102,22 +105,45 @@ class Workers:
             part(0, rows, 0)
             return
         try:
-            self._open()
-            job = _Job(part, rows, shares)
-            for helper in self._helpers[: shares - 1]:
-                helper.wake(job)
+            job = self._hand_over(
+                [partial(part, rows * share // shares, rows * (share + 1) // shares) for share in range(shares)], shares - 1
+            )
             job.work(0)
             job.finish()
         finally:
             self._busy.release()
 
+    @contextlib.contextmanager
+    def beside(self, calls: Sequence[Callable[[], object]]) -> Iterator[None]:
+        """Helpers make the calls, in their order, while the body runs; what none of them has begun at its end the caller does. All are done after it."""
+        job = self._hand_over([partial(_call, call) for call in calls], len(calls))
+        try:
+            yield
+        finally:
+            job.work(0)
+            job.finish()
+
+    def _hand_over(self, calls: Sequence[Callable[[int], object]], helpers: int) -> _Job:
+        """The job of these calls, with so many helpers woken for it."""
+        job = _Job(calls)
+        if calls:
+            self._open()
+        for helper in self._helpers[:helpers]:
+            helper.wake(job)
+        return job
+
     def _open(self) -> None:
         if self._binds and not getattr(self._bound, "core", False):
             bind_to_core(self._cores[0])
             self._bound.core = True
-        while len(self._helpers) < self.threads - 1:
-            thread = len(self._helpers) + 1
-            self._helpers.append(_Helper(thread, self._cores[thread % len(self._cores)] if self._binds else None))
+        with self._opening:
+            while len(self._helpers) < self.threads - 1:
+                thread = len(self._helpers) + 1
+                self._helpers.append(_Helper(thread, self._cores[thread % len(self._cores)] if self._binds else None))
+
+
+def _call(call: Callable[[], object], thread: int) -> None:
+    call()
 
 
 def bind_to_core(core: int) -> None:

@@ -17,7 +17,8 @@ from schemas.users import BehaviourEvent
 from serving.carried_state import CarriedStates
 from serving.client import AifClient
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.engine.work import UserState, UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import PROFILE, Version, make_version

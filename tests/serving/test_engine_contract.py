@@ -12,7 +12,8 @@ from schemas.ids import Id
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.engine.work import RankWork, UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version

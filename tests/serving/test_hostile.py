@@ -26,7 +26,8 @@ from serving.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_answer
 from serving.core.tensors import Tensor, encode_raw
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.proto import open_inference_pb2 as pb
 from serving.settings import ServeSection
 from tests.schemas.model.samples import SPECS

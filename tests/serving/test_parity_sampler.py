@@ -11,7 +11,8 @@ from infra.metrics import Metrics
 from infra.processes import wait_until
 from schemas.token import VersionToken
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Portion, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Portion, Resident
 from serving.engine.work import RankResult, RankWork, UserWork
 from serving.parity_sampler import ParitySampler
 from tests.schemas.model.samples import SPECS

@@ -13,8 +13,10 @@ from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX
 from schemas.token import VersionToken
 from serving.engine.changes import Changes, decode_changes
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Portion, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Portion, Resident
 from serving.engine.work import RankWork, UserWork
+from serving.engine.workers import Workers
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
 
@@ -218,6 +220,58 @@ def test_a_state_of_the_former_version_is_ranked_on_it_until_its_slot_is_release
     again = engine.submit_rank(RankWork(versions[1].ids, 3, state=state, user=UserWork(PROFILE, version=1))).result(WAIT_S)
     assert again.token.version == 2 and again.recomputed and again.state.version == 2
     assert not engine.offer_changes(Portion(1, 0))
+
+
+class Meeting:
+    """A scorer whose user halves and rankings begin only together, and whose user half ends only after a ranking, or a change of rows, is through."""
+
+    user_beside = True
+
+    def __init__(self, scorer: CpuScorer) -> None:
+        self._scorer, self._met, self._other, self.order = scorer, threading.Barrier(2), threading.Event(), list[str]()
+        self.begun = lambda: None
+
+    def user_state(self, work: UserWork):
+        self._met.wait(WAIT_S)
+        self.begun()
+        assert self._other.wait(WAIT_S)
+        self._other.clear()
+        self._other.wait(0.1)  # time for a change that does not wait for this
+        self.order.append("user")
+        return self._scorer.user_state(work)
+
+    def score(self, state, slots_C: np.ndarray, context):
+        self._met.wait(WAIT_S)
+        scored = self._scorer.score(state, slots_C, context)
+        self.order.append("rank")
+        self._other.set()
+        return scored
+
+    def on_applied(self, applied) -> None:
+        self.order.append("changes")
+        self._other.set()
+
+
+def test_a_batchs_user_halves_are_made_beside_its_rankings_and_changes_wait_for_both(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
+    version, hold = make_version(SPECS["full"]), threading.Event()
+    resident, behaviours = resident_of(version, 1), make_behaviours(version, 5)
+    state = resident.scorer.user_state(UserWork(PROFILE, behaviours))
+    meeting = resident.scorer = Meeting(CpuScorer(version.parameters, 1, version.tables))
+    meeting.begun = lambda: engine.offer_changes(portion_of(version, 1, [0], version.rows[:1], 2))
+    engine.install(resident).result(WAIT_S)
+    engine.run(lambda: hold.wait(WAIT_S))  # until both wait
+    user = engine.submit_user(UserWork(PROFILE, make_behaviours(version, 30)))
+    ranked = engine.submit_rank(RankWork(version.ids, 20, state, context=CONTEXT))
+    hold.set()
+    assert_is_reference(ranked.result(WAIT_S), version, behaviours, range(len(version.ids)), 20)
+    assert user.result(WAIT_S).state.behaviours == 30
+    engine.run(lambda: None).result(WAIT_S)
+    engine.run(lambda: None).result(WAIT_S)  # two turns: the change is applied in the first one at the latest
+    assert meeting.order == ["rank", "user", "changes"]
+    assert (engine.status().answered, engine.status().failed) == (2, 0)
 
 
 def test_a_cancelled_request_is_not_computed(engine: Engine) -> None:

@@ -71,3 +71,24 @@ def test_a_request_that_finds_the_helpers_busy_is_computed_in_one_piece() -> Non
     assert done == [(0, ROWS, 0)]
     hold.set()
     blocked.join(WAIT_S)
+
+
+def test_calls_are_made_beside_the_callers_own_work_and_all_are_done_after_it() -> None:
+    workers, met, made = Workers(2, binds=False), threading.Barrier(2), list[int]()
+
+    def meet() -> None:
+        met.wait(WAIT_S)  # ends only if the body runs meanwhile
+        made.append(0)
+
+    with workers.beside([meet, lambda: made.append(1)]):
+        met.wait(WAIT_S)
+    assert made == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_calls_that_no_helper_begins_are_made_by_the_caller(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(serving.engine.workers._Helper, "wake", lambda self, job: None)
+    made, workers = list[str](), Workers(threads, binds=False)
+    with workers.beside([lambda: made.append(threading.current_thread().name)] * 3):
+        assert not made
+    assert made == [threading.current_thread().name] * 3

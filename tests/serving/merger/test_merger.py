@@ -19,7 +19,8 @@ from schemas.token import VersionToken
 from schemas.topics import USER_BEHAVIOURS
 from serving.carried_state import CarriedStates
 from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine, Resident
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.engine.work import UserWork
 from serving.merger.merger import Merged, Merger
 from serving.merger.retrieval import Latency, Retrieval, decode_latency

@@ -1,0 +1,126 @@
+"""A version in the engine: its tables, what computes on them, what its rows include; and the portions of changes that move it on.
+
+Here: `Resident`, `Portion`, `apply_portion`. Not here: when a portion is applied, which version answers (loop.py), the rows themselves (tables.py).
+Invariant: a portion is whole records of one partition; rows, positions and watermark move together, and never back.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from schemas.token import VersionToken
+from schemas.topics import INDEX_DELTAS
+from serving.engine.arrivals import Arrivals
+from serving.engine.changes import Changes
+from serving.engine.tables import Applied, Tables
+from serving.engine.work import UserState, UserWork, VersionReport
+
+
+class Scorer(Protocol):
+    """What computes on one version's tables; used by the engine's thread."""
+
+    @property
+    def user_beside(self) -> bool:
+        """Whether several threads may make user states at once, beside a `score`."""
+
+    def user_state(self, work: UserWork) -> UserState:
+        """Call 1."""
+
+    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2: (scores float32 [C], probabilities float32 [C, T])."""
+
+    def on_applied(self, applied: Applied) -> None:
+        """Rows of the tables were written."""
+
+
+@dataclass
+class Resident:
+    """One version in memory, owned by the engine's thread once it is admitted. `watermark` is replaced, never changed: answers refer to it."""
+
+    token: VersionToken
+    tables: Tables
+    scorer: Scorer
+    tasks: tuple[str, ...]
+    watermark: Sequence[Mapping[str, int]]
+    positions: dict[int, int]
+    source_ms: int = 0
+    changes_applied: int = 0
+    changes_superseded: int = 0
+    error: str = ""
+    state_made_s: float = field(default_factory=time.monotonic)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def version(self) -> int:
+        """Its version."""
+        return self.token.version
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Changes of one version from one partition of index-deltas, whole records only. With them: next_position in the partition, the shard's
+    next offset by topic (None: the record does not concern the version), record time of the newest source record."""
+
+    version: int
+    partition: int
+    changes: Changes | None = None
+    next_position: int | None = None
+    next_offsets: Mapping[str, int] | None = None
+    source_ms: int = 0
+
+    def __len__(self) -> int:
+        return 0 if self.changes is None else len(self.changes)
+
+
+def apply_portion(resident: Resident, portion: Portion) -> None:
+    """Writes the rows and moves what the resident says of them. An error (a layout that does not fit) stops the version's changes and is reported; its
+    rows stay as they are."""
+    try:
+        if portion.changes is not None and len(portion.changes):
+            applied = resident.tables.apply(portion.changes)
+            resident.scorer.on_applied(applied)
+            resident.changes_applied += applied.applied
+            resident.changes_superseded += applied.superseded
+    except Exception as error:
+        resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
+        return
+    if portion.next_offsets is not None:
+        resident.arrivals.note(portion.partition, resident.watermark[portion.partition], portion.next_offsets, portion.source_ms)
+    if portion.next_position is not None:
+        resident.positions[portion.partition] = max(portion.next_position, resident.positions.get(portion.partition, 0))
+        resident.source_ms = max(resident.source_ms, portion.source_ms)
+    if portion.next_offsets is not None:
+        resident.watermark = _advance(resident.watermark, portion.partition, portion.next_offsets)
+
+
+def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
+    """A new watermark with one shard moved on; never back.
+
+    The source offsets move together or not at all. A shard that was set back tells offsets of which one is ahead and one is behind; taken topic by
+    topic, the answer would claim what no owner of the shard has had at once. The position in index-deltas always moves: the record was applied.
+    """
+    old = watermark[shard]
+    is_ahead = all(offset >= old.get(topic, 0) for topic, offset in offsets.items() if topic != INDEX_DELTAS)
+    moved = {**old, **offsets} if is_ahead else dict(old)
+    moved[INDEX_DELTAS] = max(offsets.get(INDEX_DELTAS, 0), old.get(INDEX_DELTAS, 0))
+    return tuple(moved if i == shard else other for i, other in enumerate(watermark))
+
+
+def report_of(resident: Resident) -> VersionReport:
+    """As the engine's status shows it."""
+    return VersionReport(
+        token=resident.token,
+        rows=resident.tables.rows,
+        capacity=resident.tables.capacity,
+        not_servable=resident.tables.not_servable,
+        tasks=resident.tasks,
+        watermark=resident.watermark,
+        source_ms=resident.source_ms,
+        positions=dict(resident.positions),
+        changes_applied=resident.changes_applied,
+        changes_superseded=resident.changes_superseded,
+        error=resident.error,
+    )

@@ -229,14 +229,16 @@ async def send_at_rate(
     return latencies
 
 
-async def send_in_turns(target: Target, bodies: Sequence[bytes], senders: int, seconds: float) -> Latencies:
+async def send_in_turns(
+    target: Target, bodies: Sequence[bytes], senders: int, seconds: float, on_answer: OnAnswer | None = None
+) -> Latencies:
     """A closed loop: each of `senders` sends its next request when the last one is answered, at least one. What a server carries, not how fast it feels."""
     requests, latencies = [target.encode(body) for body in bodies], Latencies()
     connections, start_s = _Connections(target.url, senders), time.perf_counter()
 
     async def send_on(first: int) -> None:
         for number in itertools.count(first, senders):
-            await _send(connections, requests[number % len(requests)], time.perf_counter(), latencies)
+            await _send(connections, requests[number % len(requests)], time.perf_counter(), latencies, on_answer)
             if time.perf_counter() - start_s >= seconds:
                 break
 

@@ -105,10 +105,18 @@ def bench_switch(
     rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 100.0,
     answers: Annotated[int, typer.Option(min=10, help="Of each side: at rest, and while versions switch.")] = 6_000,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two versions.")] = 3.0,
+    mixed: Annotated[
+        int, typer.Option(min=0, help="Instead: so many answers as fast as they come, versions flip as fast as they load.")
+    ] = 0,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
     """Latency while versions load and flip every few seconds, against the same server at rest: flips, answers, mixed_versions, p99_ratio."""
+    if mixed:
+        from serving.bench.mixed import MixedPlan, measure_mixed
+
+        print_figures(measure_mixed(MixedPlan(mixed)).as_dict(), as_json)
+        return
     from serving.bench.switch import SwitchPlan, measure_switch
 
     plan = SwitchPlan(items, min(candidates, items), rate_per_s=rate, answers=answers, every_s=every)

@@ -4,8 +4,8 @@
     load        `/v1/rank` at a constant rate over HTTP, open loop; every answer is kept and judged afterwards
     switching   a new version every few seconds: published, loaded beside the running one, user halves moved, flipped to
 
-Here: the turns and their figures. Not here: versions in the store (versions.py), the load (infra/bench/load.py). Steady and switching windows
-alternate, because the machine is not alone. Versions have disjoint ranges of scores, so a single answer shows whether it was mixed.
+Here: the turns and their figures. Not here: versions in the store (versions.py), the load (infra/bench/load.py), a million answers (mixed.py). Steady
+and switching windows alternate, because the machine is not alone. Versions have disjoint ranges of scores, so a single answer shows whether it was mixed.
 """
 
 import asyncio
@@ -76,9 +76,9 @@ def measure_switch(plan: SwitchPlan) -> Figures:
         say(f"two kinds of version of {plan.items} items ...")
         writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, plan.items)
         writer.publish()
-        _publish_users(stage, writer, plan)
+        publish_users(stage, writer, plan.users, plan.behaviours)
         stage.start("server", "serve", "--port", str(stage.port))
-        _wait_version(stage, writer, 0)
+        wait_version(stage, writer, 0)
         target, bodies = _encode_requests(stage, writer, plan)
         run_to_the_microsecond(send_at_rate(target, bodies, plan.rate_per_s, _WARM_S))
         steady, switching = _Side(), _Side()
@@ -88,16 +88,17 @@ def measure_switch(plan: SwitchPlan) -> Figures:
             )
             steady.add(run_to_the_microsecond(_send(target, bodies, plan, steady)))
             switching.add(run_to_the_microsecond(_send_while_switching(writer, target, bodies, plan, switching)))
-            _wait_version(stage, writer, writer.next_version - 1)
+            wait_version(stage, writer, writer.next_version - 1)
     _add_figures(figures, steady, switching)
     return figures
 
 
-def _publish_users(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan) -> None:
+def publish_users(stage: BenchStage, writer: VersionWriter, users: int, behaviours: int) -> None:
+    """So many users with so long histories over the versions' items."""
     rng = np.random.default_rng(1)
     with stage.publisher() as publisher:
-        for user in range(plan.users):
-            items = rng.choice(writer.ids, plan.behaviours).tolist()
+        for user in range(users):
+            items = rng.choice(writer.ids, behaviours).tolist()
             publisher.publish_behaviours(Behaviour(user_id=user, item_id=item, time_ms=at) for at, item in enumerate(items))
 
 
@@ -110,7 +111,7 @@ def _encode_requests(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan)
     return Target(stage.url, "/v1/rank"), bodies
 
 
-def _wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None:
+def wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None:
     """Until the server answers from a version."""
     ids = [int(one) for one in writer.ids[:2]]
 
@@ -151,7 +152,7 @@ def judge_answer(body: bytes) -> tuple[int, bool]:
     """(version that an answer names, whether every score of it belongs to that version)."""
     answer = RankAnswer.model_validate_json(body)
     version = decode_token(answer.version_token).version
-    return version, all(belongs(version, item.score) for item in answer.items)
+    return version, belongs(version, [item.score for item in answer.items])
 
 
 def _add_figures(figures: Figures, steady: _Side, switching: _Side) -> None:

@@ -3,13 +3,14 @@
 Here: rows drawn, written as parts once for every kind of version, and the control log's entries of each version. Not here: nearline, which makes versions
 of events (streams); servers. Versions of one kind share their parts: a version is then a manifest and three entries, so a bench can publish one every second.
 
-The two kinds have bids so far apart that the range of a score tells its version: below 1 in even versions, above 1 in odd ones. An answer that mixed two
-versions could not look like either.
+The two kinds have bids so far apart that the range of a score tells its rows: below 1 in even versions, above 1 in odd ones. With `two_models` they have
+checkpoints of their own too, one of which believes in hardly any click and the other in nearly every: rows of one under the model of the other are in
+neither range. An answer that mixed two versions could not look like either.
 """
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,13 +24,17 @@ from schemas.index.digest import ShardDigest
 from schemas.index.layout import ORDER, RowBlock, row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
-from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
+from schemas.model.checkpoint import CheckpointInfo, encode_checkpoint, read_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.topics import SHARD_TOPICS
 from serving.bench.world import bench_spec, draw_rows
 
 BIDS = ((0.5, 1.0), (1e6, 2e6))  # of even and of odd versions
+_LOGITS = (-8.0, 8.0)  # of the two models, before what a request moves
+_RANGES = ((0.0, 1.0), (1.0, 2e6))  # of scores, by the rows alone
+_RANGES_OF_MODELS = ((0.0, 0.25), (5e5, 2e6))  # bid x y, where y is below 1/4 or above 1/2: by the rows and the model
+Ranges = Sequence[tuple[float, float]]
 _BLOCK_ROWS = 256
 _FINGERPRINT = "bench"
 
@@ -37,14 +42,11 @@ _FINGERPRINT = "bench"
 class VersionWriter:
     """Writes versions 0, 1, 2, ... of `items` items into an index store of `shards` shards. `ids` = the items."""
 
-    def __init__(self, store: IndexStore, shards: int, user_partitions: int, items: int, seed: int = 0) -> None:
+    def __init__(self, store: IndexStore, shards: int, user_partitions: int, items: int, seed: int = 0, two_models: bool = False) -> None:
         self._store, self._log, self._shards = store, ControlLog(store), shards
-        self._rng, self.spec = np.random.default_rng(seed), bench_spec()
-        torch.manual_seed(seed)
-        network = AifNetwork(self.spec, make_w_hash(seed, self.spec.hash_bits, self.spec.schema.mm_width))
-        raw = encode_checkpoint(network, "bench", {})
-        self._checkpoint = read_checkpoint(raw)
-        store.put_bytes(checkpoint_path(self._checkpoint.info.sha256), raw)
+        self._rng, self.spec, self._seed = np.random.default_rng(seed), bench_spec(), seed
+        self.ranges = _RANGES_OF_MODELS if two_models else _RANGES
+        self._checkpoints = [self._put_checkpoint(logit) for logit in (_LOGITS if two_models else (0.0,))]
         self.ids = np.unique(self._rng.integers(0, 1 << 62, items + items // 100 + 16))[:items]  # ascending, as blocks are
         self._rows, self._layout = draw_rows(self.spec, items, self._rng), row_layout(self.spec)
         self._log.append(lambda _: self._entry(EntryKind.INIT, init=Init(shards, user_partitions, self.spec.schema.id_kind, {})))
@@ -53,7 +55,7 @@ class VersionWriter:
 
     def publish(self) -> int:
         """The next version: wanted, published and live. Returns its number."""
-        version, info = self.next_version, self._checkpoint.info
+        version, info = self.next_version, self._info(self.next_version)
         facts = {"checkpoint_sha256": info.sha256, "model_id": info.model_id, "encoder_fingerprint": _FINGERPRINT}
         identity = (info.model_id, info.sha256, info.schema_fingerprint, info.lsh_version or "", _FINGERPRINT)
         manifest = Manifest(version, 0, *identity, self._layout, self._kinds[version % len(BIDS)], 1)
@@ -64,6 +66,20 @@ class VersionWriter:
         self._log.append(lambda _: self._entry(EntryKind.PROMOTE, version))
         self.next_version += 1
         return version
+
+    def _put_checkpoint(self, logit: float) -> CheckpointInfo:
+        torch.manual_seed(self._seed)
+        network = AifNetwork(self.spec, make_w_hash(self._seed, self.spec.hash_bits, self.spec.schema.mm_width))
+        last = [layer for layer in network.head.modules() if isinstance(layer, torch.nn.Linear)][-1]
+        torch.nn.init.constant_(last.bias, logit)
+        raw = encode_checkpoint(network, f"bench {logit:+g}", {})
+        info = read_checkpoint(raw).info
+        self._store.put_bytes(checkpoint_path(info.sha256), raw)
+        return info
+
+    def _info(self, version: int) -> CheckpointInfo:
+        """Of the checkpoint of a version, or of a kind."""
+        return self._checkpoints[version % len(self._checkpoints)]
 
     def _entry(self, kind: EntryKind, version: int = -1, **fields: object) -> Entry:
         return Entry(kind, int(time.time() * 1000), "bench", version=version, **fields)  # type: ignore[arg-type]
@@ -76,7 +92,7 @@ class VersionWriter:
         return tuple(self._seal(kind, shard, keys, np.flatnonzero(shard_of == shard)) for shard in range(self._shards))
 
     def _seal(self, kind: int, shard: int, keys: list[bytes], chosen: np.ndarray) -> Seal:
-        digest = ShardDigest(self._layout, self._checkpoint.info.model_id, self._checkpoint.info.lsh_version or "")
+        digest = ShardDigest(self._layout, self._info(kind).model_id, self._info(kind).lsh_version or "")
 
         def blocks() -> Iterator[RowBlock]:
             for at in range(0, len(chosen), _BLOCK_ROWS):
@@ -91,6 +107,7 @@ class VersionWriter:
         return Seal(shard, full, incremental, 0, offsets, digest.rows, digest.hexdigest, digest.data_hexdigest, _FINGERPRINT)
 
 
-def belongs(version: int, score: float) -> bool:
-    """Whether a score lies in the range of a version's kind."""
-    return (score < 1.0) == (version % 2 == 0)
+def belongs(version: int, scores: Iterable[float], ranges: Ranges = _RANGES) -> bool:
+    """Whether all scores lie in the range of a version's kind."""
+    low, high = ranges[version % len(ranges)]
+    return all(low < score <= high for score in scores)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from infra.control_log import ControlLog
 from infra.index_parts import read_manifest
@@ -11,8 +12,8 @@ from infra.index_store import open_index_store
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
-from schemas.model.network import AifNetwork
 from schemas.model.parameters import parameters_of
+from serving.bench.mixed import Judged
 from serving.bench.switch import SwitchPlan, judge_answer
 from serving.bench.versions import VersionWriter, belongs
 from serving.engine.cpu import CpuScorer
@@ -37,9 +38,23 @@ def test_an_answer_with_a_score_of_another_version_is_mixed() -> None:
     assert judge_answer(answer(5, 0.3, 0.9)) == (5, False), "another version's rows under this version's name"
 
 
-def test_published_versions_load_whole_and_their_scores_lie_in_the_range_of_their_number(tmp_path: Path) -> None:
+def test_of_many_answers_those_that_mix_are_counted_and_one_without_scores_is_no_answer() -> None:
+    def raw(version: int, *scores: float) -> bytes:
+        header = {"parameters": {"version_token": f"{version}.0-00000000"}, "outputs": []}
+        return json.dumps(header).encode() + np.array(scores, "<f4").tobytes()
+
+    judged = Judged(((0.0, 0.25), (5e5, 2e6)))
+    for body in (raw(0, 0.1, 0.2), raw(3, 6e5), raw(3, 6e5, 0.1), raw(2, 0.5), raw(1, 1e5)):
+        judged.add(body)
+    assert (judged.answers, judged.mixed, judged.versions) == (5, 3, {0, 1, 2, 3})
+    with pytest.raises(ValueError, match="without scores"):
+        judged.add(raw(1))
+
+
+def test_published_versions_load_whole_and_a_score_lies_in_a_range_only_where_rows_and_model_are_of_that_version(tmp_path: Path) -> None:
     store = open_index_store(str(tmp_path))
-    writer, log = VersionWriter(store, 2, 2, ITEMS), ControlLog(store)
+    writer, log = VersionWriter(store, 2, 2, ITEMS, two_models=True), ControlLog(store)
+    loaded = []
     for number in range(2):
         assert writer.publish() == number
         status = log.refresh().current
@@ -49,12 +64,17 @@ def test_published_versions_load_whole_and_their_scores_lie_in_the_range_of_thei
         for seal in manifest.seals:
             fill_shard(store, manifest, seal, tables)
         assert tables.rows == ITEMS
-        network: AifNetwork = read_checkpoint(
-            store.local_path(checkpoint_path(manifest.checkpoint_sha256)), manifest.checkpoint_sha256
-        ).network
-        scorer = CpuScorer(parameters_of(network), number, tables)
-        scores_C, _ = scorer.score(scorer.user_state(UserWork()), np.arange(ITEMS), {})
-        assert all(belongs(number, score) for score in scores_C.tolist())
+        path = store.local_path(checkpoint_path(manifest.checkpoint_sha256))
+        loaded.append((tables, parameters_of(read_checkpoint(path, manifest.checkpoint_sha256).network)))
+    for rows, (tables, _) in enumerate(loaded):
+        for model, (_, parameters) in enumerate(loaded):
+            scorer = CpuScorer(parameters, rows, tables)
+            scores_C, _ = scorer.score(scorer.user_state(UserWork()), np.arange(ITEMS), {})
+            for version in range(2):
+                assert {belongs(version, [score]) for score in scores_C.tolist()} == {version == rows}, (
+                    "rows alone, where there is one model"
+                )
+                assert {belongs(version, [score], writer.ranges) for score in scores_C.tolist()} == {version == rows == model}
 
 
 def test_a_quick_plan_is_smaller_and_asks_the_same_rate() -> None:

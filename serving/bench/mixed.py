@@ -1,0 +1,134 @@
+"""`aif bench switch --mixed N`: N answers as fast as a server gives them while versions flip as fast as they load, each judged; how many mix versions.
+
+    server      a real `aif serve` on a real broker and index store, as in switch.py
+    versions    small, so that a load takes a fraction of a second; rows and model of a version show in every score (versions.py)
+    load        inferences over HTTP with binary tensors, a few senders in a closed loop: what is counted here is answers, not time
+
+Here: the plan, the judging. Not here: latency while versions flip (switch.py). A score of an answer is a product of the version's model and of one of its
+rows, and all candidates come back, so one wrong row among them, or a wrong model, is seen.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
+from infra.bench.report import Figures
+from infra.bench.stage import open_bench_stage
+from infra.command import say
+from infra.demo.stage import SHARDS, USER_PARTITIONS
+from infra.index_store import open_index_store
+from schemas.token import decode_token
+from serving.bench.switch import publish_users, wait_version
+from serving.bench.versions import Ranges, VersionWriter, belongs
+
+_WINDOW_S = 10.0  # between two lines of progress
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPlan:
+    """The world and how many answers."""
+
+    answers: int = 1_000_000
+    items: int = 2_000
+    candidates: int = 50
+    users: int = 64
+    behaviours: int = 50
+    senders: int = 4
+    every_s: float = 0.5  # a version
+
+
+@dataclass
+class Judged:
+    """What the answers said so far."""
+
+    ranges: Ranges
+    answers: int = 0
+    mixed: int = 0
+    versions: set[int] = field(default_factory=set)
+
+    def add(self, body: bytes) -> None:
+        """One answer of the Open Inference Protocol whose only output is the scores, as raw bytes."""
+        version, scores = decode_scores(body)
+        self.answers += 1
+        self.mixed += not belongs(version, scores, self.ranges)
+        self.versions.add(version)
+
+
+def decode_scores(body: bytes) -> tuple[int, Sequence[float]]:
+    """(version that an answer names, its scores). Raises ValueError for an answer without scores: such a one would be of no version."""
+    header, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+    scores = np.frombuffer(body, "<f4", offset=end).tolist()
+    if not scores:
+        raise ValueError(f"an answer without scores: {header}")
+    return decode_token(header["parameters"]["version_token"]).version, scores
+
+
+def encode_requests(url: str, ids: np.ndarray, plan: MixedPlan) -> tuple[Target, list[bytes]]:
+    """One inference a user, each with candidates of its own; all come back."""
+    rng, bodies = np.random.default_rng(2), list[bytes]()
+    for user in range(plan.users):
+        tensors = {
+            "user_id": np.array([user], np.int64),
+            "item_ids": rng.choice(ids, plan.candidates, replace=False),
+            "top_k": np.array([plan.candidates], np.int64),
+        }
+        inputs = [
+            {"name": name, "datatype": "INT64", "shape": [len(one)], "parameters": {"binary_data_size": one.nbytes}}
+            for name, one in tensors.items()
+        ]
+        header = {
+            "inputs": inputs,
+            "outputs": [{"name": "scores", "parameters": {"binary_data": True}}],
+            "parameters": {"context.hour": 20},
+        }
+        bodies.append(json.dumps(header).encode() + b"".join(one.tobytes() for one in tensors.values()))
+    length = len(bodies[0]) - 8 * (plan.candidates + 2)
+    return Target(url, "/v2/models/prerank/infer", (("inference-header-content-length", str(length)),)), bodies
+
+
+def measure_mixed(plan: MixedPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures("bench switch", {name: getattr(plan, name) for name in MixedPlan.__slots__})
+    with open_bench_stage() as stage:
+        say(f"two kinds of version of {plan.items} items ...")
+        store = open_index_store(str(stage.directory / "index"))
+        writer = VersionWriter(store, SHARDS, USER_PARTITIONS, plan.items, two_models=True)
+        writer.publish()
+        publish_users(stage, writer, plan.users, plan.behaviours)
+        stage.start("server", "serve", "--port", str(stage.port))
+        wait_version(stage, writer, 0)
+        judged, began_s = Judged(writer.ranges), time.monotonic()
+        seen = run_to_the_microsecond(_send_all(stage.url, writer, plan, judged))
+    figures.add("answers", judged.answers, "count")
+    figures.add("mixed_versions", judged.mixed, "count")
+    figures.add("flips", len(judged.versions - {0}), "count")
+    figures.add("answers_per_s", judged.answers / (time.monotonic() - began_s), "1/s")
+    figures.add("refused", sum(one.count(REFUSED) for one in seen), "count")
+    figures.add("failed", sum(one.count(FAILED) for one in seen), "count")
+    return figures
+
+
+async def _send_all(url: str, writer: VersionWriter, plan: MixedPlan, judged: Judged) -> list[Latencies]:
+    """Windows until there are as many answers as wanted, with versions published all the while."""
+    target, bodies = encode_requests(url, writer.ids, plan)
+    publishing, seen = asyncio.create_task(_publish(writer, plan.every_s)), list[Latencies]()
+    while judged.answers < plan.answers:
+        seen.append(await send_in_turns(target, bodies, plan.senders, _WINDOW_S, judged.add))
+        say(f"{judged.answers} answers, {len(judged.versions)} versions, {judged.mixed} mixed")
+        if not seen[-1].count(OK):
+            say("no answer in a whole window: the server is gone")
+            break
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    return seen
+
+
+async def _publish(writer: VersionWriter, every_s: float) -> None:
+    while True:
+        await asyncio.to_thread(writer.publish)
+        await asyncio.sleep(every_s)

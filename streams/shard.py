@@ -170,6 +170,8 @@ class Shard:
         after = self._advanced(decoded, folded.counts)
         for family, key, component in folded.components():
             batch.put(family, key, component)
+        if folded.upserts is not None:
+            batch.put_many(FEATURES, *folded.upserts.stored())
         watch.lap(result, "fold")
         after = self._put_rows(batch, folded, after, outgoing, result)
         watch.lap(result, "rows")
@@ -202,9 +204,9 @@ class Shard:
         done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
             rows = self._encode_rows(encoder, folded)
-            for key, value in rows.changes:
-                batch.put(INCREMENTS, increment_prefix(version) + key, value)
             if rows.changes:
+                prefix = increment_prefix(version)
+                batch.put_many(INCREMENTS, [prefix + key for key, _ in rows.changes], [value for _, value in rows.changes])
                 self._add_deltas(version, rows.changes, after, outgoing)
             result.work += rows.work
             done[version] = rows.work

@@ -18,8 +18,11 @@ from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
-from streams.stored.plain_records import PlainUpdates, read_plain_updates
-from streams.stored.record_texts import UPSERT, UPSERT_BY_PYTHON
+from streams.stored.plain_records import PlainRecords, read_plain_records
+from streams.stored.record_texts import OP, UPSERT, UPSERT_BY_PYTHON
+from streams.stored.upserts import Upserts
+
+Update = FeaturesUpdate | EmbeddingUpdate
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)  # a little above it numbers still round down to it
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
@@ -30,7 +33,7 @@ class DecodedRecord:
     """One record: its accepted updates, in order, and its rejections."""
 
     record: SourceRecord
-    updates: list[FeaturesUpdate | EmbeddingUpdate]
+    updates: Sequence[Update]
     rejected: list[Rejection]
 
     def __len__(self) -> int:
@@ -41,33 +44,38 @@ def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards:
     """Decodes records of either topic of one shard, each judged alone; those that are plainly written are read together. Never raises for bad
     bytes: they are rejections."""
     places = [i for i, r in enumerate(records) if r.topic == ITEM_FEATURES and r.value is not None and len(r.value) <= RECORD_BYTES_MAX]
-    values = [value for i in places if (value := records[i].value) is not None]
-    read = read_plain_updates(values, kind, records[places[0]].partition, shards) if places else []
-    plain = dict(zip(places, read, strict=True))
-    return [_decode(record, plain.get(i), kind, shards) for i, record in enumerate(records)]
+    plain = _decode_plain_records([records[i] for i in places], kind, shards) if places else []
+    updates_at = dict(zip(places, plain, strict=True))
+    return [_decode(record, updates_at.get(i), kind, shards) for i, record in enumerate(records)]
 
 
-def _decode(record: SourceRecord, plain: PlainUpdates | None, kind: IdKind, shards: int) -> DecodedRecord:
-    if record.topic == NEW_ITEMS:
-        return _decode_new_items(record, kind, shards)
-    assert record.topic == ITEM_FEATURES, record.topic
-    if record.value is None and record.key is not None:
-        return _decode_removal(record, record.key, kind, shards)
-    if plain is not None and (updates := _plain_updates(record, plain, kind)) is not None:
-        return DecodedRecord(record, updates, [])
-    decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, _item_of)
-    return DecodedRecord(record, [_features_update(record, index, update) for index, update in decoded.accepted], decoded.rejected)
+def _decode_plain_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Update] | None]:
+    """The updates of each record as publishers write it, without the models; None where only they can judge it."""
+    read = read_plain_records([value for r in records if (value := r.value) is not None], kind, records[0].partition, shards)
+    if read is None:
+        return [None] * len(records)
+    columns = read.upserts(kind, [r.offset for r in records])
+    is_upsert_U = (read.fields_U9[:, OP] == UPSERT).tolist()
+    found: list[Sequence[Update] | None] = []
+    for n, record in enumerate(records):
+        at = read.updates_of(n)
+        if at.start == at.stop:
+            found.append(None)
+        elif all(is_upsert_U[at]):
+            found.append(Upserts(columns, at.start, at.stop))
+        else:
+            found.append(_decode_mixed(record, read, n, columns.keys))
+    return found
 
 
-def _plain_updates(record: SourceRecord, plain: PlainUpdates, kind: IdKind) -> list[FeaturesUpdate | EmbeddingUpdate] | None:
-    """The updates of a record as publishers write it, without the models; None where only they can judge it."""
-    value = record.value
+def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Sequence[bytes]) -> list[Update] | None:
+    """The updates of a plain record that has not only plain upserts."""
+    value, at, updates = record.value, read.updates_of(n), list[Update]()
     assert value is not None
-    updates: list[FeaturesUpdate | EmbeddingUpdate] = []
-    for index, (op, item, id_begin, id_end, version, raw_begin, raw_end, begin, end) in enumerate(plain.fields):
-        key = encode_index_key(item) if kind is IdKind.INT64 else value[id_begin:id_end]
+    for index, (key, fields) in enumerate(zip(keys[at], read.fields_U9[at].tolist(), strict=True)):
+        op, _, _, _, version, raw_begin, raw_end, begin, end = fields
         if op == UPSERT:
-            updates.append(FeaturesUpdate(key, version, record.offset, index, False, plain.raw[raw_begin:raw_end]))
+            updates.append(FeaturesUpdate(key, version, record.offset, index, False, read.raw_of(raw_begin, raw_end)))
         elif op == UPSERT_BY_PYTHON:
             try:
                 update = ItemFeaturesUpdate.model_validate_json(value[begin:end])
@@ -77,6 +85,18 @@ def _plain_updates(record: SourceRecord, plain: PlainUpdates, kind: IdKind) -> l
         else:
             updates.append(FeaturesUpdate(key, version, record.offset, index, dead=True))
     return updates
+
+
+def _decode(record: SourceRecord, plain: Sequence[Update] | None, kind: IdKind, shards: int) -> DecodedRecord:
+    if record.topic == NEW_ITEMS:
+        return _decode_new_items(record, kind, shards)
+    assert record.topic == ITEM_FEATURES, record.topic
+    if record.value is None and record.key is not None:
+        return _decode_removal(record, record.key, kind, shards)
+    if plain is not None:
+        return DecodedRecord(record, plain, [])
+    decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, _item_of)
+    return DecodedRecord(record, [_features_update(record, index, update) for index, update in decoded.accepted], decoded.rejected)
 
 
 def _item_of(update: ItemFeaturesUpdate | NewItem) -> Id:
@@ -122,7 +142,7 @@ def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shard
 
 def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
     decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, _item_of)
-    updates: list[FeaturesUpdate | EmbeddingUpdate] = []
+    updates: list[Update] = []
     rejected = list(decoded.rejected)
     for index, update in decoded.accepted:
         values = _to_float32(update.embedding)

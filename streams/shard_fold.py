@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_change import ItemChange
 from streams.core.item_state import (
-    EmbeddingUpdate,
     FeaturesUpdate,
     decode_embedding_component,
     decode_features_component,
@@ -20,13 +19,13 @@ from streams.core.item_state import (
     encode_features_component,
 )
 from streams.core.shard_state import TopicCounts
-from streams.shard_decode import DecodedRecord
-from streams.stored.folded_upserts import SUPERSEDED, FoldedUpserts, fold_upserts
+from streams.shard_decode import DecodedRecord, Update
+from streams.stored.folded_upserts import FoldedUpserts, find_items, fold_upserts
+from streams.stored.upserts import Upserts
 
 FEATURES, EMBEDDINGS = "features", "embeddings"
 TOGETHER_MIN = 8  # upserts; below it arrays cost more than they save
 
-Update = FeaturesUpdate | EmbeddingUpdate
 MultiGet = Callable[[str, Sequence[bytes]], list[bytes | None]]  # values of a column family by key
 Component = tuple[str, bytes, bytes]  # column family, key, value
 
@@ -40,9 +39,7 @@ class FoldedBatch:
     counts: dict[str, TopicCounts]
 
     def components(self) -> Iterator[Component]:
-        """What is to be stored."""
-        if self.upserts is not None:
-            yield from ((FEATURES, key, component) for key, component in self.upserts.stored())
+        """What is to be stored of `items`."""
         for item in self.items:
             if item.features is not None and item.features is not item.before_features:
                 yield FEATURES, item.key, encode_features_component(item.features)
@@ -52,33 +49,40 @@ class FoldedBatch:
 
 def fold_batch(decoded: Sequence[DecodedRecord], multi_get: MultiGet, together: bool) -> FoldedBatch:
     """Folds decoded records, each topic's in offset order. `together`: whether the kernels for many upserts are there."""
-    updates = [update for one in decoded for update in one.updates]
-    upserts, others = split_updates(updates) if together else ([], updates)
+    upserts, others = split_updates([one.updates for one in decoded]) if together else (Upserts.of([]), _in_order(decoded))
     applied: Counter[str] = Counter()
-    folded = _fold_upserts(upserts, multi_get) if upserts else None
+    folded = _fold_upserts(upserts, multi_get) if len(upserts) else None
     if folded is not None:
-        applied[ITEM_FEATURES] += len(folded) - len(folded.places(SUPERSEDED))
+        applied[ITEM_FEATURES] += folded.applied
     items = _load_items(others, multi_get)
     for update in others:
         applied[ITEM_FEATURES if isinstance(update, FeaturesUpdate) else NEW_ITEMS] += items[update.key].take(update)
     return FoldedBatch(list(items.values()), folded, _count(decoded, applied))
 
 
-def split_updates(updates: Sequence[Update]) -> tuple[list[FeaturesUpdate], list[Update]]:
-    """(upserts of items that nothing else in the batch touches, the other updates in their order)."""
-    times = Counter(update.key for update in updates)
-    upserts, others = [], []
-    for update in updates:
-        if isinstance(update, FeaturesUpdate) and not update.dead and times[update.key] == 1:
-            upserts.append(update)
-        else:
-            others.append(update)
-    return (upserts, others) if len(upserts) >= TOGETHER_MIN else ([], list(updates))
+def _in_order(decoded: Sequence[DecodedRecord]) -> list[Update]:
+    return [update for one in decoded for update in one.updates]
 
 
-def _fold_upserts(upserts: Sequence[FeaturesUpdate], multi_get: MultiGet) -> FoldedUpserts:
-    keys = [update.key for update in upserts]
-    return fold_upserts(upserts, multi_get(FEATURES, keys), multi_get(EMBEDDINGS, keys))
+def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Update]]:
+    """(upserts of items that nothing else in the batch touches, the other updates), each in their order; given the updates of each record."""
+    touched = {u.key for one in updates if not isinstance(one, Upserts) for u in one if not isinstance(u, FeaturesUpdate) or u.dead}
+    together, others = list[Upserts](), list[Update]()
+    for one in updates:
+        if not isinstance(one, Upserts):
+            others += [u for u in one if u.key in touched]
+            one = Upserts.of([u for u in one if isinstance(u, FeaturesUpdate) and u.key not in touched])
+        elif touched and any(key in touched for key in one.columns().keys):
+            others += [u for u in one if u.key in touched]
+            one = one.take([place for place, key in enumerate(one.columns().keys) if key not in touched])
+        together.append(one)
+    upserts = Upserts.join(together)
+    return (upserts, others) if len(upserts) >= TOGETHER_MIN else (Upserts.of([]), [u for one in updates for u in one])
+
+
+def _fold_upserts(upserts: Upserts, multi_get: MultiGet) -> FoldedUpserts:
+    items, item_U = find_items(upserts)
+    return fold_upserts(upserts, items, item_U, multi_get(FEATURES, items), multi_get(EMBEDDINGS, items))
 
 
 def _load_items(updates: Sequence[Update], multi_get: MultiGet) -> dict[bytes, ItemChange]:

@@ -2,7 +2,8 @@
 
 Here: `find_changed_inputs`, and `compare_inputs` for texts that lie in buffers. Not here: the table (core/stale.py), which is also the answer for
 texts that are not plain.
-Canonical texts differ exactly where values are printed differently, so the places of two values are compared byte by byte.
+Canonical texts differ exactly where values are printed differently, and their names ascend, so two texts are walked in step, and only entries whose
+bytes differ are looked at.
 
 Arrays: P pairs of texts, F names.
 """
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from streams.stored.feature_texts import ABSENT, FeatureTexts, read_cells
+from streams.stored.feature_texts import FeatureTexts
+
+_QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL = (ord(c) for c in '"\\,:{[]n')
+_BAD = -1
 
 Pair = tuple[bytes, bytes]  # canonical features before and after a change
 
@@ -26,39 +30,144 @@ def find_changed_inputs(pairs: Sequence[Pair], names: Sequence[str]) -> dict[Pai
 
 def compare_inputs(before: FeatureTexts, after: FeatureTexts, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """changed_P bool: whether a value of `names` is printed differently; known_P bool: both texts are plain, so that this is known."""
-    ascending = sorted(names)
-    a, b = read_cells(before, ascending), read_cells(after, ascending)
-    changed_P = np.zeros(len(before), np.bool_)
-    _compare(before.text_T, a.kinds_FR, a.begins_FR, a.ends_FR, after.text_T, b.kinds_FR, b.begins_FR, b.ends_FR, changed_P)
-    return changed_P, a.plain_R & b.plain_R
+    raw = [name.encode() for name in names]
+    name_ends = np.cumsum([0, *map(len, raw)], dtype=np.int64)
+    changed_P, known_P = np.zeros(len(before), np.bool_), np.zeros(len(before), np.bool_)
+    texts_a, texts_b = (before.text_T, before.starts_R, before.ends_R), (after.text_T, after.starts_R, after.ends_R)
+    _compare(*texts_a, *texts_b, np.frombuffer(b"".join(raw), np.uint8), name_ends, changed_P, known_P)
+    return changed_P, known_P
+
+
+_kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@_kernel
+def _end_of_text(text: np.ndarray, at: int, end: int) -> int:
+    """The place of the closing quote of a text that begins at `at`; `end` or beyond if there is none."""
+    while at < end and text[at] != _QUOTE:
+        at += 2 if text[at] == _ESCAPE else 1
+    return at
+
+
+@_kernel
+def _end_of_value(text: np.ndarray, at: int, end: int) -> int:
+    """The place after a value; -1 for what holds other values than plain ones."""
+    if text[at] == _QUOTE:
+        return _end_of_text(text, at + 1, end) + 1
+    if text[at] == _LIST:
+        at += 1
+        while at < end and text[at] != _LIST_END:
+            if text[at] == _QUOTE:
+                at = _end_of_text(text, at + 1, end)
+            elif text[at] == _LIST or text[at] == _OPEN:
+                return _BAD
+            at += 1
+        return at + 1
+    if text[at] == _OPEN:
+        return _BAD
+    while at < end and text[at] != _COMMA:
+        at += 1
+    return at
+
+
+@_kernel
+def _end_of_entry(text: np.ndarray, at: int, end: int) -> tuple[int, int]:
+    """(the place of the name's closing quote, the place after the value) of the entry at `at`; -1: it is not plain."""
+    if text[at] != _QUOTE:
+        return _BAD, _BAD
+    name_end = _end_of_text(text, at + 1, end)
+    if name_end + 2 >= end or text[name_end + 1] != _COLON:
+        return _BAD, _BAD
+    value_end = _end_of_value(text, name_end + 2, end)
+    return name_end, value_end if value_end <= end and (value_end == end or text[value_end] == _COMMA) else _BAD
+
+
+@_kernel
+def _order(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: int, end_b: int) -> int:
+    """Below, equal to or above 0 as one name is to another."""
+    for i in range(min(end_a - begin_a, end_b - begin_b)):
+        if a[begin_a + i] != b[begin_b + i]:
+            return np.int64(a[begin_a + i]) - np.int64(b[begin_b + i])
+    return (end_a - begin_a) - (end_b - begin_b)
+
+
+@_kernel
+def _is_wanted(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray) -> bool:
+    f, count = 0, name_ends_F1.shape[0] - 1
+    while f < count and _order(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1]) != 0:
+        f += 1
+    return f < count
+
+
+@_kernel
+def _tells(text: np.ndarray, at: int, name_end: int, value_end: int, names: np.ndarray, name_ends_F1: np.ndarray) -> bool:
+    """Whether an entry that the other text lacks tells something of a wanted name: null counts as absent."""
+    is_null = value_end - name_end == 6 and text[name_end + 2] == _NULL
+    return not is_null and _is_wanted(text, at + 1, name_end, names, name_ends_F1)
+
+
+@_kernel
+def _is_same_entry(a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, end: int) -> bool:
+    size = end_a - at_a
+    if at_b + size > end or (at_b + size < end and b[at_b + size] != _COMMA):
+        return False
+    same = 0
+    while same < size and a[at_a + same] == b[at_b + same]:
+        same += 1
+    return same == size
+
+
+@_kernel
+def _compare_texts(
+    a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, end_b: int, names: np.ndarray, name_ends_F1: np.ndarray
+) -> tuple[bool, bool]:
+    """(whether a wanted value differs, whether that is known) of the entries from at_a to end_a and from at_b to end_b, in step: names ascend."""
+    while at_a < end_a or at_b < end_b:
+        name_a, value_a, name_b, value_b, order = 0, 0, 0, 0, 0
+        if at_a < end_a:
+            name_a, value_a = _end_of_entry(a, at_a, end_a)
+            if value_a < 0:
+                return False, False
+            if at_b < end_b and _is_same_entry(a, at_a, value_a, b, at_b, end_b):
+                at_b, at_a = at_b + value_a - at_a + 1, value_a + 1
+                continue
+        if at_b < end_b:
+            name_b, value_b = _end_of_entry(b, at_b, end_b)
+            if value_b < 0:
+                return False, False
+        if at_a >= end_a or at_b >= end_b:
+            order = 1 if at_a >= end_a else -1
+        else:
+            order = _order(a, at_a + 1, name_a, b, at_b + 1, name_b)
+        if order == 0 and _is_wanted(a, at_a + 1, name_a, names, name_ends_F1):
+            return True, True
+        if order < 0 and _tells(a, at_a, name_a, value_a, names, name_ends_F1):
+            return True, True
+        if order > 0 and _tells(b, at_b, name_b, value_b, names, name_ends_F1):
+            return True, True
+        at_a = value_a + 1 if order <= 0 else at_a
+        at_b = value_b + 1 if order >= 0 else at_b
+    return False, True
 
 
 @numba.njit(nogil=True, cache=True)
 def _compare(
     text_a: np.ndarray,
-    kinds_a: np.ndarray,
-    begins_a: np.ndarray,
+    starts_a: np.ndarray,
     ends_a: np.ndarray,
     text_b: np.ndarray,
-    kinds_b: np.ndarray,
-    begins_b: np.ndarray,
+    starts_b: np.ndarray,
     ends_b: np.ndarray,
+    names: np.ndarray,
+    name_ends_F1: np.ndarray,
     changed_P: np.ndarray,
+    known_P: np.ndarray,
 ) -> None:
     for p in range(changed_P.shape[0]):
-        for f in range(kinds_a.shape[0]):
-            size = ends_a[f, p] - begins_a[f, p]
-            if kinds_a[f, p] != kinds_b[f, p] or (kinds_a[f, p] != ABSENT and ends_b[f, p] - begins_b[f, p] != size):
-                changed_P[p] = True
-                break
-            if kinds_a[f, p] == ABSENT:
-                continue
-            for i in range(size):
-                if text_a[begins_a[f, p] + i] != text_b[begins_b[f, p] + i]:
-                    changed_P[p] = True
-                    break
-            if changed_P[p]:
-                break
+        at_a, end_a, at_b, end_b = starts_a[p] + 1, ends_a[p] - 1, starts_b[p] + 1, ends_b[p] - 1
+        if end_a < at_a or end_b < at_b or text_a[at_a - 1] != _OPEN or text_b[at_b - 1] != _OPEN:
+            continue
+        changed_P[p], known_P[p] = _compare_texts(text_a, at_a, end_a, text_b, at_b, end_b, names, name_ends_F1)
 
 
 def compile_changes() -> None:

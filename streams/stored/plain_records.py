@@ -1,10 +1,10 @@
 """Records of item-features that publishers wrote plainly, many of them in one compiled pass.
 
-Here: `read_plain_updates`, and the kernel on its way into a process. Not here: one record (record_texts.py), the models that judge every other
+Here: `read_plain_records`, and the kernel on its way into a process. Not here: one record (record_texts.py), the models that judge every other
 record (streams/shard_decode.py).
 A record with one update costs a quarter of what it does alone: arrays and the call are made once.
 
-Arrays: T bytes, N records, U updates of all of them.
+Arrays: T bytes, N records, U updates of all of them, with 9 numbers each.
 """
 
 import threading
@@ -16,30 +16,68 @@ import numpy as np
 
 from schemas.ids import IdKind
 from schemas.limits import FEATURES_PER_SCHEMA_MAX, UPDATES_PER_RECORD_MAX
-from streams.stored.item_block import join_stored
-from streams.stored.record_texts import COLUMNS, UPDATE_BYTES_MIN, read_record
+from streams.stored.item_block import Joined, join_stored
+from streams.stored.record_texts import COLUMNS, ID_BEGIN, ID_END, ITEM, RAW_BEGIN, RAW_END, UPDATE_BYTES_MIN, VERSION, read_record
+from streams.stored.upserts import UpsertColumns
+
+_SIGN_BIT = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
-class PlainUpdates:
-    """fields: a list of nine whole numbers for each update (OP ... END); raw: canonical features, from RAW_BEGIN to RAW_END of it, of other records too."""
+class PlainRecords:
+    """N records side by side, and what was read of them.
 
-    fields: list[list[int]]
-    raw: bytes
+    values: the records. fields_U9: whole numbers of each update (OP ... END; places count from the record's begin); raw_T: canonical features, from
+    RAW_BEGIN to RAW_END of it. ends_N1: updates before each record, and of all; a record without updates is not plain.
+    """
+
+    values: Joined
+    fields_U9: np.ndarray
+    raw_T: np.ndarray
+    ends_N1: list[int]
+
+    def updates_of(self, record: int) -> slice:
+        """Where its updates stand; empty if it is not plain."""
+        return slice(self.ends_N1[record], self.ends_N1[record + 1])
+
+    def raw_of(self, begin: int, end: int) -> bytes:
+        """The canonical features of one update."""
+        return self.raw_T[begin:end].tobytes()
+
+    def upserts(self, kind: IdKind, offsets: Sequence[int]) -> UpsertColumns:
+        """All updates as columns, given the offset of each record. Those that are no plain upserts stand there too, to be left out."""
+        counts_N = np.diff(self.ends_N1)
+        first_U = np.repeat(np.array(self.ends_N1[:-1], np.int64), counts_N)
+        orders_U3 = np.empty((len(self.fields_U9), 3), np.int64)
+        orders_U3[:, 0] = self.fields_U9[:, VERSION]
+        orders_U3[:, 1] = np.repeat(np.array(offsets, np.int64), counts_N)
+        orders_U3[:, 2] = np.arange(len(first_U)) - first_U
+        keys = self._int64_keys() if kind is IdKind.INT64 else self._text_keys(np.repeat(self.values.starts_R, counts_N))
+        return UpsertColumns(keys, orders_U3, Joined(self.raw_T, self.fields_U9[:, RAW_BEGIN].copy(), self.fields_U9[:, RAW_END].copy()))
+
+    def _int64_keys(self) -> list[bytes]:
+        """`encode_index_key` of each."""
+        whole = (self.fields_U9[:, ITEM].copy().view(np.uint64) ^ _SIGN_BIT).astype(">u8").tobytes()
+        return [whole[at : at + 8] for at in range(0, len(whole), 8)]
+
+    def _text_keys(self, begins_U: np.ndarray) -> list[bytes]:
+        whole = self.values.bytes_T.tobytes()
+        ends = (begins_U + self.fields_U9[:, ID_END]).tolist()
+        return [whole[begin:end] for begin, end in zip((begins_U + self.fields_U9[:, ID_BEGIN]).tolist(), ends, strict=True)]
 
 
-def read_plain_updates(values: Sequence[bytes], kind: IdKind, partition: int, partitions: int) -> list[PlainUpdates | None]:
-    """The updates of each record, all from `partition` of `partitions`; None: ask schemas/events.py, as long as the kernel is not there too."""
+def read_plain_records(values: Sequence[bytes], kind: IdKind, partition: int, partitions: int) -> PlainRecords | None:
+    """What is plain of these records, all from `partition` of `partitions`; for the rest, and for all as long as the kernel is not there (None),
+    ask schemas/events.py."""
     if not _loading.is_loaded:
         _loading.begin()
-        return [None] * len(values)
+        return None
     joined = join_stored(values)
-    fields_U = np.empty((len(joined.bytes_T) // UPDATE_BYTES_MIN + 1, COLUMNS), np.int64)
+    fields_U9 = np.empty((len(joined.bytes_T) // UPDATE_BYTES_MIN + 1, COLUMNS), np.int64)
     raw_T, counts_N = np.empty(len(joined.bytes_T), np.uint8), np.empty(len(values), np.int64)
-    updates, size = _read_records(*joined, kind is IdKind.TEXT, partition, partitions, fields_U, raw_T, counts_N)
-    fields, raw = fields_U[:updates].tolist(), raw_T[:size].tobytes()
-    ends = np.cumsum(counts_N).tolist()
-    return [PlainUpdates(fields[end - count : end], raw) if count else None for count, end in zip(counts_N.tolist(), ends, strict=True)]
+    updates, size = _read_records(*joined, kind is IdKind.TEXT, partition, partitions, fields_U9, raw_T, counts_N)
+    raw_T.flags.writeable = False  # as buffers from stored bytes are: a kernel is compiled for either kind
+    return PlainRecords(joined, fields_U9[:updates], raw_T[:size], [0, *np.cumsum(counts_N).tolist()])
 
 
 @numba.njit(nogil=True, cache=True)

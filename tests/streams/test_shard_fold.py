@@ -19,6 +19,7 @@ from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate
 from streams.shard import INCREMENTS, Shard, increment_prefix
 from streams.shard_fold import TOGETHER_MIN, split_updates
 from streams.stored.kernels import load_kernels
+from streams.stored.upserts import Upserts
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,
@@ -55,11 +56,26 @@ def put(key: bytes, dead: bool = False) -> FeaturesUpdate:
 
 
 def test_upserts_of_items_that_nothing_else_touches_go_together() -> None:
-    alone = [put(bytes([i])) for i in range(TOGETHER_MIN)]
-    others = [put(b"twice"), put(b"dead", dead=True), EmbeddingUpdate(b"both", 0, 0, b"1234"), put(b"twice"), put(b"both")]
-    assert split_updates([*alone, *others]) == (alone, others)
-    assert split_updates([*others, *alone]) == (alone, others)
-    assert split_updates([*alone[1:], *others]) == ([], [*alone[1:], *others])
+    many = [put(bytes([i])) for i in range(TOGETHER_MIN)] + [put(b"twice"), put(b"twice")]
+    others = [put(b"dead", dead=True), EmbeddingUpdate(b"both", 0, 0, b"1234"), put(b"both")]
+    for records in ([many + others], [others, many], [Upserts.of(many), others], [others[:2], Upserts.of([others[2], *many])]):
+        together, alone = split_updates(records)
+        assert (list(together), alone) == (many, others)
+    few = [Upserts.of(many[3:]), others]
+    together, alone = split_updates(few)
+    assert (list(together), alone) == ([], [*many[3:], *others])
+
+
+def test_runs_of_the_same_columns_are_joined_without_a_copy_and_others_keep_their_order() -> None:
+    whole, other = Upserts.of([put(bytes([i])) for i in range(6)]), Upserts.of([put(b"x"), put(b"y")])
+    first, second = (Upserts(whole.columns(), 0, 0), whole)
+    parts = [Upserts(second._columns, 0, 2), Upserts(second._columns, 2, 5)]
+    joined = Upserts.join(parts)
+    assert joined._columns is second._columns and list(joined) == list(whole)[:5]
+    mixed = Upserts.join([parts[1], first, other, parts[0]])
+    assert list(mixed) == [*list(whole)[2:5], *other, *list(whole)[:2]]
+    assert list(mixed[1:3]) == list(mixed)[1:3] and mixed[-1] == list(whole)[1]
+    assert list(mixed.take([4, 0])) == [mixed[4], mixed[0]]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])

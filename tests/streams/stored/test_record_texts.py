@@ -12,8 +12,8 @@ from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_update
 from schemas.ids import IdKind, partition_of
 from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate
-from streams.shard_decode import _features_update, _plain_updates, decode_source_records
-from streams.stored.plain_records import load_records, read_plain_updates
+from streams.shard_decode import _decode_plain_records, _features_update, decode_source_records
+from streams.stored.plain_records import load_records, read_plain_records
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +37,8 @@ def updates(draw: st.DrawFn, ids: st.SearchStrategy[Any]) -> dict[str, Any]:
 
 
 def decode_plain(record: SourceRecord, kind: IdKind, shards: int) -> list[FeaturesUpdate | EmbeddingUpdate] | None:
-    (plain,) = read_plain_updates([record.value or b""], kind, record.partition, shards)
-    return None if plain is None else _plain_updates(record, plain, kind)
+    (plain,) = _decode_plain_records([record], kind, shards)
+    return None if plain is None else list(plain)
 
 
 def judge(value: bytes, kind: IdKind, shards: int = 1) -> bool:
@@ -149,13 +149,15 @@ def test_records_read_together_are_judged_as_each_alone(groups: list[list[dict[s
         whole = values[place] or b""
         values[place] = data.draw(st.sampled_from([None, b"", whole[:-2], whole[: len(whole) // 2], whole.replace(b"version", b"versiom")]))
     records = [SourceRecord(ITEM_FEATURES, 0, offset, b"7", value, (), 0) for offset, value in enumerate(values)]
-    assert decode_source_records(records, IdKind.INT64, 1) == [
-        one for record in records for one in decode_source_records([record], IdKind.INT64, 1)
+    alone = [one for record in records for one in decode_source_records([record], IdKind.INT64, 1)]
+    found = decode_source_records(records, IdKind.INT64, 1)
+    assert [(one.record, list(one.updates), one.rejected) for one in found] == [
+        (one.record, list(one.updates), one.rejected) for one in alone
     ]
 
 
 def test_the_smallest_update_is_not_smaller_than_room_is_made_for() -> None:
     smallest = {"op": "upsert", "item_id": 1, "version": 1, "features": {}}
     value = as_record([smallest] * 256)
-    plain = read_plain_updates([value, value], IdKind.INT64, 0, 1)
-    assert [one and len(one.fields) for one in plain] == [256, 256]
+    plain = read_plain_records([value, value], IdKind.INT64, 0, 1)
+    assert plain is not None and plain.ends_N1 == [0, 256, 512]

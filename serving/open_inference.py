@@ -126,8 +126,9 @@ class OpenInference:
         """
         counted = ""
         try:
-            calls, tokens = self._calls(), self._tokens(model, version)
-            counted, token = version, tokens.get(version)
+            calls = self._calls()
+            _check_model(model)
+            counted, token = version, self._tokens(model, version)[version] if version else None
             request = plan_request(call, calls.id_kind, token)
             deadline = Deadline(received_s, self._budget_ms(call.parameters, transport_ms))
             deadline.left_s()

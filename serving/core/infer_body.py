@@ -22,6 +22,7 @@ from serving.core.tensors import Tensor, decode_data, decode_raw, encode_data, e
 BINARY_SIZE = "binary_data_size"
 _INPUTS_MAX = 16
 _SHARED_MEMORY = "shared_memory_region"
+_PLAIN = (bool, int, float, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def encode_infer_answer(head: Mapping[str, Any], outputs: Sequence[Tensor], bina
     described, parts = list[Mapping[str, Any]](), list[bytes]()
     for tensor, raw_wanted in zip(outputs, binary, strict=True):
         described.append(_encode_output(tensor, parts if raw_wanted else None))
-    header = json.dumps({**head, "outputs": described}, allow_nan=False, separators=(",", ":")).encode()
+    header = _ENCODER.encode({**head, "outputs": described}).encode()
     return b"".join((header, *parts)), len(header) if any(binary) else None
 
 
@@ -85,7 +86,7 @@ def _decode_header(raw: bytes) -> Mapping[str, Any]:
     if depth > JSON_DEPTH_MAX:
         raise RejectedInput("json_too_deep", f"the body nests {depth} levels deep, expected at most {JSON_DEPTH_MAX}; send a flat request")
     try:
-        header = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        header = _DECODER.decode(raw.decode())
     except (ValueError, RecursionError) as error:
         message = f"the JSON header is not JSON: {str(error)[:200]}; send one object in UTF-8"
         raise RejectedInput("not_json", message, "malformed") from error
@@ -98,6 +99,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
+# Made once: `json.loads` and `json.dumps` make theirs anew for each call that asks for anything of its own.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
 def _objects(header: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
     listed = header.get(name, [])
     if not isinstance(listed, list) or len(listed) > _INPUTS_MAX or not all(isinstance(one, dict) for one in listed):
@@ -107,7 +113,7 @@ def _objects(header: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]
 
 def _parameters(owner: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = owner.get("parameters", {})
-    if not isinstance(parameters, dict) or not all(isinstance(value, bool | int | float | str) for value in parameters.values()):
+    if not isinstance(parameters, dict) or not all(isinstance(value, _PLAIN) for value in parameters.values()):
         raise _wrong("parameters", "an object of plain values", parameters)
     if _SHARED_MEMORY in parameters:
         raise RejectedInput("bad_request", f"{_SHARED_MEMORY} is not supported; send the tensor in the body")

@@ -93,14 +93,29 @@ class CanaryJob:
     items: int
 
 
-Job = BuildJob | SealJob | SnapshotJob | CanaryJob
-Result = BuildResult | Seal | ShardSnapshot | CanaryFigures
+@dataclass(frozen=True, slots=True)
+class DryRunJob:
+    """Which checkpoint file to judge by running its network; no result, or RejectedInput."""
+
+    path: str
+    sha256: str
+
+
+Job = BuildJob | SealJob | SnapshotJob | CanaryJob | DryRunJob
+Result = BuildResult | Seal | ShardSnapshot | CanaryFigures | None
+
+
+def needs_torch(job: Job) -> bool:
+    """Whether the whole network runs in it, in torch: a process is not kept after it."""
+    return isinstance(job, CanaryJob | DryRunJob)
 
 
 def describe_job(job: Job) -> str:
     """A job for people."""
     if isinstance(job, CanaryJob):
         return f"canary of version {job.status.version}"
+    if isinstance(job, DryRunJob):
+        return f"dry run of checkpoint {job.sha256[:12]}"
     if isinstance(job, SnapshotJob):
         return f"snapshot of shard {job.shard}"
     doing = f"seal of revision {job.revision}" if isinstance(job, SealJob) else "build"

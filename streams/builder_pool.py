@@ -3,6 +3,7 @@
 Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py), how one is made (builder_template.py).
 Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again; the others go on. No child outlives this
 process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
+A process that has loaded torch for a job is not kept after it: it is some hundred megabytes that nothing else here needs.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from typing import Self
 from infra.processes import Child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
-from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
+from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job, needs_torch
 from streams.builder_template import StartBuilder
 
 _POLL_S = 0.1
@@ -43,10 +44,10 @@ class Ticket:
 
 
 class BuilderPool:
-    """`processes` builder processes. Warm ones start at once, others with their first job."""
+    """`processes` builder processes. Warm ones start at once, others with their first job. Their names begin with `name`."""
 
-    def __init__(self, start: StartBuilder, log_directory: Path, processes: int = 1, *, warm: bool = True) -> None:
-        self._start, self._log_directory, self._warm = start, log_directory, warm
+    def __init__(self, start: StartBuilder, log_directory: Path, processes: int = 1, *, warm: bool = True, name: str = "builder") -> None:
+        self._start, self._log_directory, self._warm, self.name = start, log_directory, warm, name
         self._queue: queue.PriorityQueue[tuple[int, int, Ticket | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closing = threading.Event()
@@ -86,7 +87,7 @@ class _Seat(threading.Thread):
     """One builder process and the thread that feeds it."""
 
     def __init__(self, pool: BuilderPool, number: int) -> None:
-        super().__init__(daemon=True, name=f"builder-{number}")
+        super().__init__(daemon=True, name=f"{pool.name}-{number}")
         self._pool, self._number = pool, number
         self.child: Child | None = None
         if pool._warm:
@@ -97,13 +98,14 @@ class _Seat(threading.Thread):
         ours, theirs = socket.socketpair()
         with theirs:
             self._connection = Connection(ours.detach())
-            log_path = self._pool._log_directory / f"builder-{self._number}.log"
+            log_path = self._pool._log_directory / f"{self.name}.log"
             self.child = self._pool._start(self.name, log_path, theirs.fileno())
 
     def _close(self) -> None:
         if self.child is not None:
             self._connection.close()
             self.child.kill()
+            self.child = None
 
     def run(self) -> None:
         while not self._pool._closing.is_set():
@@ -124,6 +126,8 @@ class _Seat(threading.Thread):
             self._restart()
             ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
             return
+        if needs_torch(ticket.job):
+            self._renew()
         if isinstance(answer, Done):
             ticket.future.set_result(answer.result)
         else:
@@ -146,6 +150,13 @@ class _Seat(threading.Thread):
                 return message
             assert isinstance(message, RowsDone)
             ticket.rows = message.rows
+
+    def _renew(self) -> None:
+        """A fresh process, or none before the next job where they start with their jobs."""
+        if self._pool._warm:
+            self._restart()
+        else:
+            self._close()
 
     def _restart(self) -> None:
         self._close()

@@ -2,8 +2,9 @@
 
 Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py, shard_snapshot.py, canary.py), the parent's side (builder_pool.py).
 Forked from the worker's template, or started as `python -m streams.builder_process STORE_URL FD` (builder_template.py). It stays alive between versions and
-ends when the socket closes; the kernel kills it when the parent dies. One torch thread: parallelism is more processes, and a row's bits do
+ends when the socket closes; the kernel kills it when the parent dies. One thread computes: parallelism is more processes, and a row's bits do
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
+Only a canary and a dry run need torch, and load it; the pool keeps no process that did (builder_pool.py).
 """
 
 import os
@@ -11,13 +12,10 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-import torch
-
 from infra.index_store import IndexStore, open_index_store
 from schemas.errors import AifError
-from streams.build_jobs import BuildJob, CanaryJob, Done, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
+from streams.build_jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
 from streams.builder import Progress, build_full_part
-from streams.canary import run_canary
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
 from streams.sealer import write_seal
@@ -33,7 +31,14 @@ def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progr
     if isinstance(job, SnapshotJob):
         return write_snapshot(store, job)
     if isinstance(job, CanaryJob):
+        from streams.canary import run_canary  # loads torch, which nothing else here needs
+
         return run_canary(store, job)
+    if isinstance(job, DryRunJob):
+        from schemas.model.checkpoint import read_checkpoint  # torch again
+
+        read_checkpoint(job.path, job.sha256)
+        return None
     encoder = encoders.get(job.version, job.checkpoint_sha256)
     if isinstance(job, BuildJob):
         return build_full_part(store, encoder, job, progress)
@@ -73,7 +78,6 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
 
 def work_for_parent(store_url: str, descriptor: int) -> None:
     """The life of a builder; `descriptor` is its end of the socket."""
-    torch.set_num_threads(1)
     settle_garbage_collection()
     serve_jobs(Connection(descriptor), open_index_store(store_url))
 

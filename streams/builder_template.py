@@ -1,6 +1,6 @@
 """Where builder processes come from: forked from a template that this worker left behind at its start, or else executed.
 
-A worker needs torch and our kernels for increments, its builders for parts: imported by each for itself they cost 4 s of a core and 2 s more. So a
+A worker needs NumPy, numba and our kernels for increments, its builders for parts: imported by each for itself they cost 2 s of a core. So a
 worker imports everything first, while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe);
 builders are forked from the template, at the start and whenever one has died. Not here: what a builder does (builder_process.py), who asks for
 them (builder_pool.py).

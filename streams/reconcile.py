@@ -195,7 +195,7 @@ class Reconciler:
             self._jobs.begin(key, task, lambda directory: prepare_snapshot(task, init, directory))
 
     def _fingerprint(self, state: ControlState) -> str:
-        """This process's encoder, asked for only when a version needs it: it loads torch."""
+        """This process's encoder, asked for only when a version needs it: it loads the kernels."""
         return self._encoders.fingerprint if state.receiving else ""
 
     def _facts(self, task: OwnedShard) -> ShardFacts:

@@ -34,7 +34,7 @@ class BuildSection(Section):
     """Full builds and revisions."""
 
     processes: int = Field(1, ge=1, le=256)  # builder processes of one worker; they stay alive between versions
-    warm: bool = True  # torch and builders are there from the start; false: with the first version and the first job, 3 s later and 0.5 GB smaller until then
+    warm: bool = True  # kernels and builders are there from the start; false: with the first version and the first job, a second later
     revise_every_s: float = Field(24 * 3600.0, ge=1.0)  # age of a published version at which its next revision is wanted
     stall_s_max: float = Field(600.0, ge=1.0)  # a build without progress for so long raises an alarm
     # Snapshots of shards, for an owner without the directory: one an hour, sooner after so many updates. At most half of the topics' retention.

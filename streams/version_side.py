@@ -1,9 +1,11 @@
 """The version side of a worker, wired: builder processes, reconciler, the desk of the checkpoint agent, messages to Kafka.
 
 Here: only wiring and log lines, for streams/worker.py. Builders are forked in the constructor, from the template that the worker left behind. Where
-nothing is warm, torch is loaded by the first version that receives rows, and builders start with their first job.
+nothing is warm, kernels are loaded by the first version that receives rows, and builders start with their first job. Torch is loaded by none of them: what
+runs a whole network, the dry run of a new checkpoint and the canary, has a process for that job alone.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +16,9 @@ from infra.control_log import ControlLog
 from infra.fork_server import Template
 from infra.index_store import IndexStore
 from infra.kafka.reader import SourceRecord
+from infra.scratch import ScratchFolders, disk_errors
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
+from streams.build_jobs import DryRunJob
 from streams.builder_pool import BuilderPool
 from streams.builder_template import start_from
 from streams.core.canary import CanaryRules
@@ -56,7 +60,10 @@ class VersionSide:
         rollback: ReportRules,
         template: Template | None = None,
     ) -> None:
-        self.builders = BuilderPool(start_from(template, store.url), folder / "logs", settings.processes, warm=settings.warm)
+        start = start_from(template, store.url)
+        self.builders = BuilderPool(start, folder / "logs", settings.processes, warm=settings.warm)
+        self._judge = BuilderPool(start, folder / "logs", warm=False, name="judge")  # a new checkpoint does not wait for a build
+        self._scratch = folder / "scratch"
         self.messages = VersionMessages(bootstrap, prefix)
         self.reports = ServerReports(bootstrap, prefix, clock)
         if rollback.enabled:
@@ -75,6 +82,7 @@ class VersionSide:
             self.messages.announce,
             by,
             stopping,
+            dry_run=self._dry_run,
         )
         self.reconciler = Reconciler(
             control_log,
@@ -91,7 +99,7 @@ class VersionSide:
             owned,
             self.builders,
             KafkaLogEnds(bootstrap, prefix),
-            folder / "scratch",
+            self._scratch,
             self.encoders,
             by,
             self.messages.announce,
@@ -99,6 +107,15 @@ class VersionSide:
             self.reports.book,
         )
         self._said: frozenset[str] = frozenset()
+
+    def _dry_run(self, data: bytes) -> None:
+        """Runs the network of a checkpoint in a process of its own. Raises RejectedInput, Unavailable."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with ScratchFolders(self._scratch).open("dry-run") as folder:
+            path = folder / "checkpoint.safetensors"
+            with disk_errors(f"{path}"):
+                path.write_bytes(data)
+            self._judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result()
 
     async def handle_checkpoints(self, records: Sequence[SourceRecord]) -> None:
         """Decides checkpoint records, off the event loop."""
@@ -118,4 +135,5 @@ class VersionSide:
         self.reconciler.close()
         self.reports.close()
         self.builders.close()
+        self._judge.close()
         self.messages.close()

@@ -5,7 +5,7 @@
     metrics page, ready line, clean stop at SIGTERM or Ctrl-C
 
 Not here: any decision about data. Everything heavy is imported before anything is opened, and builders come from a fork of that moment
-(builder_template.py); with `build.warm` off, torch is loaded by the first version that needs an encoder.
+(builder_template.py); with `build.warm` off, kernels are loaded by the first version that needs an encoder. Torch is not loaded here.
 Invariants: a fault of the reconciler or of a version never stops the consumption of events; a failed assertion ends the process.
 """
 

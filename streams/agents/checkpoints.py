@@ -1,7 +1,7 @@
 """The agent of model-checkpoints: a record becomes `want v` or `reject v`, v = its offset (protocol B3, I7).
 
 Here: the decision and its order of steps. Not here: opening the file (checkpoint_files.py), the checks of its content
-(schemas/model/checkpoint.py), building (streams/reconcile.py).
+(schemas/model/checkpoint_file.py, and checkpoint.py, which runs the network), building (streams/reconcile.py).
 
     decode -> fetch -> every check -> copy into the index store under its sha256 -> want
     anything wrong: dead letter -> reject (with the reason) -> index event
@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from infra.clock import Clock
 from infra.control_log import ControlLog
@@ -30,12 +29,10 @@ from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from streams.agents.checkpoint_files import read_allowed_file
 from streams.publication import append_entry
 from streams.replay.parts import find_replayed
-
-if TYPE_CHECKING:
-    from schemas.model.checkpoint import Checkpoint
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000
@@ -50,11 +47,19 @@ class Decision(StrEnum):
     INTERRUPTED = "interrupted"  # the worker stops; the next owner decides
 
 
+def run_here(data: bytes) -> None:
+    """The dry run in this process."""
+    from schemas.model.checkpoint import read_checkpoint  # loads torch
+
+    read_checkpoint(data)
+
+
 @dataclass
 class CheckpointDesk:
     """What deciding needs. `roots`: folders from which checkpoints may be read; `fetch_s_max`: how long an unreachable one is tried.
 
-    send_dead_letter returns when the broker has it; `rejected` counts by code.
+    send_dead_letter returns when the broker has it; `rejected` counts by code. dry_run: judges a file by running its network (RejectedInput), which
+    loads torch: a worker has that done by a process of its own (version_side.py).
     """
 
     control_log: ControlLog
@@ -68,6 +73,7 @@ class CheckpointDesk:
     by: str = ""
     stopping: threading.Event = field(default_factory=threading.Event)
     rejected: dict[str, int] = field(default_factory=dict)
+    dry_run: Callable[[bytes], None] = run_here
 
 
 async def handle_checkpoints(desk: CheckpointDesk, records: Sequence[SourceRecord]) -> None:
@@ -98,17 +104,16 @@ def handle_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision:
         if data is None:
             return Decision.INTERRUPTED
         checkpoint = check_checkpoint(data, announced, state)
+        desk.dry_run(data)
     except RejectedInput as error:
         return _reject(record, error, desk)
     desk.store.put_bytes(checkpoint_path(announced.sha256), data)
     return _want(record.offset, announced, checkpoint, desk)
 
 
-def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> "Checkpoint":
-    """Every check of the content against itself, the announcement and the index. Raises RejectedInput whose code names the check."""
-    from schemas.model.checkpoint import read_checkpoint  # loads torch, which a worker without versions does not need
-
-    checkpoint = read_checkpoint(data, announced.sha256, announced.feature_schema)
+def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> CheckpointFile:
+    """Every check but the dry run, of the content against itself, the announcement and the index. Raises RejectedInput whose code names the check."""
+    checkpoint = read_checkpoint_file(data, announced.sha256, announced.feature_schema)
     if checkpoint.info.model_id != announced.model_id:
         message = f"the file is of model {checkpoint.info.model_id!r}, announced as {announced.model_id!r}; announce what was written"
         raise RejectedInput("checkpoint_model_id", message)
@@ -140,7 +145,7 @@ def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
             return None
 
 
-def _want(version: int, announced: CheckpointRecord, checkpoint: "Checkpoint", desk: CheckpointDesk) -> Decision:
+def _want(version: int, announced: CheckpointRecord, checkpoint: CheckpointFile, desk: CheckpointDesk) -> Decision:
     """`want v`, because of a checkpoint, or to adopt the replay that has its label."""
     adopts = announced.label is not None and find_replayed(desk.store, announced.label, announced.sha256) is not None
     entry = Entry(

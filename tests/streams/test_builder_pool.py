@@ -1,8 +1,11 @@
 """Builder processes: they do the work, outlive a version, and never outlive their parent."""
 
+import hashlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +14,14 @@ import pytest
 
 from infra.fork_server import launch_template
 from infra.processes import wait_until
-from schemas.errors import Unavailable
-from streams.build_jobs import BuildJob, BuildResult
+from schemas.errors import RejectedInput, Unavailable
+from streams.build_jobs import BuildJob, BuildResult, DryRunJob
 from streams.builder import build_full_part
 from streams.builder_pool import BuilderPool
 from streams.builder_template import StartBuilder, start_from
 from streams.sealer import digest_blocks
 from tests.streams.shard_world import embed, upsert
-from tests.streams.version_world import Worker, World, encoder_of
+from tests.streams.version_world import Worker, World, checkpoint_bytes, encoder_of
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +117,21 @@ def test_closing_fails_what_is_not_done(world: World, start: StartBuilder, tmp_p
     tickets = [pool.submit(job(world)) for _ in range(3)]
     pool.close()
     assert all(getattr(t.future.exception(5), "code", "") in ("builders_closed", "builder_died") for t in tickets)
+
+
+def test_a_worker_and_its_builders_load_no_torch(world: World, pool: BuilderPool) -> None:
+    check = "import streams.worker, streams.builder_process, streams.encoder, sys; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    for ticket in [pool.submit(job(world, slice_rows=256)) for _ in range(4)]:
+        ticket.future.result(60)
+    assert not any("torch" in Path(f"/proc/{pid}/maps").read_text() for pid in pool.pids)
+
+
+def test_a_dry_run_has_a_process_of_its_own_that_ends_with_it(start: StartBuilder, tmp_path: Path) -> None:
+    data, path = checkpoint_bytes(), tmp_path / "checkpoint"
+    path.write_bytes(data)
+    with BuilderPool(start, tmp_path, warm=False, name="judge") as judge:
+        assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
+        error = judge.submit(DryRunJob(str(path), "0" * 64)).future.exception(60)
+        assert isinstance(error, RejectedInput) and error.code == "checkpoint_sha256"
+        assert judge.pids == [] and (tmp_path / "judge-0.log").exists()

@@ -163,18 +163,60 @@ def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: O
 
 
 def add_agent(app: ShellApp, topic: str, handle: HandleBatch, *, records_max: int, within_s: float) -> None:
-    """Gives batches of a topic (without prefix) to `handle`, one batch at a time: what came within `within_s` and what queued up meanwhile."""
+    """Gives batches of a topic (without prefix) to `handle`, one batch at a time: what is there when a record arrives. Batches begin at least
+    `within_s` apart, so that records that come one by one gather meanwhile."""
     source = app.topic(app.prefix + topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
 
     async def body(stream: Any) -> None:
-        async for events in stream.noack().noack_take(_BUFFERED_RUNS, within=within_s):
-            records = [_source_record(topic, record) for event in events for record in event.message.records]
-            for batch in plan_batches([len(r.value or b"") for r in records], _BATCH_BYTES_MAX, records_max):
-                await _handle_safely(handle, records[batch])
-            for event in events:
-                event.ack()
+        arrivals = _Arrivals(topic, within_s)
+        collecting = asyncio.create_task(arrivals.collect(stream))
+        try:
+            while events := await arrivals.take():
+                records = [_source_record(topic, record) for event in events for record in event.message.records]
+                for batch in plan_batches([len(r.value or b"") for r in records], _BATCH_BYTES_MAX, records_max):
+                    await _handle_safely(handle, records[batch])
+                for event in events:
+                    event.ack()
+        finally:
+            collecting.cancel()
 
     app.agent(source, name=f"aif.{topic}", concurrency=1)(body)
+
+
+class _Arrivals:
+    """Events of one stream on their way to its agent. Faust's own `noack_take` looks for them every `within_s`, also when nothing comes for hours."""
+
+    def __init__(self, topic: str, within_s: float) -> None:
+        self._topic, self._within_s = topic, within_s
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(_BUFFERED_RUNS)
+        self._began_at = float("-inf")
+
+    async def collect(self, stream: Any) -> None:
+        """Puts every event of the stream into the queue, then None. Nothing is acked."""
+        try:
+            async for event in stream.noack().events():
+                await self._queue.put(event)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            stop_process(error, f"reading {self._topic}")
+        await self._queue.put(None)
+
+    async def take(self) -> list[Any]:
+        """What has come, at least one event; nothing when the stream has ended."""
+        event = await self._queue.get()
+        clock = asyncio.get_running_loop().time
+        if event is not None and (pause_s := self._began_at + self._within_s - clock()) > 0:
+            await asyncio.sleep(pause_s)
+        self._began_at, events = clock(), []
+        while event is not None:
+            events.append(event)
+            if self._queue.empty():
+                return events
+            event = self._queue.get_nowait()
+        if events:
+            self._queue.put_nowait(None)  # the end is told again
+        return events
 
 
 async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -> None:

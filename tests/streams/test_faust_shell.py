@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible, Unavailable
 from schemas.topics import ITEM_FEATURES
 from streams import faust_shell
-from streams.faust_shell import Partition, ShellApp, add_agent, make_app
+from streams.faust_shell import Partition, ShellApp, _Arrivals, add_agent, make_app
 
 WAIT_S = 60.0
 RECORDS = 8_000
@@ -176,3 +176,39 @@ def test_no_exception_leaves_an_agent(error: Exception, exit_code: int | None, m
     with pytest.raises(Stopped):
         asyncio.run(faust_shell._handle_safely(handle, [record]))
     assert codes == [exit_code]
+
+
+class FakeStream:
+    """A stream that gives what a queue holds, until None."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[int | None] = asyncio.Queue()
+
+    def noack(self) -> "FakeStream":
+        return self
+
+    async def events(self) -> AsyncIterator[int]:
+        while (event := await self.queue.get()) is not None:
+            yield event
+
+
+def test_an_agent_sleeps_until_something_comes_takes_all_of_it_and_hears_of_the_end() -> None:
+    async def run() -> list[list[int]]:
+        stream, arrivals = FakeStream(), _Arrivals(ITEM_FEATURES, 0.001)
+        collecting = asyncio.create_task(arrivals.collect(stream))
+        first = asyncio.create_task(arrivals.take())
+        await asyncio.sleep(0.01)
+        assert not first.done()
+        stream.queue.put_nowait(1)
+        taken = [await first]
+        for n in range(2, 2 * faust_shell._BUFFERED_RUNS):  # more than are taken at once
+            stream.queue.put_nowait(n)
+        stream.queue.put_nowait(None)
+        while taken[-1]:
+            taken.append(await arrivals.take())
+        await collecting
+        return taken
+
+    taken = asyncio.run(run())
+    assert [n for batch in taken for n in batch] == list(range(1, 2 * faust_shell._BUFFERED_RUNS))
+    assert taken[0] == [1] and max(map(len, taken)) <= 1 + faust_shell._BUFFERED_RUNS, "memory is bounded"

@@ -26,6 +26,7 @@ from schemas.model.head import Head
 from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates, map_tensors
 from schemas.model.item_half import ItemHalf
 from schemas.model.parameters import Parameters
+from schemas.model.request_split import check_request_split
 from schemas.model.score import rank_scores
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
@@ -46,8 +47,6 @@ class AifNetwork(nn.Module):
         self.head = Head(spec)
         if type(self).user_states is AifNetwork.user_states and not self.head.first.weight.is_meta:
             # (a subclass with calls of its own is not whole yet, a skeleton without memory has nothing to run)
-            from schemas.model.request_split import check_request_split  # it runs this network, so it imports this file's inputs
-
             check_request_split(self)
 
     def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features
-from schemas.model.dry_run import draw_value
 from schemas.model.encode_rows import encode_rows
 from schemas.model.item_network import BLOCK, EncodedRows, ItemNetwork, encoder_fingerprint
 from schemas.model.network import AifNetwork
 from schemas.model.parameters import Parameters, parameters_of
+from schemas.model.random_inputs import draw_value
 from schemas.model.spec import ModelSpec
 from tests.schemas.model.samples import SPECS, encode_items, make_items, make_network
 

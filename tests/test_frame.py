@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 
@@ -107,6 +109,11 @@ def test_the_import_walls_of_pyproject_hold() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def test_no_file_imports_one_that_imports_it_however_far_around() -> None:
+    graph = grimp.build_graph("schemas", "infra", "streams", "serving")
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()  # raises CycleError
 
 
 def test_no_tracked_file_names_a_registry_host_or_a_path_of_a_machine() -> None:

@@ -3,9 +3,12 @@
 Here: the service `inference.GRPCInferenceService`, its messages, and that no exception gets past this file. Not here: what the operations do
 (open_inference.py), the port (grpc_listener.py), errors (grpc_errors.py).
 A message is parsed here and not by the library, which would answer INTERNAL where the sender is wrong. Only unary calls: in Python a stream is slower.
+To the library they are calls with a stream of messages, of which the first is read: so a call that is one too many is refused before its message is
+taken, and one whose message never comes ends, which in a unary call holds its place for ever. On the wire both are the same.
 Answers carry their tensors as raw bytes (`raw_output_contents`), whichever way the inputs came.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -37,6 +40,9 @@ _CONTENTS: Mapping[str, str] = {
     BYTES: "bytes_contents",
 }
 _INPUTS_MAX = 16
+_INFER = "ModelInfer"
+_MESSAGE_S_MAX = 10.0
+_Handler = Callable[[Any, Any], Awaitable[bytes]]
 _REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED.name
 _PB: Any = pb  # its classes are made at run time
 
@@ -59,42 +65,59 @@ class GrpcApi:
             "ModelMetadata": (_PB.ModelMetadataRequest, self._model_metadata),
             "ModelStatistics": (_PB.ModelStatisticsRequest, self._model_statistics),
         }
-        looks = {name: grpc.unary_unary_rpc_method_handler(self._handler(name, kind, look)) for name, (kind, look) in methods.items()}
-        return {**looks, "ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer_handler())}
+        looks = {name: grpc.stream_unary_rpc_method_handler(self._handler(name, kind, look)) for name, (kind, look) in methods.items()}
+        return {**looks, _INFER: grpc.stream_unary_rpc_method_handler(self._infer_handler())}
 
-    def _handler(self, name: str, kind: Any, look: Callable[[Any], Message]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    def _handler(self, name: str, kind: Any, look: Callable[[Any], Message]) -> _Handler:
         async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
             return look(decode_message(kind, raw)).SerializeToString()
 
         return self._guarded(name, answer)
 
-    def _infer_handler(self) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    def _infer_handler(self) -> _Handler:
         async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
-            self._front.intake.check()
             message = decode_message(_PB.ModelInferRequest, raw)
             left_s = context.time_remaining()
             budget_ms = None if left_s is None else max(0, int(left_s * 1000))
             call = decode_infer(message)
             return encode_infer(await self._inference.infer(message.model_name, message.model_version, call, received_s, budget_ms))
 
-        return self._guarded("ModelInfer", answer)
+        return self._guarded(_INFER, answer)
 
-    def _guarded(self, name: str, answer: Callable[[bytes, Any, float], Awaitable[bytes]]) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        """Counts, and turns an error into a status."""
+    def _guarded(self, name: str, answer: Callable[[bytes, Any, float], Awaitable[bytes]]) -> _Handler:
+        """Reads the message, counts, and turns an error into a status."""
 
-        async def handle(raw: bytes, context: Any) -> bytes:
+        async def handle(_: Any, context: Any) -> bytes:
             received_s, status, failure = time.monotonic(), "OK", None
             with self._front.intake.enter():
                 try:
-                    encoded = await answer(raw, context, received_s)
+                    encoded = await answer(await self._read_message(context, name), context, received_s)
                 except Exception as error:
                     failure, status = error, grpc_status(error).name
-            self._front.record(f"grpc {name}", status, time.monotonic() - received_s, name == "ModelInfer" and status != _REFUSED)
+            self._front.record(f"grpc {name}", status, time.monotonic() - received_s, name == _INFER and status != _REFUSED)
             if failure is not None:
                 await abort(context, failure, name)
             return encoded
 
         return handle
+
+    async def _read_message(self, context: Any, name: str) -> bytes:
+        """The one message of a call. Raises RejectedInput (`body_too_slow`, `bad_message`), Unavailable for an inference that is one too many."""
+        intake = self._front.intake
+        if name == _INFER:
+            intake.check()
+        try:
+            with intake.reading() as take:
+                async with asyncio.timeout(_MESSAGE_S_MAX):
+                    raw = await context.read()
+                take(0 if raw is grpc.aio.EOF else len(raw))
+        except TimeoutError as error:
+            raise RejectedInput("body_too_slow", f"the message did not come within {_MESSAGE_S_MAX:g} s; send it at once") from error
+        if raw is grpc.aio.EOF:
+            raise RejectedInput("bad_message", "the call has no message; send one", "malformed")
+        if name == _INFER:
+            intake.check_number()
+        return bytes(raw)
 
     def _server_live(self, request: Any) -> Message:
         return _PB.ServerLiveResponse(live=True)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from schemas.errors import Misconfigured, RejectedInput
-from schemas.limits import BODY_BYTES_MAX
+from schemas.limits import BODY_BYTES_MAX, CONNECTIONS_MAX
 from serving.access import Access
 from serving.front import Front
 from serving.grpc_api import SERVICE, GrpcApi, abort
@@ -23,7 +23,7 @@ from serving.short_turns import new_threads_take_short_turns
 
 _STREAMS_MAX = 64  # requests at once on one connection
 _IDLE_MS_MAX = 300_000
-_BEYOND_INTAKE = 2  # a call over requests_max gets our answer; over this the library's, before its message is taken
+_CALLS_MAX = 4 * CONNECTIONS_MAX  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
@@ -42,7 +42,7 @@ class GrpcListener:
         self._server = grpc.aio.server(
             interceptors=[] if front.access.open else [_TokenCheck(front.access)],
             options=_OPTIONS,
-            maximum_concurrent_rpcs=_BEYOND_INTAKE * front.intake.requests_max,
+            maximum_concurrent_rpcs=_CALLS_MAX,
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(api.handlers())),))
         self._health = health.aio.HealthServicer()
@@ -90,10 +90,10 @@ class _TokenCheck(grpc.aio.ServerInterceptor):
 
 
 def _refusing(error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
-    async def refuse(request: Any, context: Any) -> None:
+    async def refuse(requests: Any, context: Any) -> None:
         await abort(context, error, method)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:

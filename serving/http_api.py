@@ -114,7 +114,9 @@ class HttpApi:
 
     async def _take_body(self, scope: Any, protocol: Any) -> bytes:
         self._front.intake.check()
-        return await read_body(scope, protocol, self._front.intake)
+        raw = await read_body(scope, protocol, self._front.intake)
+        self._front.intake.check_number()
+        return raw
 
     async def _call(self, path: str, raw: bytes, scope: Any, received_s: float) -> Reply:
         body: Any = decode_body(self._calls[path], raw)

@@ -29,14 +29,22 @@ class Intake:
 
     def check(self) -> None:
         """Raises Unavailable (`overloaded`) where the request that entered last is one too many, by number or by the time it would wait."""
+        self.check_number()
+        self.admit()
+
+    def check_number(self) -> None:
+        """The same by number alone: asked again when a body has come, because others came meanwhile."""
         if self.in_work > self.requests_max:
             raise _overloaded(f"{self.requests_max} requests are in work")
-        self.admit()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """A body is read inside; the given function counts the bytes that came, and raises Unavailable (`overloaded`) for one too many."""
+        """A body is read inside; the given function counts the bytes that came, and raises Unavailable (`overloaded`) for one too many.
+
+        Meanwhile its request is not in work: whoever sends slowly would take the place of somebody who does not.
+        """
         taken = 0
+        self.in_work -= 1
 
         def take(count: int) -> None:
             nonlocal taken
@@ -48,6 +56,7 @@ class Intake:
         try:
             yield take
         finally:
+            self.in_work += 1
             self.reading_bytes -= taken
 
 

@@ -16,6 +16,7 @@ from serving.front import Front as SharedFront
 from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
+from serving.intake import Intake
 from serving.listener import Listener, Tls
 from serving.paced_engine import PacedEngine
 from serving.rank_call import RankCall
@@ -38,6 +39,7 @@ class Front:
     ready: tuple[bool, str] = (True, "")
     grpc: str = ""  # host:port
     in_work: Callable[[], int] = lambda: 0
+    seen: Callable[[], int] = lambda: 0  # requests that ever came in
     show_ready: Callable[[bool], Any] = lambda ready: None  # to the health service of gRPC
 
     @property
@@ -90,6 +92,7 @@ def _open_front(
             rank_call = RankCall(paced, users, settings.candidates_max, metrics)
             api.open_calls(UserCall(paced, users), rank_call)
             shared.open_calls(engine, rank_call, id_kind)
+        seen = _count_entries(shared.intake)
         listener = Listener(api, settings.host, settings.port, tls, settings.idle_s)
         grpc_listener = GrpcListener(GrpcApi(shared), shared, settings.host, 0, tls)
         await listener.open()
@@ -97,6 +100,7 @@ def _open_front(
         await grpc_listener.show_ready(front.ready[0])
         front.url, front.grpc = listener.url, grpc_listener.address
         front.in_work = lambda: shared.intake.in_work
+        front.seen = seen
         loop = asyncio.get_running_loop()
         front.show_ready = lambda ready: asyncio.run_coroutine_threadsafe(grpc_listener.show_ready(ready), loop)
         opened.set()
@@ -112,3 +116,16 @@ def _open_front(
     finally:
         stop.set()
         thread.join(10)
+
+
+def _count_entries(intake: Intake) -> Callable[[], int]:
+    """How many requests entered from now on."""
+    enter, count = intake.enter, 0
+
+    def enter_counted() -> Intake:
+        nonlocal count
+        count += 1
+        return enter()
+
+    intake.enter = enter_counted  # type: ignore[method-assign]
+    return lambda: count

@@ -170,9 +170,10 @@ def test_an_error_of_the_engine_has_its_status(error: Exception, status: int, co
 def test_more_requests_than_the_bound_are_refused_at_once() -> None:
     with open_front(FakeEngine(stuck=True), settings=ServeSection(port=0, requests_max=1)) as front:
         parts = urlsplit(front.url)
-        waiting = socket.create_connection((parts.hostname, parts.port))  # one request whose body never ends
+        waiting = socket.create_connection((parts.hostname, parts.port))  # one request that is never answered
         with httpx.Client(base_url=front.url) as client, waiting:
-            waiting.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+            whole = body(deadline_ms=60_000)
+            waiting.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(whole) + whole)
             statuses = {client.post(PRERANK, content=body(deadline_ms=50)).status_code for _ in range(50)}
             assert 429 in statuses
 

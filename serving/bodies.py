@@ -10,12 +10,12 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.errors import RejectedInput
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id
-from schemas.limits import JSON_DEPTH_MAX, TEXT_ID_BYTES_MAX
+from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX, JSON_DEPTH_MAX, TEXT_ID_BYTES_MAX
 from schemas.requests import InlineBehaviour
-from schemas.users import BehaviourEvent
 from serving.core.json_depth import json_depth
 
 B = TypeVar("B", bound=BaseModel)
@@ -75,6 +75,6 @@ def _own_array(ids: np.ndarray, kind: IdKind) -> np.ndarray:
     return ids.copy()
 
 
-def decode_behaviours(behaviours: Sequence[InlineBehaviour], kind: IdKind) -> list[BehaviourEvent]:
+def decode_behaviours(behaviours: Sequence[InlineBehaviour], kind: IdKind) -> BehaviourColumns:
     """Behaviours that came in a request, oldest first."""
-    return [BehaviourEvent(decode_id(b.item_id, kind), b.kind, b.time_ms, b.features) for b in behaviours]
+    return EMPTY.append([(decode_id(b.item_id, kind), b.kind, b.time_ms, b.features) for b in behaviours], BEHAVIOURS_PER_REQUEST_MAX)

@@ -16,7 +16,7 @@ class UsersSection(Section):
     # One RocksDB directory a server, made again from the log when it is lost; servers on one host share the folder, each with a directory of its own.
     data_dir: Path = Field(default_factory=lambda: user_data_dir() / "users")
     users_max: int = Field(100_000_000, ge=1)  # on disk
-    decoded_users_max: int = Field(10_000, ge=1)  # in memory, with at most this many behaviours together (about 250 bytes each)
+    decoded_users_max: int = Field(10_000, ge=1)  # in memory, with at most this many behaviours together (20 bytes each, 250 with features)
     decoded_behaviours_max: int = Field(500_000, ge=1)
     states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
     states_bytes_max: int = Field(512 * MIB, ge=MIB)

@@ -20,9 +20,9 @@ from typing import Any
 
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database, open_database
+from schemas.behaviour_columns import BehaviourColumns
 from schemas.ids import Id, IdKind, encode_index_key
-from schemas.limits import WRITE_BATCH_UPDATES_MAX
-from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+from schemas.limits import BEHAVIOURS_PER_USER_MAX, WRITE_BATCH_UPDATES_MAX
 from serving.core.user_view import Head, ViewState, decode_events, decode_head, decode_view_state, encode_block_key, encode_view_state
 from serving.user_batch import BEHAVIOURS, HEADS, PROFILES, DecodedUserRecord, UserBatch, UserChange, decode_user_record
 
@@ -36,10 +36,10 @@ NEVER_SEEN: HistoryOffsets = (-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class KnownUser:
-    """A snapshot of one user. `offsets` change whenever the history does."""
+    """A snapshot of one user, never changed: the next one shares what is the same. `offsets` are others whenever the history is."""
 
     profile: Mapping[str, Any]
-    behaviours: Sequence[BehaviourEvent]
+    behaviours: BehaviourColumns
     offsets: HistoryOffsets
 
     @property
@@ -50,7 +50,7 @@ class KnownUser:
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """`users_max` on disk; in memory `decoded_users_max` users with `decoded_behaviours_max` behaviours in all (about 250 bytes each)."""
+    """`users_max` on disk; in memory `decoded_users_max` users with `decoded_behaviours_max` behaviours in all (20 bytes each, 250 with features)."""
 
     users_max: int = 100_000_000
     decoded_users_max: int = 10_000
@@ -63,7 +63,7 @@ class UserStore:
     def __init__(self, database: Database, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> None:
         self._database, self._id_kind, self._partitions = database, id_kind, partitions
         self._bounds = bounds or StoreBounds()
-        self._decoded: OrderedDict[Id, UserHistory] = OrderedDict()
+        self._decoded: OrderedDict[Id, KnownUser] = OrderedDict()
         self._decoded_behaviours = 0
         self._lock = threading.Lock()
         self.state = self._read_state()
@@ -81,28 +81,25 @@ class UserStore:
             return known
         with self._lock:
             head, profile, blocks = self._read_user(encode_index_key(user))
-        history = UserHistory(
-            json.loads(profile) if profile else {}, decode_events(blocks) if blocks else [], head.profile_offset, head.behaviours_offset
-        )
+        history = KnownUser(json.loads(profile) if profile else {}, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
         with self._lock:
             if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
                 self._keep_decoded(user, history)
-            return _snapshot(history)
+            return history
 
     def find_in_memory(self, user: Id) -> KnownUser | None:
         """The same without the disk; None where that would be needed."""
         with self._lock:
             history = self._decoded.get(user)
-            if history is None:
-                return None
-            self._decoded.move_to_end(user)
-            return _snapshot(history)
+            if history is not None:
+                self._decoded.move_to_end(user)
+            return history
 
     def offsets_in_memory(self, user: Id) -> HistoryOffsets | None:
         """The snapshot's offsets without the snapshot; None where the user is not in memory."""
         with self._lock:
             history = self._decoded.get(user)
-            return None if history is None else (history.profile_offset, history.behaviours_offset)
+            return None if history is None else history.offsets
 
     @property
     def decoded(self) -> tuple[int, int]:
@@ -124,7 +121,7 @@ class UserStore:
         scan = self._database.scan(BEHAVIOURS, encode_block_key(key, head.first), encode_block_key(key, head.tail + 1))
         return head, self._database.get(PROFILES, key), [value for _, value in scan]
 
-    def _keep_decoded(self, user: Id, history: UserHistory) -> None:
+    def _keep_decoded(self, user: Id, history: KnownUser) -> None:
         """REQUIRES: the lock. A history larger than all the room is not kept."""
         self._forget_decoded(user)
         self._decoded[user] = history
@@ -195,15 +192,18 @@ class UserStore:
                 self._fold_decoded(change)
 
     def _fold_decoded(self, change: UserChange) -> None:
+        """By the rules of schemas/users.py. REQUIRES: the lock."""
         history = self._decoded.get(change.user)
-        if history is None:
+        if history is None or change.offset <= history.offsets[not change.is_profile]:
             return
+        profile_offset, behaviours_offset = history.offsets
         if change.is_profile:
-            fold_profile(history, change.offset, change.features)
+            self._decoded[change.user] = KnownUser(dict(change.features or {}), history.behaviours, (change.offset, behaviours_offset))
             return
-        before = len(history.behaviours)
-        fold_behaviours(history, change.offset, change.events)
-        self._decoded_behaviours += len(history.behaviours) - before
+        rows = [(event.item_id, event.kind, event.time_ms, event.features) for event in change.events]
+        behaviours = history.behaviours.append(rows, BEHAVIOURS_PER_USER_MAX)
+        self._decoded[change.user] = KnownUser(history.profile, behaviours, (profile_offset, change.offset))
+        self._decoded_behaviours += len(behaviours) - len(history.behaviours)
         self._keep_bounds()
 
     # --- the directory -------------------------------------------------------------------------------------------------
@@ -227,7 +227,3 @@ class UserStore:
         """Gives the directory back."""
         with self._lock:
             self._database.close()
-
-
-def _snapshot(history: UserHistory) -> KnownUser:
-    return KnownUser(history.profile, tuple(history.behaviours), (history.profile_offset, history.behaviours_offset))

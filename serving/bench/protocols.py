@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,8 +60,8 @@ class World(Protocol):
     engine: Engine
 
     def requests(self, candidates: int, count: int = 16) -> list[np.ndarray]: ...
-    def history(self, length: int) -> list[BehaviourEvent]: ...
-    def user(self, history: list[BehaviourEvent]) -> UserState: ...
+    def history(self, length: int) -> Sequence[BehaviourEvent]: ...
+    def user(self, history: Sequence[BehaviourEvent]) -> UserState: ...
 
 
 class Plan(Protocol):
@@ -134,7 +134,7 @@ def _time_in_turns(cases: _Cases, ask: Callable[[str, int], list[float]], turns:
     return taken
 
 
-def _make_user(ports: Ports, history: list[BehaviourEvent]) -> None:
+def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
     """Call 1; raises RuntimeError where call 2 would not find its state, because then the figures would mean something else."""
     behaviours = [InlineBehaviour(item_id=encode_wire_id(one.item_id), kind=one.kind, time_ms=one.time_ms) for one in history]
     with AifClient(ports.url) as client:

@@ -20,7 +20,6 @@ from infra.bench.load import FAILED, OK, REFUSED
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.token import VersionToken
-from schemas.users import BehaviourEvent
 from serving.bench.open_loop import Request, find_rate_max, send_requests
 from serving.bench.table4_rows import ROWS, Row, RowScorer, draw_raw_features
 from serving.bench.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
@@ -76,7 +75,7 @@ class _Traffic:
 
     def __init__(self, world: RankWorld, plan: Table4Plan) -> None:
         self._candidates = world.requests(plan.candidates)
-        self._histories: Sequence[list[BehaviourEvent]] = [world.history(plan.behaviours) for _ in range(plan.users)]
+        self._histories = [world.history(plan.behaviours) for _ in range(plan.users)]
 
     def request(self, one: _Measured, number: int) -> Request:
         """The number-th request to a row: with a call 1 if the row works ahead, else with the user in call 2's own turn."""

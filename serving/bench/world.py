@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.index.layout import ORDER, row_layout
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
@@ -76,10 +77,10 @@ class RankWorld:
         """Candidate lists, each without repeats."""
         return [self.rng.choice(self.ids, candidates, replace=False) for _ in range(count)]
 
-    def history(self, length: int) -> list[BehaviourEvent]:
-        """A history over items of a few categories, oldest first."""
+    def history(self, length: int) -> BehaviourColumns:
+        """A history over items of a few categories, oldest first, as a server keeps it."""
         slots = np.flatnonzero(self.tables.columns["category"][: len(self.ids)] <= _INTERESTS)
-        return [BehaviourEvent(int(i), "click", at) for at, i in enumerate(self.ids[self.rng.choice(slots, length)])]
+        return EMPTY.append([(int(i), "click", at, {}) for at, i in enumerate(self.ids[self.rng.choice(slots, length)])], length)
 
     def user(self, history: Sequence[BehaviourEvent]) -> UserState:
         """Call 1 on the engine."""

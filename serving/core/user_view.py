@@ -13,8 +13,8 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent
@@ -27,7 +27,6 @@ UNSEEN_MS_MAX = 12 * 3_600_000
 _HEAD = struct.Struct(">qqQ")
 _LENGTH = struct.Struct(">H")
 _NUMBER = struct.Struct(">Q")
-_NO_FEATURES: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,10 @@ def encode_event(event: BehaviourEvent) -> bytes:
     return json.dumps([event.item_id, event.kind, event.time_ms, event.features], separators=(",", ":")).encode()
 
 
-def decode_events(blocks: Iterable[bytes]) -> list[BehaviourEvent]:
+def decode_events(blocks: Iterable[bytes]) -> BehaviourColumns:
     """The events of a user's blocks, oldest first; the newest BEHAVIOURS_PER_USER_MAX."""
     lines = b"\n".join(blocks).replace(b"\n", b",")
-    rows = json.loads(b"[" + lines + b"]")[-BEHAVIOURS_PER_USER_MAX:]
-    return [BehaviourEvent(item, kind, time_ms, features or _NO_FEATURES) for item, kind, time_ms, features in rows]
+    return EMPTY.append(json.loads(b"[" + lines + b"]"), BEHAVIOURS_PER_USER_MAX)
 
 
 def append_events(tail: bytes, head: Head, events: Sequence[BehaviourEvent]) -> dict[int, bytes]:

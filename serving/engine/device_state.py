@@ -19,12 +19,12 @@ from torch import Tensor
 from schemas.errors import RejectedInput
 from schemas.features import Scope, encode_features
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
-from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
+from schemas.model.behaviour_codes import encode_item_buckets
 from schemas.model.inputs import Behaviours, FeatureTensors, UserInputs, UserStates, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
-from serving.engine.changes import encode_ids
+from serving.engine.history import features_of, find_slots, item_ids_of, kinds_of
 from serving.engine.tables import Tables
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserState, UserWork
@@ -74,13 +74,11 @@ def build_device_state(network: AifNetwork, version: int, tables: Tables, work: 
 def join_behaviours(spec: ModelSpec, tables: Tables, events: Sequence[BehaviourEvent]) -> tuple[Behaviours, int]:
     """(histories with B = 1, how many behaviours have no row). No behaviours: one masked column."""
     rows = len(events)
-    slots_L = tables.find(encode_ids([e.item_id for e in events], tables.layout.id_kind)) if rows else np.zeros(0, np.int64)
-    slots_L = np.concatenate([slots_L, np.full(max(rows, 1) - rows, -1)])
-    kinds = {kind: encode_kind(spec, kind) for kind in {e.kind for e in events}}
+    slots_L = np.concatenate([find_slots(tables, events), np.full(max(rows, 1) - rows, -1)])
     buckets_L, kind_L = np.zeros((2, len(slots_L)), np.int64)
-    buckets_L[:rows] = encode_item_buckets(spec, [e.item_id for e in events])
-    kind_L[:rows] = [kinds[e.kind] for e in events]
-    features = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.BEHAVIOUR), [e.features for e in events] or [{}]))
+    buckets_L[:rows] = encode_item_buckets(spec, list(item_ids_of(events)))
+    kind_L[:rows] = kinds_of(spec, events)
+    features = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.BEHAVIOUR), features_of(events) or [{}]))
     arrays = (*_rows_of(spec, tables, slots_L), np.arange(len(slots_L)) < rows)
     head = (torch.from_numpy(buckets_L)[None], torch.from_numpy(kind_L)[None], map_tensors(features, lambda t: t[None]))
     missing = int((slots_L[:rows] < 0).sum())

@@ -7,14 +7,16 @@ A behaviour whose item is gone from the version keeps its hashed id, kind and fe
 Arrays: L behaviours, oldest first, F inputs made of a behaviour's own features.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from schemas.behaviour_columns import BehaviourColumns
 from schemas.features import Scope, encode_features
 from schemas.ids import Id
 from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
+from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.changes import encode_ids
 from serving.engine.tables import Tables
@@ -38,25 +40,36 @@ class History(NamedTuple):
 def join_history(weights: UserWeights, tables: Tables, events: Sequence[BehaviourEvent]) -> History:
     """The events with their places in this version. Raises RejectedInput (`bad_id`)."""
     spec, length = weights.spec, len(events)
-    ids = [event.item_id for event in events]
+    ids, behaviour = item_ids_of(events), spec.schema.of(Scope.BEHAVIOUR)
     slots_L = tables.find(encode_ids(ids, tables.layout.id_kind)) if length else np.zeros(0, np.int64)
-    bucket_L = encode_item_buckets(spec, ids) if spec.item_id_buckets else np.zeros(length, np.int64)
-    behaviour = spec.schema.of(Scope.BEHAVIOUR)
+    bucket_L = encode_item_buckets(spec, list(ids)) if spec.item_id_buckets else np.zeros(length, np.int64)
     features_LF = np.zeros((length, 0), np.float32)
     if behaviour:
-        features_LF = weights.behaviour_features.embed(encode_features(behaviour, [event.features for event in events]))
-    return History(slots_L, _kinds(weights, events), bucket_L, features_LF)
+        features_LF = weights.behaviour_features.embed(encode_features(behaviour, features_of(events)))
+    return History(slots_L, kinds_of(spec, events), bucket_L, features_LF)
 
 
 def find_slots(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:
     """int64 [L]: the slots alone."""
-    ids: list[Id] = [event.item_id for event in events]
-    return tables.find(encode_ids(ids, tables.layout.id_kind)) if ids else np.zeros(0, np.int64)
+    return tables.find(encode_ids(item_ids_of(events), tables.layout.id_kind)) if len(events) else np.zeros(0, np.int64)
 
 
-def _kinds(weights: UserWeights, events: Sequence[BehaviourEvent]) -> np.ndarray:
-    kinds = [event.kind for event in events]
-    codes = {kind: encode_kind(weights.spec, kind) for kind in set(kinds)}
-    if len(codes) == 1:
-        return np.full(len(kinds), codes[kinds[0]], np.int64)
-    return np.fromiter(map(codes.__getitem__, kinds), np.int64, len(kinds))
+def item_ids_of(events: Sequence[BehaviourEvent]) -> np.ndarray | list[Id]:
+    """[L]."""
+    return events.item_ids if isinstance(events, BehaviourColumns) else [event.item_id for event in events]
+
+
+def kinds_of(spec: ModelSpec, events: Sequence[BehaviourEvent]) -> np.ndarray:
+    """int64 [L]: rows of the table of kinds."""
+    if isinstance(events, BehaviourColumns):
+        names, kinds_L = events.kinds
+        return np.array([encode_kind(spec, name) for name in names], np.int64)[kinds_L]
+    codes = {kind: encode_kind(spec, kind) for kind in {event.kind for event in events}}
+    return np.fromiter((codes[event.kind] for event in events), np.int64, len(events))
+
+
+def features_of(events: Sequence[BehaviourEvent]) -> Sequence[Mapping[str, Any]]:
+    """[L]."""
+    if isinstance(events, BehaviourColumns):
+        return events.features or [{}] * len(events)
+    return [event.features for event in events]

@@ -1,0 +1,128 @@
+"""A user's behaviours as columns: what a server keeps of thousands of users and reads in call 1, without an object per behaviour.
+
+Here: `BehaviourColumns`, which is a sequence of `BehaviourEvent` for whoever wants one, and columns for whoever wants all. Not here: the rules of the
+fold (schemas/users.py), where histories are kept (serving/user_store.py).
+A behaviour is 20 bytes with an int64 id (250 as objects), beside features where there are any; 1,000 of them are read as 8 KB in a row instead of from
+4,000 places in memory.
+Invariants: a value never changes; one with more behaviours shares the columns of the one it was made from, and writes only behind its end. So a
+snapshot costs nothing, and a new behaviour costs O(1) whatever the length. One thread appends, any read.
+
+Arrays: L behaviours, oldest first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from schemas.ids import Id
+from schemas.users import BehaviourEvent
+
+_ROOM_MIN = 16
+_NO_FEATURES: Mapping[str, Any] = {}
+
+
+class _Columns:
+    """Room for so many behaviours, the first `used` of them written. `features` None: none has any."""
+
+    def __init__(self, room: int, text: bool) -> None:
+        self.room, self.used, self.text = room, 0, text
+        self.items: np.ndarray | list[Id] = [] if text else np.empty(room, np.int64)
+        self.times, self.kinds = np.empty(room, np.int64), np.empty(room, np.int32)
+        self.names: list[str] = []
+        self.codes: dict[str, int] = {}
+        self.features: list[Mapping[str, Any]] | None = None
+
+    def write(self, rows: Sequence[tuple[Id, str, int, Mapping[str, Any]]]) -> None:
+        """Behind what is there. REQUIRES: room."""
+        items, kinds, times, features = zip(*rows, strict=True)
+        at, end = self.used, self.used + len(rows)
+        if isinstance(self.items, np.ndarray):
+            self.items[at:end] = items
+        else:
+            self.items.extend(items)
+        for name in dict.fromkeys(kinds):
+            if name not in self.codes:
+                self.codes[name] = len(self.names)
+                self.names.append(name)
+        self.kinds[at:end], self.times[at:end] = [self.codes[kind] for kind in kinds], times
+        if self.features is None and any(features):
+            self.features = [_NO_FEATURES] * at
+        if self.features is not None:
+            self.features.extend(features)
+        self.used = end
+
+
+class BehaviourColumns(Sequence[BehaviourEvent]):
+    """Behaviours from `start` to `end` of some columns."""
+
+    __slots__ = ("_columns", "_end", "_start")
+
+    def __init__(self, columns: _Columns, start: int, end: int) -> None:
+        """For `EMPTY`, slices and `append`; make others from `EMPTY`."""
+        self._columns, self._start, self._end = columns, start, end
+
+    @property
+    def item_ids(self) -> "np.ndarray | list[Id]":
+        """int64 [L], or a list of text."""
+        return self._columns.items[self._start : self._end]
+
+    @property
+    def kinds(self) -> tuple[Sequence[str], np.ndarray]:
+        """(names, int32 [L] = place of each behaviour's kind among them)."""
+        return self._columns.names, self._columns.kinds[self._start : self._end]
+
+    @property
+    def features(self) -> Sequence[Mapping[str, Any]] | None:
+        """[L]; None where no behaviour has any."""
+        return None if self._columns.features is None else self._columns.features[self._start : self._end]
+
+    def append(self, rows: Sequence[tuple[Id, str, int, Mapping[str, Any]]], kept_max: int) -> "BehaviourColumns":
+        """These and (item id, kind, time in ms, features) rows behind them, the newest `kept_max` of all. Ids are of one kind."""
+        rows = rows[-kept_max:]
+        if not rows:
+            return self
+        columns, start, end = self._columns, self._start, self._end
+        if end != columns.used or end + len(rows) > columns.room or columns.text != isinstance(rows[0][0], str):
+            start = max(start, end + len(rows) - kept_max)
+            columns, start, end = self._copy(start, len(rows), isinstance(rows[0][0], str))
+        columns.write(rows)
+        end += len(rows)
+        return BehaviourColumns(columns, max(start, end - kept_max), end)
+
+    def _copy(self, start: int, more: int, text: bool) -> tuple[_Columns, int, int]:
+        """Columns of their own for what is kept, with room for `more` and as much again."""
+        kept = self[start - self._start :]
+        columns = _Columns(max(_ROOM_MIN, len(kept) + more + (len(kept) + more) // 2), text)
+        if kept:
+            columns.write([(one.item_id, one.kind, one.time_ms, one.features) for one in kept])
+        return columns, 0, len(kept)
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    @overload
+    def __getitem__(self, at: int) -> BehaviourEvent: ...
+    @overload
+    def __getitem__(self, at: slice) -> "BehaviourColumns": ...
+    def __getitem__(self, at: int | slice) -> "BehaviourEvent | BehaviourColumns":
+        if isinstance(at, slice):
+            start, end, step = at.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a slice of behaviours has step {step}, expected 1: they keep their order and their neighbours")
+            return BehaviourColumns(self._columns, self._start + start, self._start + max(start, end))
+        place = range(self._start, self._end)[at]
+        columns = self._columns
+        item = columns.items[place]
+        features = _NO_FEATURES if columns.features is None else columns.features[place]
+        return BehaviourEvent(
+            item if isinstance(item, str) else int(item), columns.names[columns.kinds[place]], int(columns.times[place]), features
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(one == its for one, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+EMPTY = BehaviourColumns(_Columns(0, text=False), 0, 0)

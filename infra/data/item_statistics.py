@@ -1,4 +1,5 @@
-"""What behaviours before a time say of each item: how many, of how many users, since when, and with which others.
+"""What behaviours before a time say of each item: how many, of how many users, since when, with which others, and what is
+to be expected.
 
 Here: one derived feature as of any time (`ItemStatistic`), and counts. Not here: columns and histories of files (item_states.py).
 Invariant: a value as of t holds nothing from t or later. A negative number, and a vector of zeros, mean "nothing known".
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from infra.data.expected_takers import ExpectedTakers
 from infra.data.interactions import Interactions
 from infra.data.mapping import FeatureSource
 from infra.data.taken_together import TogetherVectors
@@ -26,11 +28,15 @@ class ItemStatistic:
         self._source, self._positives, self._items = source, positives, items
         width = source.taken_together
         self._together = TogetherVectors(positives, items, width, grid_ms) if width is not None else None
+        expected = source.expected_days
+        self._expected = ExpectedTakers(positives, items, expected, grid_ms[-1]) if expected is not None else None
 
     def at(self, time_ms: int) -> np.ndarray:
         """[I] or [I, E]."""
         if self._together is not None:
             return self._together.at(time_ms)
+        if self._expected is not None:
+            return self._expected.at(time_ms)
         if self._source.days_since is not None:
             return days_since(self._positives, self._items, time_ms, self._source.days_since == "first")
         count = count_takers if self._source.of == "users" else count_positives

@@ -46,6 +46,7 @@ class MappedSources:
         self.bounds, self._tell = bounds or SpoolBounds(), tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
+        self._statistics: dict[str, ItemStatistic] = {}
 
     def table(self, source: Source) -> LoadedTable:
         """The rows of a section."""
@@ -255,7 +256,10 @@ class MappedSources:
         return states
 
     def _statistic(self, source: FeatureSource) -> ItemStatistic:
-        return ItemStatistic(source, self.positives, len(self.item_rows.ids), self.sample_times)
+        """One for each feature: what it learnt as of one time serves the next."""
+        if source.name not in self._statistics:
+            self._statistics[source.name] = ItemStatistic(source, self.positives, len(self.item_rows.ids), self.sample_times)
+        return self._statistics[source.name]
 
     @cached_property
     def sample_times(self) -> list[int]:

@@ -54,6 +54,7 @@ class FeatureSource:
     clusters         group of the item's embedding
     count_days       behaviours of the item in that many days, or with `of = "users"` the users who had any
     days_since       days since the item's "first" or "last" behaviour
+    expected_days    how often it will be taken in that many days, in percent of the average item (expected_takers.py)
     taken_together   a vector of that many numbers; items that the same users took are near (taken_together.py)
 
     `details` are fields of schemas.features.Feature that the mapping fixes; what it leaves open is taken from the data.
@@ -64,6 +65,7 @@ class FeatureSource:
     count_days: float | None = None
     of: str = "behaviours"
     days_since: str | None = None
+    expected_days: float | None = None
     taken_together: int | None = None
     clusters: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class FeatureSource:
     @property
     def from_behaviours(self) -> bool:
         """Whether it is derived from behaviours before a time, and so changes with time."""
-        return (self.count_days, self.days_since, self.taken_together) != (None, None, None)
+        return any(way is not None for way in (self.count_days, self.days_since, self.expected_days, self.taken_together))
 
     @property
     def is_derived(self) -> bool:
@@ -369,7 +371,7 @@ def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
     rest = {k: v for k, v in value.items() if k not in FEATURE_DETAILS}
     if "kind" in details and details["kind"] not in tuple(Kind):
         raise section.reject(key, f"kind = {details['kind']!r}, expected one of {', '.join(Kind)}")
-    ways = ("count_days", "days_since", "taken_together", "clusters")
+    ways = ("count_days", "days_since", "expected_days", "taken_together", "clusters")
     known = (*FEATURE_DETAILS, *COLUMN_KEYS, *ways, "of")
     if unknown := [k for k in value if k not in known]:
         part = Section(section.path, f"{section.name}.{key}", value)
@@ -382,6 +384,7 @@ def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
         count_days=part.optional_number("count_days"),
         of=part.choice("of", ("behaviours", "users"), "behaviours"),
         days_since=part.choice("days_since", ("first", "last"), None),
+        expected_days=part.optional_number("expected_days"),
         taken_together=part.optional_count("taken_together", least=2),
         clusters=part.optional_count("clusters", least=2),
         details=details,

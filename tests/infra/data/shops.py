@@ -36,6 +36,7 @@ on_sale = "on_sale"
 sold_7 = { count_days = 7 }
 buyers = { count_days = 30, of = "users", realtime = true }
 last_sold = { days_since = "last" }
+expected = { expected_days = 7, realtime = true }
 together = { taken_together = 4 }
 origin = { value = "here" }
 

@@ -44,7 +44,13 @@ def test_counts_and_days_are_those_of_a_plain_loop(seed: int, at_day: int, days:
 
 
 @pytest.mark.parametrize(
-    "source", [FeatureSource("a", count_days=9), FeatureSource("a", days_since="last"), FeatureSource("a", taken_together=3)]
+    "source",
+    [
+        FeatureSource("a", count_days=9),
+        FeatureSource("a", days_since="last"),
+        FeatureSource("a", expected_days=3),
+        FeatureSource("a", taken_together=3),
+    ],
 )
 def test_what_comes_later_does_not_show(source: FeatureSource) -> None:
     whole, at_ms = drawn(0), 20 * DAY_MS
@@ -78,3 +84,12 @@ def test_more_numbers_than_users_or_items_are_zeros_and_before_the_first_time_th
     vectors = TogetherVectors(drawn(0), ITEMS, 40, [20 * DAY_MS])
     assert vectors.at(20 * DAY_MS).shape == (ITEMS, 40) and not vectors.at(20 * DAY_MS)[:, ITEMS:].any()
     assert not vectors.at(0).any()
+
+
+def test_an_item_of_few_users_turns_the_first_axes_less_than_items_of_many() -> None:
+    """Two items that one user alone took are as near to each other as can be, and still no axis of two is theirs."""
+    common = [(u, i) for u in range(40) for i in np.random.default_rng(u).permutation(3)[:2] + 3 * (u % 2)]
+    user_X, item_X = np.array([*common, (40, 6), (40, 7), (40, 0)]).T
+    positives = Interactions(range(41), range(8), ("click",), user_X, item_X, np.zeros(len(user_X), np.int64), np.arange(len(user_X)))
+    vectors_IE = together_vectors(positives, 8, 2, len(positives))
+    assert np.abs(vectors_IE[:3] @ vectors_IE[3:6].T).max() < 0.3 and (vectors_IE[6] @ vectors_IE[:3].T).min() > 0.7

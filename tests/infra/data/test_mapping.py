@@ -47,6 +47,7 @@ def _write(tmp_path: Path, text: str) -> Path:
         (ITEMS + '[items.features]\na = { days_since = "ever" }\n', "days_since is 'ever', expected one of first, last"),
         (ITEMS + '[items.features]\na = { count_days = 3, of = "buyers" }\n', "of is 'buyers', expected one of behaviours, users"),
         (ITEMS + '[items.features]\na = { clusters = 4, of = "users" }\n', "of says what count_days counts"),
+        (ITEMS + "[items.features]\na = { expected_days = 0 }\n", "expected_days is 0, expected a number above 0"),
         (ITEMS + "[items.features]\na = { taken_together = 1 }\n", "expected a whole number from 2"),
     ],
 )

@@ -25,6 +25,7 @@ from schemas.limits import JOURNAL_BYTES_MAX, JOURNALED_ROWS_KEPT_BYTES_MAX
 JOURNAL = "journal"
 _ENTRY_KEY = struct.Struct(">Q")
 _COUNTS = struct.Struct("<HI")  # bytes of a family's name, rows
+_ABSENT = bytes(bytearray(b"absent"))  # what is held of a key that is not there; compared by identity, so no constant of the interpreter's
 _ROW_COST_BYTES = 256  # what a row costs in memory beside its bytes
 
 
@@ -79,7 +80,7 @@ class JournaledDatabase:
         self._held: dict[str, dict[bytes, bytes | None]] = {
             family: {} for family in self._families
         }  # lately written or read; None: not there
-        self._unsettled: dict[str, set[bytes]] = {family: set() for family in self._families}
+        self._unsettled: dict[str, list[Sequence[bytes]]] = {family: [] for family in self._families}  # keys of each entry
         self._held_bytes = self._journal_bytes = 0
         self._entries: list[bytes] = []  # keys of the journal
         self._next_entry = 0
@@ -89,7 +90,7 @@ class JournaledDatabase:
     def _hold(self, entry_key: bytes, entry_bytes: int, rows: Mapping[str, tuple[Sequence[bytes], Sequence[bytes]]]) -> None:
         for family, (keys, values) in rows.items():
             self._held[family].update(zip(keys, values, strict=True))
-            self._unsettled[family].update(keys)
+            self._unsettled[family].append(keys)
         self._entries.append(entry_key)
         self._next_entry = _ENTRY_KEY.unpack(entry_key)[0] + 1
         size = entry_bytes + _ROW_COST_BYTES * sum(len(keys) for keys, _ in rows.values())
@@ -112,35 +113,42 @@ class JournaledDatabase:
         held = self._held.get(family)
         if held is None:
             return self._database.multi_get(family, keys)
-        missing = [key for key in keys if key not in held]
-        if not missing:
-            return [held[key] for key in keys]
-        read = dict(zip(missing, self._database.multi_get(family, missing), strict=True))
-        values = [read[key] if key in read else held[key] for key in keys]
-        self._make_room(sum(len(value or b"") for value in read.values()) + _ROW_COST_BYTES * len(read))
-        self._held[family].update(read)
-        return values
+        values: list[bytes | None] = list(map(held.get, keys))
+        if None in values:
+            values = self._read_missing(family, keys, values)
+        return [None if value is _ABSENT else value for value in values] if _ABSENT in values else values
+
+    def _read_missing(self, family: str, keys: Sequence[bytes], found: list[bytes | None]) -> list[bytes | None]:
+        """Fills the gaps from table files, and keeps what it read."""
+        missing = [key for key, value in zip(keys, found, strict=True) if value is None]
+        values = [_ABSENT if value is None else value for value in self._database.multi_get(family, missing)]
+        self._make_room(sum(map(len, values)) + _ROW_COST_BYTES * len(values))
+        self._held[family].update(zip(missing, values, strict=True))
+        read = iter(values)
+        return [next(read) if value is None else value for value in found]
 
     def _make_room(self, incoming_bytes: int) -> None:
         """Lets go of everything that is in table files when memory has reached its bound."""
         self._held_bytes += incoming_bytes
         if self._held_bytes <= JOURNALED_ROWS_KEPT_BYTES_MAX:
             return
-        self._held = {family: {key: held[key] for key in self._unsettled[family]} for family, held in self._held.items()}
+        self._held = {family: dict(self._unsettled_rows(family)) for family in self._families}
         self._held_bytes = incoming_bytes + self._measure_held()
 
     def _measure_held(self) -> int:
         values = chain.from_iterable(held.values() for held in self._held.values())
-        return sum(len(value or b"") + _ROW_COST_BYTES for value in values)
+        return sum(map(len, values)) + _ROW_COST_BYTES * sum(map(len, self._held.values()))
 
     def scan(self, family: str, start: bytes = b"", end: bytes | None = None) -> "Scan | MergedScan":
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
         scan = self._database.scan(family, start, end)
-        unsettled = [key for key in self._unsettled.get(family, ()) if key >= start and (end is None or key < end)]
-        if not unsettled:
-            return scan
-        held = self._held[family]
-        return MergedScan(scan, [(key, value) for key in sorted(unsettled) if (value := held[key]) is not None])
+        newer = [row for row in self._unsettled_rows(family) if row[0] >= start and (end is None or row[0] < end)]
+        return MergedScan(scan, newer) if newer else scan
+
+    def _unsettled_rows(self, family: str) -> list[tuple[bytes, bytes]]:
+        """Rows that only the journal has, in key order."""
+        keys = sorted(set(chain.from_iterable(self._unsettled.get(family, ()))))
+        return list(zip(keys, map(self._held[family].__getitem__, keys), strict=True)) if keys else []
 
     def facts(self) -> DiskFacts:
         """How large the directory is."""
@@ -181,17 +189,15 @@ class JournaledDatabase:
         """Takes every row of the journal into table files and empties it."""
         if not self._entries:
             return
-        for family, keys in self._unsettled.items():
-            held = self._held[family]
-            rows = [(key, value) for key in sorted(keys) if (value := held[key]) is not None]
-            if rows:
+        for family in self._families:
+            if rows := self._unsettled_rows(family):
                 self._database.ingest_rows(family, rows)
         batch = self._database.new_batch()
         for key in self._entries:
             batch.delete(JOURNAL, key)
         self._database.write(batch)
         self._entries, self._journal_bytes = [], 0
-        self._unsettled = {family: set() for family in self._families}
+        self._unsettled = {family: [] for family in self._families}
         self._held_bytes = self._measure_held()
         self._make_room(0)
 

@@ -33,11 +33,13 @@ from infra.bench.stage import (
 from infra.clock import SystemClock
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
+from infra.demo.stage import SHARDS
 from infra.kafka.reader import SourceRecord
 from schemas.events import ItemFeaturesRecord, NewItemsRecord, encode_record
 from schemas.features import encode_features
 from schemas.ids import IdKind
 from schemas.index.control import Init
+from schemas.index.layout import ORDER
 from schemas.limits import UPDATES_PER_RECORD_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
@@ -45,11 +47,14 @@ from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builder import encode_blocks
+from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
+from streams.increments_floor import measure_floor
 from streams.shard import Shard, open_shard
+from streams.shard_decode import encode_canonical
 from streams.shard_reader import ShardReader, open_shard_reader
-from streams.stored.plain_records import load_records
+from streams.stored.kernels import load_kernels
 
 _ROUNDS = 3  # floor and build in turns, the best of each
 _FP32_BLOCK_ROWS = 4_096
@@ -90,11 +95,18 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     figures.add("full_over_floor", rates.best["build"] / rates.best["floor"], "ratio")
     figures.add("floor_fp32_items_per_s", rates.best["floor_fp32"], "items/s")
     figures.add("fold_updates_per_s", 2 * catalogue.item_count / seconds, "updates/s")
+    with open_shard_reader(folder / "checkpoint") as reader:
+        first = next(reader.scan_items())
+    component_bytes = FEATURES_HEADER.size + len(encode_canonical(first.raw_features))
+    embedding_bytes = EMBEDDING_HEADER.size + 4 * checkpoint.spec.schema.mm_width
+    row_bytes = ORDER.itemsize + encoder.layout.row_bytes
+    floor = measure_floor(folder / "floor", catalogue.item_count // SHARDS, component_bytes, embedding_bytes, row_bytes)
+    figures.add("floor_updates_per_s", floor, "updates/s")
 
 
 def fill_shard(directory: Path, catalogue: Catalogue, checkpoint: Path) -> float:
     """One shard with the whole catalogue and a checkpoint of it; seconds that `Shard.apply` took, without a version."""
-    load_records()
+    load_kernels()
     init = Init(1, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})
     shard, seconds = open_shard(directory, 0, init, SystemClock()), 0.0
     try:
@@ -172,6 +184,7 @@ class _Run:
     updates_per_s: float
     start_s: float
     start_processor_s: float
+    update_processor_us: float
     peak_rss_mb: float
     builder_rss_mb: float
 
@@ -193,7 +206,9 @@ def _measure_worker(stage: BenchStage, catalogue: Catalogue, updates: int, figur
     batched = _run_worker(stage, lambda: _publish_batched(stage, catalogue, _PACKED_TIMES * updates))
     tell("done", began)
     figures.add("single_events_per_s", single.updates_per_s, "updates/s")
+    figures.add("single_processor_us", single.update_processor_us, "us")
     figures.add("batched_items_per_s", batched.updates_per_s, "updates/s")
+    figures.add("batched_processor_us", batched.update_processor_us, "us")
     figures.add("peak_rss_mb", max(peaks["self"], single.peak_rss_mb, batched.peak_rss_mb), "MB")
     figures.add("builder_peak_rss_mb", peaks["children"], "MB")
     figures.add("start_s", single.start_s, "s")
@@ -225,6 +240,7 @@ def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
 
         watch.wait(after, meanwhile=note_start)
         note_start()
+        caught_up_s = processor_s(worker)
         peaks = peak_rss_mb(worker)
         stage.stop_worker(worker)
         watch.poll()
@@ -232,7 +248,7 @@ def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
     moments = [(a.at_ms, a.shard, a.next_offsets[0]) for a in watch.seen if a.next_offsets[0] > before[a.shard][0]]
     rate = _rate(moments, {shard: offsets[0] for shard, offsets in before.items()}) * per_record
     start_s = min(at_ms for at_ms, _, _ in moments) / 1000 - imported_at_s(worker)
-    return _Run(rate, start_s, spent_s[0], peaks["self"], peaks["children"])
+    return _Run(rate, start_s, spent_s[0], (caught_up_s - spent_s[0]) / updates * 1e6, peaks["self"], peaks["children"])
 
 
 def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:

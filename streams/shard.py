@@ -50,6 +50,7 @@ from streams.shard_decode import DecodedRecord, decode_source_records
 from streams.shard_fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
 from streams.shard_outbox import Outgoing, put_outbox, read_outbox
 from streams.shard_rows import RowChanges, RowEncoder, encode_row_changes
+from streams.stored.folded_upserts import is_fold_loaded
 from streams.upsert_rows import encode_upsert_rows
 
 INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
@@ -182,7 +183,7 @@ class Shard:
         return outgoing.entries
 
     def _fold(self, decoded: Sequence[DecodedRecord]) -> FoldedBatch:
-        return fold_batch(decoded, self._database.multi_get, together=bool(self._encoders))  # whose maker loads the kernels
+        return fold_batch(decoded, self._database.multi_get, together=is_fold_loaded())
 
     def _advanced(self, decoded: Sequence[DecodedRecord], counts: Mapping[str, TopicCounts]) -> ShardState:
         next_offsets = {**self.state.next_offsets, **{d.record.topic: d.record.offset + 1 for d in decoded}}

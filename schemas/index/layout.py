@@ -6,16 +6,18 @@ Every decode checks magic, format, sizes and checksum first and raises Corrupted
 
 import hashlib
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import Id, IdKind, decode_index_key
-from schemas.limits import DELTA_RECORD_BYTES_MAX
+from schemas.limits import DELTA_RECORD_BYTES_MAX, TEXT_ID_BYTES_MAX
 from schemas.model.spec import ModelSpec
 
 FORMAT = 1
@@ -38,6 +40,7 @@ assert ORDER.itemsize == 37
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
 _DELTA_HEADER = struct.Struct("<4sHBBqIQqqqI")
 _KEY_LENGTH = struct.Struct("<H")
+_KEY_LENGTHS = [_KEY_LENGTH.pack(length) for length in range(TEXT_ID_BYTES_MAX + 1)]
 _CHECKSUM_BYTES = 8
 _BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
 _ID_KINDS = (IdKind.INT64, IdKind.TEXT)
@@ -264,7 +267,10 @@ def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
     head = _DELTA_HEADER.pack(
         _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, len(record.changes)
     )
-    body = b"".join((head, *(part for key, value in record.changes for part in (_KEY_LENGTH.pack(len(key)), key, value))))
+    changes = list(chain.from_iterable(record.changes))
+    keys, parts = changes[::2], [head] * (1 + 3 * len(record.changes))
+    parts[1::3], parts[2::3], parts[3::3] = [_KEY_LENGTHS[len(key)] for key in keys], keys, changes[1::2]
+    body = b"".join(parts)
     return body + _checksum(body)
 
 
@@ -297,12 +303,12 @@ def plan_delta_records(
     header: DeltaHeader, changes: Sequence[tuple[bytes, bytes]], bytes_max: int = DELTA_RECORD_BYTES_MAX
 ) -> list[DeltaRecord]:
     """Cuts one micro-batch's changes into records of at most `bytes_max`, sequence counting up. At least one record."""
-    cuts, size, start = [], 0, 0
-    for i, (key, value) in enumerate(changes):
-        size += 2 + len(key) + len(value)
-        if size > bytes_max - 1024:
-            cuts.append(changes[start:i])
-            start, size = i, 2 + len(key) + len(value)
+    ends = list(accumulate([2 + len(key) + len(value) for key, value in changes]))
+    cuts, start, before = [], 0, 0
+    while len(ends) > start + 1 and ends[-1] - before > bytes_max - 1024:
+        end = max(start + 1, bisect_right(ends, before + bytes_max - 1024))
+        cuts.append(changes[start:end])
+        start, before = end, ends[end - 1]
     cuts.append(changes[start:])
     return [
         DeltaRecord(DeltaHeader(header.version, header.shard, header.sequence + i, header.next_offsets, header.source_ms), tuple(cut))

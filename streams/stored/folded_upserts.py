@@ -7,8 +7,10 @@ Invariant: the bytes of a component are those of `encode_features_component(fold
 Arrays: U upserts in their order, I items that they touch, S steps that told something new of a live item, T bytes.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numba
 import numpy as np
@@ -24,6 +26,7 @@ SUPERSEDED, REPEATED, CHANGED, APPEARED = range(4)
 _HEAD = FEATURES_HEADER.size
 _OFFSET_AT, _INDEX_AT, _CHANGED_AT, _DEAD_AT, _HASH_AT = 8, 16, 18, 36, 37  # in a header; its order begins at 0
 _UNSALTED_8 = start_words(b"")
+_loaded = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,10 @@ class FoldedUpserts:
 
     def stored(self) -> tuple[list[bytes], list[bytes]]:
         """Keys and components of every item whose component is another than before."""
-        whole, keys = self.components.bytes_T.tobytes(), self.after.keys
-        ends = zip(keys, self.components.starts_R.tolist(), self.components.ends_R.tolist(), self.outcomes_I.tolist(), strict=True)
-        kept = [(key, whole[start:end]) for key, start, end, outcome in ends if outcome != SUPERSEDED]
-        return [key for key, _ in kept], [component for _, component in kept]
+        stored_I = self.outcomes_I != SUPERSEDED
+        whole, components = self.components.bytes_T.tobytes(), self.components.take(stored_I)
+        spans = zip(components.starts_R.tolist(), components.ends_R.tolist(), strict=True)
+        return list(compress(self.after.keys, stored_I.tolist())), [whole[start:end] for start, end in spans]
 
 
 def find_items(upserts: Upserts) -> tuple[list[bytes], np.ndarray]:
@@ -205,3 +208,9 @@ def compile_fold() -> None:
     """Takes the kernel from numba's cache, or compiles it."""
     upserts = Upserts.of([FeaturesUpdate(b"", 1, 0, 0, False, b"{}")])
     fold_upserts(upserts, *find_items(upserts), [None], [None])
+    _loaded.set()
+
+
+def is_fold_loaded() -> bool:
+    """Whether nobody waits for a compiler who folds."""
+    return _loaded.is_set()

@@ -2,7 +2,9 @@
 
 Here: the process's loop and the filling. Not here: the other side of the pipe (loader.py), the slot's layout (engine/slots.py), deltas (deltas.py).
 Loading inside the serving process costs its requests 1.2 to 5 times in p99; a process of its own, writing into memory that is mapped already, does not.
-The first version is waited for; from then on a load runs in what requests leave of the cores. That holds inside one session only (loader.py).
+The first version is waited for; from then on a load runs in what requests leave of the cores, which holds inside one session only (loader.py), and in
+short turns with rests between them: caches and memory are shared, so a load that runs through makes the requests beside it slow, and one that takes a
+quarter of a core makes four times as many a quarter as slow.
 
 Invariant: the answer "loaded" is given only after the manifest's sha256, every file's size and sha256, every block's checksum, the row counts of
 every part and shard, and both digests of the merged view were found right. Until then nobody reads the slot, so a failed load needs no clean-up.
@@ -18,6 +20,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +39,8 @@ from serving.engine.tables import Tables
 from serving.engine_kernels import load_table_kernels
 
 LINE_BYTES_MAX = 1 << 20
-_INT64_KEY_BYTES = 8
+SHARE = 0.25  # of a core, beside requests
+_REST_S_MIN = 0.0005  # less is no rest
 
 
 def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
@@ -59,14 +63,15 @@ def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[t
         yield key, value
 
 
-def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables) -> None:
-    """One shard into the tables. Raises Corrupted unless counts and digests are the seal's."""
+def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
+    """One shard into the tables; `rest` is called after each block. Raises Corrupted unless counts and digests are the seal's."""
     layout, deleted = manifest.layout, list[tuple[bytes, bytes]]()
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
     increments = _remember_deletes(read_incremental_part(store, seal.incremental), deleted)
     for block in merge_parts(layout, read_full_part(store, seal.full, layout), increments):
         digest.update(block)
         _apply(tables, _changes_of(layout, block))
+        rest()
     _check(seal, digest)
     _apply(tables, _changes_of_deletes(layout, deleted))
 
@@ -98,11 +103,32 @@ def _check(seal: Seal, digest: ShardDigest) -> None:
             )
 
 
+class Pace:
+    """Rests, so that from its start this process has had at most `share` of a core; one that waits for a core anyway does not rest as well."""
+
+    def __init__(
+        self,
+        share: float,
+        clock: Callable[[], float] = time.perf_counter,
+        spent: Callable[[], float] = time.process_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._share, self._clock, self._spent, self._sleep = share, clock, spent, sleep
+        self._began_s, self._spent_s = clock(), spent()
+
+    def rest(self) -> None:
+        """After each piece of work, which is to be shorter than a request."""
+        ahead_s = (self._spent() - self._spent_s) / self._share - (self._clock() - self._began_s)
+        if ahead_s > _REST_S_MIN:
+            self._sleep(ahead_s)
+
+
 class IndexReader:
-    """What the loader process holds: the slots it was sent."""
+    """What the loader process holds: the slots it was sent. `share` of a core is what a load may take."""
 
     def __init__(self) -> None:
         self._slots: dict[int, SlotMemory] = {}
+        self.share = 1.0
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
         """Maps a slot."""
@@ -123,9 +149,9 @@ class IndexReader:
         plan = plan_slot(manifest.layout, memory.size_bytes, rows, id_bytes)
         arrays = open_arrays(plan, memory.buffer)
         reset_arrays(arrays)
-        tables = Tables(manifest.layout, plan, arrays)
+        tables, pace = Tables(manifest.layout, plan, arrays), Pace(self.share)
         for seal in manifest.seals:
-            fill_shard(store, manifest, seal, tables)
+            fill_shard(store, manifest, seal, tables, pace.rest)
         return {"rows": rows, "id_bytes": id_bytes}
 
 
@@ -157,6 +183,7 @@ def serve(connection: socket.socket) -> None:
             call = {"open": reader.open, "measure": reader.measure, "load": reader.load}[request["op"]]
             reply = _answer(call, request, fds[0] if fds else None)
             if request["op"] == "load" and reply["ok"]:
+                reader.share = SHARE
                 _give_way()
             connection.sendall(json.dumps(reply).encode() + b"\n")
 

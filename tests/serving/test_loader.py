@@ -19,6 +19,7 @@ from schemas.ids import Id, encode_index_key
 from schemas.index.layout import encode_increment, row_layout
 from schemas.index.manifest import Manifest, encode_manifest, manifest_path
 from serving.engine.changes import decode_changes, encode_ids
+from serving.index_reader import Pace
 from serving.loader import Loader, Source
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import Version, item_id, make_version, order
@@ -171,6 +172,24 @@ def test_after_the_first_version_a_load_gives_way_to_requests_of_its_session(ver
         assert os.getpgid(child) == child
     finally:
         loader.close()
+
+
+@pytest.mark.parametrize("waits", [0.0, 1.0, 9.0])  # for a core, as a share of the work
+def test_a_paced_load_takes_its_share_of_a_core_and_rests_no_longer_where_others_have_the_core_anyway(waits: float) -> None:
+    clock, spent, rests = [100.0], [5.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        rests.append(seconds)
+
+    pace = Pace(0.25, lambda: clock[0], lambda: spent[0], sleep)
+    for _ in range(1_000):
+        spent[0] += 0.0003
+        clock[0] += 0.0003 * (1 + waits)
+        pace.rest()
+    took_s = clock[0] - 100
+    assert took_s == pytest.approx(0.3 * max(4.0, 1 + waits), rel=0.01)
+    assert all(0.0005 < one < 0.005 for one in rests), "many short ones"
 
 
 def test_the_loader_process_never_imports_torch_and_ends_with_its_parent(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ ours (bound the same way, never listening) until Granian has it.
 Granian gives a connection a place out of `backpressure` for as long as it is open: with its default of 128 as many idle clients shut out the rest.
 HTTP/1.1 only: where Granian may speak HTTP/2 too, a connection that never sends a byte is never closed, because it waits for the first ones to tell
 the two apart before its time limit begins. Whoever wants many calls on one connection has gRPC.
+A client that shuts down its writing side after its request counts as gone and gets no answer: hyper would have to be told otherwise, and Granian has no
+setting for it. Its connection is closed, and what it asked for is computed for nobody.
 """
 
 import asyncio

@@ -38,6 +38,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import Batch, TrainingSet
+from streams.training.length_groups import group_by_length, take_users
 from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
 from streams.training.trainer_state import StateFile, TrainerState
 
@@ -249,9 +250,13 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of
     """Logits of every task [B, C, T], the click first."""
     distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)
     vectors_RD, bridge_RN = network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))
-    behaviours = _with_vectors(batch.users, vectors_of(batch.rows_BL))
+    users = _with_vectors(batch.users, vectors_of(batch.rows_BL))
     rows = data.candidate_rows(batch, F.embedding(place_BC, vectors_RD), F.embedding(place_BC, bridge_RN))
-    return network.joint_logits(network.user_states(behaviours), rows)
+    groups = group_by_length(users.behaviours.mask_BL)
+    if len(groups) == 1:
+        return network.joint_logits(network.user_states(users), rows)
+    parts = [network.joint_logits(network.user_states(take_users(users, g)), map_tensors(rows, lambda t, g=g: t[g])) for g in groups]
+    return torch.cat(parts)[torch.cat(groups).argsort()]
 
 
 def _with_vectors(users: UserInputs, vectors_BLD: Tensor) -> UserInputs:

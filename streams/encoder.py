@@ -24,7 +24,7 @@ from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.model.item_network import ItemNetwork, encoder_fingerprint
-from schemas.model.lsh import encode_signatures
+from schemas.model.signer import Signer
 from streams.stored.item_block import EmbeddingValues
 from streams.stored.item_columns import PlainColumns, encode_columns, encode_plain_columns
 from streams.stored.kernels import load_kernels
@@ -50,7 +50,7 @@ class RowEncoder:
         self.checkpoint_sha256 = checkpoint.info.sha256
         self.fingerprint = encoder_fingerprint()
         self._network = ItemNetwork(checkpoint.parameters)
-        self._w_hash_KM = checkpoint.w_hash
+        self._signer = None if checkpoint.w_hash is None else Signer(checkpoint.w_hash)
         self._schema = checkpoint.spec.schema
 
     def encode(self, raw_features: Sequence[Raw], embeddings: Sequence[Embedding]) -> np.ndarray:
@@ -93,13 +93,12 @@ class RowEncoder:
     def _sign(self, rows: np.ndarray, mm_RM: np.ndarray, has_R: np.ndarray, stale_R: np.ndarray) -> None:
         """Signature and has_signature of the stale rows (Eq. 5)."""
         rows["has_signature"][stale_R] = 0
-        if self._w_hash_KM is None:
+        if self._signer is None:
             return
         rows["signature"][stale_R] = 0
-        at = np.flatnonzero(has_R & stale_R)
-        if len(at):
-            rows["signature"][at] = encode_signatures(mm_RM[at], self._w_hash_KM).reshape(rows["signature"][at].shape)
-            rows["has_signature"][at] = 1
+        signed_R = has_R & stale_R
+        self._signer.sign_into(mm_RM, np.flatnonzero(signed_R), rows["signature"])
+        rows["has_signature"][signed_R] = 1
 
     def _fill_plain(self, rows: np.ndarray, columns: PlainColumns) -> None:
         """The columns that need no network."""

@@ -10,15 +10,28 @@ Addresses are int64, strides in bytes; nothing here checks a bound.
 Arrays: P columns of a panel, D width padded to vectors.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from schemas.model.vector_blocks import DOUBLE, FLOAT, INT32, INT64, constant, emit_tile, external, fused, load, loop, offset, splat, store
+from schemas.model.vector_blocks import (
+    DOUBLE,
+    FLOAT,
+    INT32,
+    INT64,
+    constant,
+    emit_tile,
+    external,
+    fused,
+    instruction,
+    load,
+    loop,
+    offset,
+    splat,
+    store,
+)
 
 LANES = 8  # of everything but products; processors with narrower vectors use two of theirs
 TILE_LANES = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 4
@@ -29,10 +42,6 @@ _FLOATS = ir.VectorType(FLOAT, LANES)
 _BYTES = 8 * LANES
 
 
-def _instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
-    return intrinsic(typing)  # which takes one argument less than it says
-
-
 def _make_tile(vectors: int) -> Any:
     def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
         def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
@@ -41,7 +50,7 @@ def _make_tile(vectors: int) -> Any:
 
         return types.void(*[types.int64] * 8, types.float64), emit
 
-    return _instruction(multiply)
+    return instruction(multiply)
 
 
 # Arguments: those of `emit_tile`, least float64.
@@ -64,7 +73,7 @@ def _each_run(builder: Any, count: Any, run: Any) -> None:
         done = builder.add(done, builder.mul(steps, ir.Constant(INT64, lanes)))
 
 
-@_instruction
+@instruction
 def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untyped-def]
     """out float64 [count] = source float32 [count], cut at +-most; what is not a number stays so."""
 
@@ -85,7 +94,7 @@ def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untype
     return types.void(types.int64, types.int64, types.float32, types.int64), emit
 
 
-@_instruction
+@instruction
 def round_numbers(_context, source, count, out):  # type: ignore[no-untyped-def]
     """out float16 [count] = source float64 [count], rounded to float32 and then to float16, as torch does."""
 
@@ -114,7 +123,7 @@ def _add_up(builder: Any, numbers: Any) -> Any:
     return builder.extract_element(numbers, ir.Constant(INT32, 0))
 
 
-@_instruction
+@instruction
 def normalise_row(_context, row, vectors, count, epsilon, mask, scale, shift):  # type: ignore[no-untyped-def]
     """LayerNorm in place: row [D] of which `count` (float64) are real; mask is 1 there and 0 after them; scale, shift [D]."""
 
@@ -170,7 +179,7 @@ def _emit_exp(builder: Any, x: Any) -> Any:
     return builder.bitcast(builder.add(builder.bitcast(series, whole), exponent), _DOUBLES)
 
 
-@_instruction
+@instruction
 def soften_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
     """row [D] = softmax(row / root), in place. A place that holds -inf gets nothing."""
 
@@ -206,3 +215,21 @@ def soften_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float64), emit
+
+
+@instruction
+def store_signs(_context, row, count, out):  # type: ignore[no-untyped-def]
+    """Bytes out [count]: bit i of each says whether number i of eight of the row is above 0."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        row, count, out = arguments
+
+        def sign(index: Any, _: list[Any]) -> list[Any]:
+            above = builder.fcmp_ordered(">", load(builder, offset(builder, row, index, _BYTES), _DOUBLES), constant(0.0, DOUBLE, LANES))
+            store(builder, builder.bitcast(above, ir.IntType(LANES)), builder.add(out, index))
+            return []
+
+        loop(builder, count, [], sign)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit

@@ -31,17 +31,9 @@ from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope
 from schemas.limits import BAG_VALUES_MAX
 from schemas.model.compiled import kernel, part
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
-from schemas.model.item_code import (
-    LANES,
-    PANEL,
-    multiply_half_tile,
-    multiply_tile,
-    normalise_row,
-    round_numbers,
-    soften_row,
-    widen_numbers,
-)
+from schemas.model.item_code import LANES, normalise_row, round_numbers, soften_row, widen_numbers
 from schemas.model.parameters import Parameters, parameter_shapes
+from schemas.model.products import multiply, pack_panels, padded
 from schemas.model.spec import ModelSpec
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 
@@ -134,19 +126,6 @@ class ItemNetwork:
 # --- weights ------------------------------------------------------------------------------------------------------------
 
 
-def _padded(width: int) -> int:
-    return -(-width // LANES) * LANES
-
-
-def _pack(matrix_KH: np.ndarray, bias_H: np.ndarray, past: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Panels one after another, the last of TILE_LANES columns if that is enough, and the bias; columns after H have weights 0 and the bias `past`."""
-    depth, width = matrix_KH.shape
-    wide_KH, wide_H = np.zeros((depth, _padded(width))), np.full(_padded(width), past)
-    wide_KH[:, :width], wide_H[:width] = matrix_KH, bias_H
-    panels = [np.ascontiguousarray(wide_KH[:, first : first + PANEL]).ravel() for first in range(0, wide_KH.shape[1], PANEL)]
-    return np.concatenate(panels), wide_H
-
-
 class _Products:
     """Collects products of rows with matrices, and their weights side by side."""
 
@@ -155,12 +134,12 @@ class _Products:
 
     def add(self, layer: int, source: int, target: int, linears: Sequence[tuple[np.ndarray, np.ndarray]], relu: bool) -> None:
         """Linear layers (weight [out, in], bias) of the same input, side by side, each padded for itself."""
-        width = _padded(len(linears[0][1]))
+        width = padded(len(linears[0][1]))
         matrix_KH, bias_H = np.zeros((linears[0][0].shape[1], width * len(linears))), np.zeros(width * len(linears))
         for place, (weight, bias) in enumerate(linears):
             columns = slice(place * width, place * width + len(bias))
             matrix_KH[:, columns], bias_H[columns] = weight.T, bias
-        panels, starts = _pack(matrix_KH, bias_H)
+        panels, starts = pack_panels(matrix_KH, bias_H)
         self._products.append([layer, source, target, self._size, self._size + panels.size, len(matrix_KH), len(bias_H), int(relu)])
         self._pieces += [panels, starts]
         self._size += panels.size + starts.size
@@ -177,12 +156,12 @@ def _arrange(parameters: Parameters) -> tuple[ItemWeights, int, int]:
     places = plan_features(spec.schema.item_half_inputs, spec.embedding_width)
     table = parameters.find("item_half.features.table")
     products, values = _arrange_layers(parameters)
-    norms, mask = np.zeros((2, 2, _padded(spec.width))), np.zeros(_padded(spec.width))
+    norms, mask = np.zeros((2, 2, padded(spec.width))), np.zeros(padded(spec.width))
     for half, name in enumerate(("vector", "key")):
         norms[half, 0, : spec.width] = parameters[f"item_half.{name}_norm.weight"]
         norms[half, 1, : spec.width] = parameters[f"item_half.{name}_norm.bias"]
     mask[: spec.width] = 1.0
-    bridges, starts = _pack(parameters["bea.bridges_ND"].T, np.zeros(spec.bridges), -np.inf)
+    bridges, starts = pack_panels(parameters["bea.bridges_ND"].T, np.zeros(spec.bridges), -np.inf)
     weights = ItemWeights(
         np.zeros((1, spec.embedding_width), np.float32) if table is None else np.ascontiguousarray(table),
         np.array(places.categorical_starts, np.int64),
@@ -196,7 +175,7 @@ def _arrange(parameters: Parameters) -> tuple[ItemWeights, int, int]:
         spec.width,
         spec.bridges,
     )
-    return weights, places.width, 2 * max(map(_padded, (*spec.item_hidden, spec.width, spec.bridges)))
+    return weights, places.width, 2 * max(map(padded, (*spec.item_hidden, spec.width, spec.bridges)))
 
 
 def _arrange_layers(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
@@ -205,27 +184,12 @@ def _arrange_layers(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     products.add(0, 0, 0, [vector[0], key[0]], len(vector) > 1)
     for layer in range(1, len(vector)):
         for half, linears in enumerate((vector, key)):
-            narrow, wide = (_padded(len(linears[at][1])) for at in (layer - 1, layer))
+            narrow, wide = (padded(len(linears[at][1])) for at in (layer - 1, layer))
             products.add(layer, half * narrow, half * wide, [linears[layer]], layer + 1 < len(vector))
     return products.arrays()
 
 
 # --- compiled -----------------------------------------------------------------------------------------------------------
-
-
-@part
-def _multiply(
-    rows: int, source: int, source_stride: int, panels: int, depth: int, width: int, starts: int, out: int, out_stride: int, least: float
-) -> None:
-    """out [rows, width] = max(least, starts + source x panels); rows are rounded up to whole tiles. Addresses, and strides in bytes."""
-    for column in range(0, width, PANEL):
-        panel, bias = panels + _NUMBER_BYTES * column * depth, starts + _NUMBER_BYTES * column
-        for row in range(0, rows, TILE_ROWS):
-            first, into = source + row * source_stride, out + row * out_stride + _NUMBER_BYTES * column
-            if width - column >= PANEL:
-                multiply_tile(first, source_stride, panel, depth, bias, 0, into, out_stride, least)
-            else:
-                multiply_half_tile(first, source_stride, panel, depth, bias, 0, into, out_stride, least)
 
 
 @part
@@ -280,7 +244,7 @@ def _run_layers(rows: int, weights: ItemWeights, scratch: ItemScratch) -> int:
         out = hidden + (product[_LAYER] % 2) * turn + _NUMBER_BYTES * product[_TO]
         panels, starts = values + _NUMBER_BYTES * product[_PANELS], values + _NUMBER_BYTES * product[_BIAS]
         least = 0.0 if product[_RELU] else -np.inf
-        _multiply(rows, source, source_stride, panels, product[_DEPTH], product[_WIDTH], starts, out, stride, least)
+        multiply(rows, source, source_stride, panels, product[_DEPTH], product[_WIDTH], starts, out, stride, least)
     return hidden + (weights.products[-1, _LAYER] % 2) * turn
 
 
@@ -297,7 +261,7 @@ def _finish_rows(start: int, rows: int, found: int, weights: ItemWeights, scratc
     hidden, wide = address(scratch.hidden_2BH), weights.bridge_starts.shape[0]
     other = hidden if found != hidden else hidden + scratch.hidden_2BH.shape[1] * stride
     bridges, starts = address(weights.bridges), address(weights.bridge_starts)
-    _multiply(rows, found + half, stride, bridges, weights.width, wide, starts, other, stride, -np.inf)
+    multiply(rows, found + half, stride, bridges, weights.width, wide, starts, other, stride, -np.inf)
     for i in range(rows):
         soften_row(other + i * stride, wide // LANES, float(weights.width) ** 0.5)
         round_numbers(other + i * stride, weights.bridge_count, places.bridges + (start + i) * places.bridge_stride)

@@ -13,12 +13,19 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
 _BYTES = {FLOAT: 4, DOUBLE: 8}
 _SUFFIX = {FLOAT: "f32", DOUBLE: "f64"}
+
+
+def instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
+    """An instruction that kernels call: its function gets types and says how it is emitted (numba's `intrinsic`, as the type checker can bear it)."""
+    return intrinsic(typing)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
@@ -33,6 +40,16 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 def address(array: np.ndarray) -> int:
     """Where an array's first element lies, int64."""
     return np.int64(array.ctypes.data)  # type: ignore[return-value] # numba's int
+
+
+@instruction
+def load_word(_context, address):  # type: ignore[no-untyped-def]
+    """The eight bytes at an address as uint64, aligned or not."""
+
+    def emit(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        return load(builder, arguments[0], INT64)
+
+    return types.uint64(types.int64), emit
 
 
 def offset(builder: Any, address: Any, count: Any, stride: Any) -> Any:

@@ -12,8 +12,8 @@ Source: the idea of (key, slot) pairs at low load and of loading a block's first
 import numba
 import numpy as np
 
-from schemas.model.vector_blocks import address
-from serving.engine.vector_code import load_word, prefetch
+from schemas.model.vector_blocks import address, load_word
+from serving.engine.vector_code import prefetch
 
 U = np.uint64
 _MIX_1, _MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9)

@@ -195,16 +195,6 @@ def widen_row(_context, source, count, out):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def load_word(_context, address):  # type: ignore[no-untyped-def]
-    """The eight bytes at an address as uint64, aligned or not."""
-
-    def emit(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-        return load(builder, arguments[0], INT64)
-
-    return types.uint64(types.int64), emit
-
-
-@intrinsic
 def prefetch(_context, address):  # type: ignore[no-untyped-def]
     """Asks for the cache line at an address; never faults."""
 

@@ -5,8 +5,11 @@ Here: BLAKE2b for short digests, and a small memory of values met before in the 
 Source: RFC 7693.
 """
 
-import numba
+from typing import NamedTuple
+
 import numpy as np
+
+from schemas.model.compiled import part
 
 U = np.uint64
 _IV = np.array(
@@ -45,20 +48,27 @@ def start_words(salt: bytes) -> np.ndarray:
     return start_8
 
 
-def new_memory(values: int) -> np.ndarray:
-    """An empty memory for about `values` values and the hash's working words: uint64 [S, 6]."""
+class Memory(NamedTuple):
+    """Values met before, uint64 [S, 6] with S a power of 2, and the hash's working words."""
+
+    kept_S6: np.ndarray
+    work: np.ndarray
+
+
+def new_memory(values: int) -> Memory:
+    """An empty memory for about `values` values."""
     size = 16
     while size < min(values, 4_096):
         size *= 2
-    return np.zeros((size + 1 + WORK_WORDS // _KEPT_WORDS, _KEPT_WORDS), np.uint64)
+    return Memory(np.zeros((size, _KEPT_WORDS), np.uint64), np.zeros(WORK_WORDS, np.uint64))
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _rotate(word: int, bits: int) -> int:
     return (word >> U(bits)) | (word << U(64 - bits))
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _mix(w: np.ndarray, a: int, b: int, c: int, d: int, x: int, y: int) -> None:
     va, vb, vc, vd = w[a], w[b], w[c], w[d]
     va += vb + x
@@ -72,7 +82,7 @@ def _mix(w: np.ndarray, a: int, b: int, c: int, d: int, x: int, y: int) -> None:
     w[a], w[b], w[c], w[d] = va, vb, vc, vd
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _compress(w: np.ndarray, total: int, last: bool) -> None:
     """One block: w[0:16] = message, w[32:40] = chain."""
     for i in range(8):
@@ -94,14 +104,16 @@ def _compress(w: np.ndarray, total: int, last: bool) -> None:
         w[32 + i] ^= w[16 + i] ^ w[24 + i]
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def digest_64(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w: np.ndarray) -> int:
     """BLAKE2b-64 of text[begin : begin + length]; `w`: uint64 [WORK_WORDS] to work in."""
-    w[32:40] = start_8
+    for i in range(8):
+        w[32 + i] = start_8[i]
     done = 0
     while True:
         take = min(_BLOCK_BYTES, length - done)
-        w[:16] = U(0)
+        for i in range(16):
+            w[i] = U(0)
         for i in range(take):
             w[i >> 3] |= U(text[begin + done + i]) << U(8 * (i & 7))
         done += take
@@ -110,27 +122,27 @@ def digest_64(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w:
             return w[32]
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8: np.ndarray, memory: np.ndarray) -> int:
+@part
+def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8: np.ndarray, memory: Memory) -> int:
     """`hash_bucket` of the text. `memory` is of one call and one feature (`new_memory`)."""
-    size = memory.shape[0] - 1 - WORK_WORDS // _KEPT_WORDS
-    w = memory[size:].ravel()
+    w, kept = memory.work, memory.kept_S6
     if length > _KEPT_BYTES:
         return 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
-    w[:4] = U(0)
+    one, two, three, four = U(0), U(0), U(0), U(0)
     for i in range(length):
-        w[i >> 3] |= U(text[begin + i]) << U(8 * (i & 7))
-    mixed = (w[0] ^ _rotate(w[1], 23) ^ _rotate(w[2], 41) ^ _rotate(w[3], 7)) * U(0x9E3779B97F4A7C15)
-    at = np.int64((mixed >> U(40)) & U(size - 1))
-    if (
-        memory[at, 4] == U(length + 1)
-        and memory[at, 0] == w[0]
-        and memory[at, 1] == w[1]
-        and memory[at, 2] == w[2]
-        and memory[at, 3] == w[3]
-    ):
-        return np.int64(memory[at, 5])
-    memory[at, :4] = w[:4]
+        shifted = U(text[begin + i]) << U(8 * (i & 7))
+        if i < 8:
+            one |= shifted
+        elif i < 16:
+            two |= shifted
+        elif i < 24:
+            three |= shifted
+        else:
+            four |= shifted
+    mixed = (one ^ _rotate(two, 23) ^ _rotate(three, 41) ^ _rotate(four, 7)) * U(0x9E3779B97F4A7C15)
+    at = np.int64((mixed >> U(40)) & U(kept.shape[0] - 1))
+    if kept[at, 4] == U(length + 1) and kept[at, 0] == one and kept[at, 1] == two and kept[at, 2] == three and kept[at, 3] == four:
+        return np.int64(kept[at, 5])
     bucket = 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
-    memory[at, 4], memory[at, 5] = U(length + 1), U(bucket)
+    kept[at, 0], kept[at, 1], kept[at, 2], kept[at, 3], kept[at, 4], kept[at, 5] = one, two, three, four, U(length + 1), U(bucket)
     return bucket

@@ -7,8 +7,9 @@ Python. Two ways: few digits and a small power of ten are exact factors, so one 
 Source: W. Clinger 1990 (the first way); D. Lemire, Number Parsing at a Gigabyte per Second, 2021 (the second).
 """
 
-import numba
 import numpy as np
+
+from schemas.model.compiled import kernel, part
 
 U = np.uint64
 _EXACT_TENS = np.array([float(10**k) for k in range(23)])
@@ -33,7 +34,7 @@ def _power_words(q: int) -> tuple[int, int]:
 _POWERS_Q2 = np.array([_power_words(q) for q in range(_POWER_MIN, _POWER_MAX + 1)], np.uint64)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _multiply(a: int, b: int) -> tuple[int, int]:
     """High and low word of a product."""
     a_low, a_high, b_low, b_high = a & _MASK_32, a >> U(32), b & _MASK_32, b >> U(32)
@@ -43,7 +44,7 @@ def _multiply(a: int, b: int) -> tuple[int, int]:
     return high, (low & _MASK_32) | (carry << U(32))
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _leading_zeros(word: int) -> int:
     zeros = 0
     for step in (32, 16, 8, 4, 2, 1):
@@ -53,7 +54,7 @@ def _leading_zeros(word: int) -> int:
     return zeros
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def to_double(whole: int, power: int, bits_1: np.ndarray) -> bool:
     """The bits of whole x 10^power (whole uint64 > 0) into `bits_1` (uint64 [1]); False: ask Python."""
     if whole <= _EXACT_WHOLE_MAX and -22 <= power <= 22:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, overload
 
-import numba
 import numpy as np
 
+from schemas.model.compiled import kernel, part
 from streams.core.item_state import decode_raw_features
 from streams.stored.decimal_numbers import U, to_double
+from streams.stored.text_words import WORD_BYTES, are_equal, divide_by_tens, read_short_number
 
 ABSENT, WHOLE, FLOAT, TEXT, BOOLEAN, LIST = range(6)  # kinds of cells; null counts as absent
 
@@ -79,7 +80,7 @@ def read_cells(texts: FeatureTexts, names: Sequence[str]) -> Cells:
     )
     raw = [name.encode() for name in names]
     ends = np.cumsum([0, *map(len, raw)], dtype=np.int64)
-    wanted = np.frombuffer(b"".join(raw), np.uint8)
+    wanted = np.frombuffer(b"".join(raw) + bytes(WORD_BYTES), np.uint8)  # the last name is read as words, too
     _read_texts(
         texts.text_T,
         texts.starts_R,
@@ -91,11 +92,12 @@ def read_cells(texts: FeatureTexts, names: Sequence[str]) -> Cells:
         cells.begins_FR,
         cells.ends_FR,
         cells.plain_R,
+        np.zeros(1, np.uint64),
     )
     return cells
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _order(text: np.ndarray, begin: int, end: int, names: np.ndarray, name: int, name_end: int) -> int:
     """Below, equal to or above 0 as text[begin:end] is to names[name:name_end]."""
     shared = min(end - begin, name_end - name)
@@ -105,7 +107,7 @@ def _order(text: np.ndarray, begin: int, end: int, names: np.ndarray, name: int,
     return (end - begin) - (name_end - name)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _find_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> tuple[int, bool]:
     """(the first wanted name from `f` on that is not below text[begin:end], whether it is that text)."""
     while f < name_ends_F1.shape[0] - 1:
@@ -116,20 +118,22 @@ def _find_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_e
     return f, False
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _pass_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> int:
     """The place of the closing quote if the text at `begin` is the wanted name `f`, as it mostly is; else -1."""
     name = name_ends_F1[f]
     at_end = begin + name_ends_F1[f + 1] - name
     if at_end >= end or text[at_end] != _QUOTE:
         return _BAD
+    if at_end + WORD_BYTES <= text.shape[0]:
+        return at_end if are_equal(text, begin, names, name, at_end - begin) else _BAD
     for i in range(at_end - begin):
         if text[begin + i] != names[name + i]:
             return _BAD
     return at_end
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def skip_text(text: np.ndarray, at: int, end: int) -> int:
     """The place of the closing quote of the text that begins at `at`; -1 if it holds what Python must read."""
     while at < end:
@@ -142,11 +146,17 @@ def skip_text(text: np.ndarray, at: int, end: int) -> int:
     return _BAD
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def read_number(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tuple[int, bool]:
     """(the place after a number, whether it is whole); its fp64 bits in `bits_1`. The place is -1 if Python must read it."""
     negative = text[at] == _MINUS
     at += 1 if negative else 0
+    if at + WORD_BYTES <= text.shape[0]:
+        length, places, short = read_short_number(text, at)
+        if length > 0 and short > 0 and at + length <= end and text[at + length] != _E:
+            number = divide_by_tens(short, places)
+            bits_1.view(np.float64)[0] = -number if negative else number
+            return at + length, places < 0
     whole, digits, power, is_whole, seen = U(0), 0, 0, True, at
     while at < end and _ZERO <= text[at] <= _NINE:
         whole = whole * U(10) + U(text[at] - _ZERO)
@@ -187,7 +197,7 @@ def read_number(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tupl
     return at, is_whole
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _skip_list(text: np.ndarray, at: int, end: int) -> int:
     """The place of the closing bracket of a list of plain values."""
     while at < end:
@@ -204,7 +214,7 @@ def _skip_list(text: np.ndarray, at: int, end: int) -> int:
     return _BAD
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _read_value(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tuple[int, int, int, int]:
     """Kind, begin and end of the value at `at`, and the place after it (or _BAD); a number's bits go to `bits_1`, NaN otherwise."""
     byte, bits_1[0] = text[at], U(0x7FF8000000000000)
@@ -226,7 +236,7 @@ def _read_value(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tupl
     return ABSENT, at, _BAD, _BAD
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _read_texts(
     text: np.ndarray,
     starts_R: np.ndarray,
@@ -238,8 +248,9 @@ def _read_texts(
     begins_FR: np.ndarray,
     ends_FR: np.ndarray,
     plain_R: np.ndarray,
+    bits_1: np.ndarray,
 ) -> None:
-    bits_1, count = np.zeros(1, np.uint64), name_ends_F1.shape[0] - 1
+    count = name_ends_F1.shape[0] - 1
     number_1 = bits_1.view(np.float64)
     for r in range(starts_R.shape[0]):
         at, end, f = starts_R[r] + 1, ends_R[r] - 1, 0

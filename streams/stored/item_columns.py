@@ -16,7 +16,7 @@ import numpy as np
 
 from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime_rows
 from schemas.limits import BAG_VALUES_MAX
-from streams.stored.bucket_hash import find_bucket, new_memory, start_words
+from streams.stored.bucket_hash import Memory, find_bucket, new_memory, start_words
 from streams.stored.feature_texts import BOOLEAN, LIST, TEXT, WHOLE, Cells, FeatureTexts, read_cells, read_number, skip_text
 
 Raw = Mapping[str, Any]
@@ -164,7 +164,7 @@ def _fill_buckets(
     ends_R: np.ndarray,
     buckets: int,
     start_8: np.ndarray,
-    memory: np.ndarray,
+    memory: Memory,
     of_truth_2: np.ndarray,
     out_R: np.ndarray,
 ) -> None:
@@ -184,7 +184,7 @@ def _fill_bags(
     ends_R: np.ndarray,
     buckets: int,
     start_8: np.ndarray,
-    memory: np.ndarray,
+    memory: Memory,
     out_RV: np.ndarray,
     plain_R: np.ndarray,
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infra.compiled_once import compiled_once, is_compiled
-from schemas.model import item_network
+from schemas.model import item_network, signer
 from streams.stored.changed_inputs import compile_changes
 from streams.stored.folded_upserts import compile_fold
 from streams.stored.item_block import compile_blocks
@@ -24,6 +24,7 @@ def load_kernels() -> None:
         load_records()
     with compiled_once("items", _MODEL_SOURCES):
         item_network.compile_item_network()
+        signer.compile_signer()
 
 
 def load_compiled_kernels() -> None:

@@ -6,6 +6,7 @@ Invariant: accept or reject is a pure function of topic, partition and the recor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -144,21 +145,23 @@ def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> Decode
     decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, _item_of)
     updates: list[Update] = []
     rejected = list(decoded.rejected)
-    for index, update in decoded.accepted:
-        values = _to_float32(update.embedding)
+    embeddings = _to_float32([update.embedding for _, update in decoded.accepted])
+    for (index, update), values in zip(decoded.accepted, embeddings, strict=True):
         if values is not None:
-            updates.append(EmbeddingUpdate(encode_index_key(update.item_id), record.offset, index, values.tobytes()))
+            updates.append(EmbeddingUpdate(encode_index_key(update.item_id), record.offset, index, values))
         else:
             reason = f"embedding of item {update.item_id!r} has numbers outside float32 (largest {max(map(abs, update.embedding)):g})"
             rejected.append(Rejection(index, "embedding_not_float32", reason, "semantic"))
     return DecodedRecord(record, updates, rejected)
 
 
-def _to_float32(embedding: Sequence[float]) -> np.ndarray | None:
-    """None: a number of it has no float32."""
-    values = np.array(embedding)  # float64
-    if np.abs(values).max() > _FLOAT32_MAX:
-        with np.errstate(over="ignore"):
-            narrow = values.astype(np.float32)
-        return narrow if np.isfinite(narrow).all() else None
-    return values.astype(np.float32)
+def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes | None]:
+    """Each as float32 bytes; None: a number of it has no float32. Those of a record are turned together."""
+    ends = list(accumulate(map(len, embeddings)))
+    wide = np.fromiter(chain.from_iterable(embeddings), np.float64, ends[-1] if ends else 0)
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    whole, spans = narrow.tobytes(), list(zip([0, *ends], ends, strict=False))
+    if not (np.abs(wide) > _FLOAT32_MAX).any():
+        return [whole[4 * begin : 4 * end] for begin, end in spans]
+    return [whole[4 * begin : 4 * end] if np.isfinite(narrow[begin:end]).all() else None for begin, end in spans]

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,7 +27,10 @@ def test_both_writers_give_the_same_bytes(features: dict[str, Any]) -> None:
 def test_a_number_is_refused_exactly_where_rounding_to_float32_gives_an_infinity() -> None:
     largest = (2 - 2**-23) * 2.0**127
     for value, fits in ((largest, True), (largest * (1 + 2**-26), True), (largest * (1 + 2**-24), False), (-3.5e38, False), (0.1, True)):
-        assert (_to_float32([value]) is not None) == fits, value
+        one, both, neighbour = _to_float32([[value], [1.0, value], [2.0]])
+        assert (one is not None) == (both is not None) == fits, value
+        assert neighbour == np.array([2.0], np.float32).tobytes(), "each is judged alone"
+        assert not fits or both == np.array([1.0, value], np.float32).tobytes()
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7), st.sampled_from([ITEM_FEATURES, NEW_ITEMS]))

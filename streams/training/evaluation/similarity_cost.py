@@ -17,7 +17,7 @@ import numba
 import numpy as np
 
 from schemas.model.lsh import equal_bits_min
-from streams.training.family.codes import MOMENT_WIDTH
+from streams.training.family.codes import MOMENT_WIDTH, MOMENTS, SHAPE_HIDDEN
 
 ROUNDS = 15
 BEHAVIOURS = 4_000
@@ -97,6 +97,21 @@ def factored_moments(codes_CP: np.ndarray, sums: tuple[np.ndarray, np.ndarray, n
     return np.stack([codes_CP @ first_P, pairs_CA @ second_A, third_C], axis=1) / behaviours
 
 
+def central_moments(moments_C3: np.ndarray) -> np.ndarray:
+    """Mean, deviation and skewness from the first three moments, [C, 3]: what the head reads of them (family/codes.py), before its scales."""
+    first_C, second_C, third_C = moments_C3.T
+    variance_C = np.maximum(second_C - first_C**2, 1e-6)
+    skewness_C = (third_C - 3 * first_C * second_C + 2 * first_C**3) / variance_C**1.5
+    return np.stack([first_C, np.sqrt(variance_C), skewness_C], axis=1)
+
+
+def shape_moments(moments_C3: np.ndarray, behaviours: int, layers: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """What the head's own layers for moments make of them and of the count, [C, 2 N]."""
+    count_C1 = np.full((len(moments_C3), 1), math.log1p(behaviours), moments_C3.dtype)
+    hidden_CH = np.maximum(np.concatenate([moments_C3, count_C1], axis=1) @ layers[0], 0)
+    return np.maximum(hidden_CH @ layers[1], 0)
+
+
 def _pairs(codes_XP: np.ndarray) -> np.ndarray:
     """The products of every two numbers of a code, a <= b."""
     a, b = np.triu_indices(codes_XP.shape[1])
@@ -137,13 +152,19 @@ def measure_costs(case: CostCase) -> dict[str, float]:
     """Seconds of each row of Table 3 for one user, by the variant's name: the sum of its two modules."""
     cross_DD = case.unit_LD.T @ case.value_LD
     narrow_CP, sums = case.unit_CD[:, :MOMENT_WIDTH], sum_monomials(case.unit_LD[:, :MOMENT_WIDTH])
+    layers = np.ones((MOMENTS, SHAPE_HIDDEN), np.float32), np.ones((SHAPE_HIDDEN, 2 * (len(_EDGES) + 1)), np.float32)
+    behaviours = len(case.unit_LD)
+
+    def moments() -> np.ndarray:
+        return shape_moments(central_moments(factored_moments(narrow_CP, sums, behaviours)), behaviours, layers)
+
     seconds = {
         "attention": best_seconds(lambda: attention_din(case)),
         "cosine_tiers": best_seconds(lambda: cosine_tiers(case)),
         "lsh_din": best_seconds(lambda: factored_lsh_din(case)),
         "cosine_din": best_seconds(lambda: factored_cosine_din(case, cross_DD)),
         "lsh_tiers": best_seconds(lambda: lsh_tiers(case)),
-        "moments": best_seconds(lambda: factored_moments(narrow_CP, sums, len(case.unit_LD))),
+        "moments": best_seconds(moments),
     }
     return {
         "din_simtier": seconds["attention"] + seconds["cosine_tiers"],
@@ -159,13 +180,15 @@ def counted_costs(width: int, bits: int, behaviours: int = BEHAVIOURS) -> dict[s
     """The paper's count for one pair, in the unit of one number of a vector; 8 bits of a signature are one. What is paid once per candidate
     (moments; the paper does not count factored sums of DIN) is shared by its pairs."""
     hashed, pairs = bits / 8, MOMENT_WIDTH * (MOMENT_WIDTH + 1) / 2
+    moments = MOMENT_WIDTH + pairs + pairs * MOMENT_WIDTH + MOMENT_WIDTH
+    shape = SHAPE_HIDDEN * (MOMENTS + 2 * (len(_EDGES) + 1))
     return {
         "din_simtier": 2.0 * width,
         "lsh_din_simtier": hashed + width,
         "din_lsh_simtier": width + hashed,
         "mm_din_simtier": float(width),
         "lsh_256": hashed,
-        "mm_din_moments": (MOMENT_WIDTH + pairs + pairs * MOMENT_WIDTH + MOMENT_WIDTH) / behaviours,
+        "mm_din_moments": (moments + shape) / behaviours,
     }
 
 

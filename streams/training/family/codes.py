@@ -21,22 +21,25 @@ from torch import Tensor
 from schemas.model.hamming import decode_signs
 from streams.training.impressions import TrainingSet
 
-MOMENTS = 3
-MOMENT_WIDTH = 32  # principal directions in which moments are taken: the sums of the third are of as many numbers to the third power / 6
-_MOMENT_SCALES = (4.0, 8.0, 1.5)  # brings mean, deviation and skewness to the size of the other segments
+MOMENTS = 4  # numbers that stand for the histogram: three moments and how many there are
+SHAPE_HIDDEN = 32  # units of the layer that makes non-linear functions of them
+MOMENT_WIDTH = 16  # principal directions in which moments are taken: the sums of the third are of as many numbers to the third power / 6
+_MOMENT_CENTRES, _MOMENT_SPREADS = (0.06, 0.27, 0.0, 3.8), (0.16, 0.06, 0.5, 0.5)  # of mean, deviation, skewness and log1p(l)
+_SKEWNESS_MAX = 5.0
 _DEVIATION_MIN = 1e-3
 _EQUAL = 1e-4  # a unit vector's product with itself misses 1 by rounding
 
 
 def with_codes(data: TrainingSet, moments: bool = False) -> TrainingSet:
-    """The same set with float codes [R, K + M] in the place of packed signatures; with `moments` also the principal directions' [R, K + M + P]."""
+    """The same set with float codes [R, K + M] in the place of packed signatures; with `moments` also, as a unit vector again, its part in the
+    principal directions [R, K + M + P]: what lies outside them is noise to a similarity."""
     items = data.items
     signs_RK = decode_signs(items.signatures_RW, items.has_signature_R)
     norm_R1 = np.linalg.norm(items.multimodal_RM, axis=1, keepdims=True)
     unit_RM = (items.multimodal_RM / np.maximum(norm_R1, 1e-12)).astype(np.float32)
     parts = [signs_RK / math.sqrt(max(1, signs_RK.shape[1])), torch.from_numpy(unit_RM)]
     if moments:
-        parts.append(torch.from_numpy(unit_RM @ principal_directions(unit_RM, MOMENT_WIDTH)))
+        parts.append(torch.nn.functional.normalize(torch.from_numpy(unit_RM @ principal_directions(unit_RM, MOMENT_WIDTH)), dim=1))
     return dataclasses.replace(data, items=dataclasses.replace(items, signatures_RW=torch.cat(parts, dim=1)))
 
 
@@ -73,15 +76,20 @@ def tier_features(similarity_BCL: Tensor, has_code_BL: Tensor, edges: Sequence[f
 
 @torch.no_grad()
 def moment_features(similarity_BCL: Tensor, has_code_BL: Tensor) -> Tensor:
-    """Mean, deviation and skewness of the similarity to all behaviours: [B, C, MOMENTS]. They do not depend on how many there are.
+    """In the place of Eq. 9, [B, C, MOMENTS] with x = c . h_j over the l behaviours of a user:
 
-    Here by a pass over the behaviours. They factor: a power of c . h is the dot product of the monomials of c and of h, so three sums over
-    the behaviours, made once per user, give them for every candidate (evaluation/similarity_cost.py times that form).
+        m = sum_j x / l,  s = sqrt(sum_j (x - m)^2 / l),  g = sum_j (x - m)^3 / (l s^3),  log1p(l)
+
+    each less what it is of most users and over its spread. Mean, deviation and skewness do not depend on l; a histogram of counts knows it, and
+    l says how sure the others are. Here by a pass over the behaviours. They factor: x^k is the dot product of the monomials of degree k of c and
+    of h_j, and m, s and g follow from sums of x, x^2 and x^3, so three sums of monomials over the behaviours, made once per user, give them for
+    every candidate (evaluation/similarity_cost.py times that form).
     """
     has_B1L, length_B1 = has_code_BL[:, None, :], has_code_BL.sum(dim=1).clamp(min=1)[:, None]
     mean_BC = (similarity_BCL * has_B1L).sum(dim=2) / length_B1
     centred_BCL = (similarity_BCL - mean_BC[..., None]) * has_B1L
     deviation_BC = ((centred_BCL**2).sum(dim=2) / length_B1).sqrt().clamp(min=_DEVIATION_MIN)
-    skewness_BC = (centred_BCL**3).sum(dim=2) / length_B1 / deviation_BC**3
-    moments = (mean_BC, deviation_BC, skewness_BC.clamp(-5, 5))
-    return torch.stack([m * scale for m, scale in zip(moments, _MOMENT_SCALES, strict=True)], dim=2)
+    skewness_BC = ((centred_BCL**3).sum(dim=2) / length_B1 / deviation_BC**3).clamp(-_SKEWNESS_MAX, _SKEWNESS_MAX)
+    count_BC = has_code_BL.sum(dim=1).float().log1p()[:, None].expand_as(mean_BC)
+    moments = (mean_BC, deviation_BC, skewness_BC, count_BC)
+    return torch.stack([(m - c) / s for m, c, s in zip(moments, _MOMENT_CENTRES, _MOMENT_SPREADS, strict=True)], dim=2)

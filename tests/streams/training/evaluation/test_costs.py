@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from schemas.model.din import din_reference
@@ -13,6 +14,7 @@ from streams.training.evaluation.hash_law import sigma_ratio
 from streams.training.evaluation.similarity_cost import (
     _EDGES,
     attention_din,
+    central_moments,
     count_equal_bits,
     counted_costs,
     factored_cosine_din,
@@ -64,7 +66,10 @@ def test_moments_from_sums_are_those_of_a_pass_over_the_behaviours() -> None:
     candidates, behaviours = rng.standard_normal((4, 5)), rng.standard_normal((11, 5))
     similarity = candidates @ behaviours.T
     expected = np.stack([(similarity**k).mean(axis=1) for k in (1, 2, 3)], axis=1)
-    np.testing.assert_allclose(factored_moments(candidates, sum_monomials(behaviours), 11), expected)
+    found = factored_moments(candidates, sum_monomials(behaviours), 11)
+    np.testing.assert_allclose(found, expected)
+    central = [similarity.mean(axis=1), similarity.std(axis=1), scipy.stats.skew(similarity, axis=1)]
+    np.testing.assert_allclose(central_moments(found), np.stack(central, axis=1))
 
 
 def test_bridges_cost_a_candidate_little_and_full_cross_a_pass_through_the_layers() -> None:

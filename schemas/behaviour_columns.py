@@ -5,7 +5,8 @@ fold (schemas/users.py), where histories are kept (serving/user_store.py).
 A behaviour is 20 bytes with an int64 id (250 as objects), beside features where there are any; 1,000 of them are read as 8 KB in a row instead of from
 4,000 places in memory.
 Invariants: a value never changes; one with more behaviours shares the columns of the one it was made from, and writes only behind its end. So a
-snapshot costs nothing, and a new behaviour costs O(1) whatever the length. One thread appends, any read.
+snapshot costs nothing, and a new behaviour costs O(1) whatever the length, on average: now and then all move to more room, as arrays. One thread
+appends, any read.
 
 Arrays: L behaviours, oldest first.
 """
@@ -52,6 +53,19 @@ class _Columns:
             self.features.extend(features)
         self.used = end
 
+    def copy(self, start: int, end: int, more: int, text: bool) -> "_Columns":
+        """Columns of their own for these, with room for `more` and half as much again. `text`: the kind of ids, where nothing says it yet."""
+        kept = end - start
+        copied = _Columns(max(_ROOM_MIN, (kept + more) * 3 // 2), self.text if kept else text)
+        if isinstance(copied.items, np.ndarray):
+            copied.items[:kept] = self.items[start:end]
+        else:
+            copied.items.extend(self.items[start:end])
+        copied.times[:kept], copied.kinds[:kept] = self.times[start:end], self.kinds[start:end]
+        copied.names, copied.codes, copied.used = [*self.names], dict(self.codes), kept
+        copied.features = None if self.features is None else [*self.features[start:end]]
+        return copied
+
 
 class BehaviourColumns(Sequence[BehaviourEvent]):
     """Behaviours from `start` to `end` of some columns."""
@@ -83,20 +97,13 @@ class BehaviourColumns(Sequence[BehaviourEvent]):
         if not rows:
             return self
         columns, start, end = self._columns, self._start, self._end
-        if end != columns.used or end + len(rows) > columns.room or columns.text != isinstance(rows[0][0], str):
+        if end != columns.used or end + len(rows) > columns.room:
             start = max(start, end + len(rows) - kept_max)
-            columns, start, end = self._copy(start, len(rows), isinstance(rows[0][0], str))
+            columns = columns.copy(start, end, len(rows), isinstance(rows[0][0], str))
+            start, end = 0, end - start
         columns.write(rows)
         end += len(rows)
         return BehaviourColumns(columns, max(start, end - kept_max), end)
-
-    def _copy(self, start: int, more: int, text: bool) -> tuple[_Columns, int, int]:
-        """Columns of their own for what is kept, with room for `more` and as much again."""
-        kept = self[start - self._start :]
-        columns = _Columns(max(_ROOM_MIN, len(kept) + more + (len(kept) + more) // 2), text)
-        if kept:
-            columns.write([(one.item_id, one.kind, one.time_ms, one.features) for one in kept])
-        return columns, 0, len(kept)
 
     def __len__(self) -> int:
         return self._end - self._start

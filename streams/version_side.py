@@ -71,19 +71,7 @@ class VersionSide:
         self.encoders = LazyEncoders(store)
         if settings.warm:
             self.encoders.preload()
-        self.desk = CheckpointDesk(
-            control_log,
-            store,
-            clock,
-            lambda: self.encoders.fingerprint,
-            settings.checkpoint_roots,
-            settings.checkpoint_fetch_s_max,
-            self.messages.send_dead_letter,
-            self.messages.announce,
-            by,
-            stopping,
-            dry_run=self._dry_run,
-        )
+        self.desk = self._make_desk(settings, control_log, store, clock, by, stopping)
         self.reconciler = Reconciler(
             control_log,
             store,
@@ -107,6 +95,23 @@ class VersionSide:
             self.reports.book,
         )
         self._said: frozenset[str] = frozenset()
+
+    def _make_desk(
+        self, settings: BuildSection, control_log: ControlLog, store: IndexStore, clock: Clock, by: str, stopping: threading.Event
+    ) -> CheckpointDesk:
+        return CheckpointDesk(
+            control_log,
+            store,
+            clock,
+            lambda: self.encoders.fingerprint,
+            settings.checkpoint_roots,
+            settings.checkpoint_fetch_s_max,
+            self.messages.send_dead_letter,
+            self.messages.announce,
+            by,
+            stopping,
+            dry_run=self._dry_run,
+        )
 
     def _dry_run(self, data: bytes) -> None:
         """Runs the network of a checkpoint in a process of its own. Raises RejectedInput, Unavailable."""

@@ -24,8 +24,9 @@ from infra.bench.report import Figures
 from infra.command import say
 from schemas.features import FeatureBlock, encode_features
 from schemas.index.layout import ORDER, row_layout
-from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import FeatureTensors
+from schemas.model.item_network import ItemNetwork
+from schemas.model.parameters import parameters_of
 from serving.bench.world import PROFILE, VERSION, RankWorld, draw_rows, open_rank_world
 from serving.engine.changes import Changes, pack_orders
 from serving.engine.work import UserWork
@@ -127,7 +128,7 @@ def weigh(traffic: Traffic, costs: Costs) -> dict[str, Way]:
 def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
     """Medians of processor time, each on the engine's own code, on the thread of the engine."""
     say("item half, user half, look-up ...")
-    network, spec = world.network, world.spec
+    network, spec, items = world.network, world.spec, ItemNetwork(parameters_of(world.network))
     block, history = _draw_features(world, _BLOCK), world.history(traffic.behaviours)
     candidates = FeatureTensors.from_block(_draw_features(world, traffic.candidates))
     ids = world.requests(traffic.candidates, 1)[0]
@@ -135,7 +136,7 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
     order = pack_orders(np.full(1, np.array((2, 0, 0, 0, 0, 0, 0), ORDER)))
 
     def apply_row() -> None:
-        encoded, row = encode_rows(network, lone), draw_rows(spec, 1, world.rng)
+        encoded, row = items.encode(lone), draw_rows(spec, 1, world.rng)
         row["vector"], row["bridge"] = encoded.vectors_RD, encoded.bridge_RN
         order[0, 0] += 1
         world.tables.apply(Changes(ids[:1].copy(), order, np.zeros(1, np.uint8), row))
@@ -151,7 +152,7 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
     state = world.scorer.user_state(UserWork(PROFILE, history, VERSION))
     layout = row_layout(spec).dtype
     return Costs(
-        row_ms=_median_ms(world, lambda: encode_rows(network, block), calls) / _BLOCK,
+        row_ms=_median_ms(world, lambda: items.encode(block), calls) / _BLOCK,
         block_ms=_median_ms(world, apply_row, calls),
         item_half_ms=_median_ms(world, compute_items, calls),
         user_half_ms=_median_ms(world, lambda: world.scorer.user_state(UserWork(PROFILE, history, VERSION)), calls),

@@ -43,7 +43,6 @@ class OnlineOptions:
     behaviours_max: int = 256
     seed: int = 0
     loss: LossWeights = field(default_factory=lambda: ONLINE_LOSS)
-    passes: int = 1
 
 
 def online_options(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CHOICES) -> OnlineOptions:
@@ -77,22 +76,15 @@ class OnlineLearner:
         self.steps = self.refused = 0
 
     def learn(self, data: TrainingSet) -> Iterator[Scored]:
-        """Each batch of a round scored, then learnt. Further passes over the round only learn: their scores would be of what was seen."""
+        """Each batch of a round scored, then learnt."""
         self.network.train()
-        yield from self._pass_over(data)
-        for _ in range(self._options.passes - 1):
-            for _ in self._pass_over(data):
-                pass
-        self.network.eval()
-
-    def _pass_over(self, data: TrainingSet) -> Iterator[Scored]:
-        """Every request of a round once, in an order of its own."""
         size, vectors = self._options.batch_requests, VectorTable(self.network, data)
         order_Q = self._chance.permutation(len(data))
         for number, first in enumerate(range(0, len(data), size)):
             if number % VECTORS_EVERY == 0:
                 vectors.renew()
             yield self._learn_batch(data, order_Q[first : first + size], vectors)
+        self.network.eval()
 
     def _learn_batch(self, data: TrainingSet, requests: np.ndarray, vectors: VectorTable) -> Scored:
         """One step; fewer requests than a batch has move the weights by as much less."""

@@ -17,9 +17,10 @@ from infra.bench.stage import BenchStage, open_bench_stage, tell
 from infra.data.world import World, WorldSize
 from infra.data.world_catalogue import WorldCatalogue
 from infra.processes import Child, wait_until
+from schemas.errors import Unavailable
 
 CHECKPOINTS = 3
-_EVERY_S = 5
+_EVERY_S_MIN, _ITEMS_PER_S = 5, 1_000  # a follower watches its newest checkpoint: it must be live before the next one is due
 _IMPRESSIONS = 200  # between two looks; enough for something new to be learnt before each checkpoint
 _LIVE_S_MAX = 1_800.0
 _PAST = "1000000000000"  # seconds: the world's impressions have their own time, which is long ago
@@ -27,7 +28,8 @@ _PAST = "1000000000000"  # seconds: the world's impressions have their own time,
 
 def measure_live(items: int) -> Figures:
     """Publish to live of some checkpoints of one follower, over `items` items."""
-    figures = Figures("eval online --live", {"items": items, "checkpoints": CHECKPOINTS, "every_s": _EVERY_S})
+    every_s = max(_EVERY_S_MIN, items // _ITEMS_PER_S)
+    figures = Figures("eval online --live", {"items": items, "checkpoints": CHECKPOINTS, "every_s": every_s})
     catalogue = WorldCatalogue(World(0, WorldSize(items=items, users=500, requests_per_user=40, shown_per_request=12)))
     with open_bench_stage() as stage:
         began = tell(f"{items} items: publish")
@@ -39,7 +41,7 @@ def measure_live(items: int) -> Figures:
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
         began = tell("follow", began)
-        follower = _start_follower(stage)
+        follower = _start_follower(stage, every_s)
         seconds = _follow(stage, catalogue, follower)
         tell(f"{len(seconds)} checkpoints live", began)
     figures.add("publish_to_live_s", statistics.median(seconds), "s")
@@ -48,8 +50,8 @@ def measure_live(items: int) -> Figures:
     return figures
 
 
-def _start_follower(stage: BenchStage) -> Child:
-    options = ("--follow", "--out", str(stage.directory / "checkpoints"), "--every", str(_EVERY_S), "--late-after", _PAST)
+def _start_follower(stage: BenchStage, every_s: int) -> Child:
+    options = ("--follow", "--out", str(stage.directory / "checkpoints"), "--every", str(every_s), "--late-after", _PAST)
     return stage.start("follower", "train", *options)
 
 
@@ -66,6 +68,8 @@ def _follow(stage: BenchStage, catalogue: WorldCatalogue, follower: Child) -> li
         told = [line["published"] for line in _lines(follower) if line.get("published")]
         live |= {p["version"]: p["live_s"] for p in told if p["live_s"] is not None}
         time.sleep(0.5)
+    if not live:
+        raise Unavailable("nothing_went_live", f"no checkpoint was live before the next one was due; the follower said {told[-1:]}")
     return list(live.values())
 
 

@@ -12,7 +12,7 @@ HASH_BUCKETS_MAX = 1 << 24  # rows of one embedding table
 
 # --- events --------------------------------------------------------------------------------------------------------
 RECORD_BYTES_MAX = 4 * MIB  # one Kafka record of ours; topics are created with it as max.message.bytes
-UPDATES_PER_RECORD_MAX = 256  # one encode block; its index fits an item order's u16
+UPDATES_PER_RECORD_MAX = 256  # its index fits an item order's u16
 EVENT_VERSION_MAX = (1 << 63) - 1  # a signed 64-bit column everywhere
 FEATURES_PER_SCHEMA_MAX = 256
 BAG_VALUES_MAX = 64  # values of one bag feature
@@ -35,7 +35,7 @@ REALTIME_BUCKETS_MAX = 256  # a categorical the head reads at ranking time
 
 # --- index ---------------------------------------------------------------------------------------------------------
 SHARDS_MAX = 4096
-ROWS_PER_FILE_BLOCK = 256  # rows of one columnar block of a full part; one encode block becomes one file block
+ROWS_PER_FILE_BLOCK = 256  # rows of one columnar block of a full part
 DELTA_RECORD_BYTES_MAX = 1 * MIB  # a micro-batch's row changes are cut into records of at most this
 MICRO_BATCH_RECORDS_MAX = 10_000  # of all shards of a worker; each cuts its share into write batches
 WRITE_BATCH_UPDATES_MAX = 2_000  # a larger RocksDB batch holds the GIL too long (50k rows: 90 ms)

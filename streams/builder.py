@@ -3,9 +3,9 @@
 Here: the work. Not here: the job (build_jobs.py), the processes that do it (builder_pool.py), who asks for it (reconcile.py).
 
 Invariants: items are read from the checkpoint in key order in slices, so memory does not grow with their number; the rows, and so the digest,
-do not depend on the size of a slice or on the number of processes (one file block is one encode block, whatever the slice). The checkpoint
-was taken after the batch that recorded `building v`, so what it lacks is in the increments (B6); `source_offsets` of the result let the
-owner check that once more.
+do not depend on the size of a slice or on the number of processes (a row's bits depend on the row alone). The checkpoint was
+taken after the batch that recorded `building v`, so what it lacks is in the increments (B6); `source_offsets` of the result let the owner check
+that once more.
 
 Processes work on different shards at the same time; one shard is one job. A killed build goes on after its last finished slice (build_slices.py); rows
 that an earlier part has with the same inputs are taken from there (base_rows.py).

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -22,8 +23,11 @@ from schemas.ids import partition_of
 from schemas.index.lifecycle import State
 from schemas.index.manifest import manifest_path
 from schemas.limits import BODY_BYTES_MAX, RECORD_BYTES_MAX
+from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
-from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System
+from streams.canary import make_users
+from streams.core.canary import CanaryRules
+from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System, schema_of
 from tests.system.test_whole_path import body, score
 
 SHARD = 1  # bad records go here
@@ -177,6 +181,53 @@ def test_bad_checkpoints_are_rejected_with_a_reason_and_a_later_good_one_goes_li
     assert all_scores(running) == before and running.status()["version_token"] == token
     running.go_live("good", seed=7)
     assert all_scores(running) != before
+
+
+# --- versions that go wrong in traffic ---------------------------------------------------------------------------------
+
+
+def unheard_of_country(system: System) -> tuple[str, int]:
+    """A country, and its bucket, that no check draws before a version is live, the canary included."""
+    schema = schema_of(system.id_kind)
+    country = next(f for f in schema.features if f.name == "country")
+    drawn = {country.bucket(user.profile["country"]) for user in make_users([schema], [], CanaryRules().users)} | {country.bucket("UK"), 0}
+    return next((name, bucket) for name in map("land {}".format, range(1_000)) if (bucket := country.bucket(name)) not in drawn)
+
+
+def overflowing(path: Path, bucket: int) -> Path:
+    """The same model with finite weights that make no number for users of one country."""
+    network = read_checkpoint(path.read_bytes(), sha256_of_file(path)).network
+    with torch.no_grad():
+        network.user_half.features.table[bucket] = torch.finfo(torch.float32).max
+    write_checkpoint(out := path.with_name("overflowing.safetensors"), network, "model-overflowing", {})
+    return out
+
+
+def test_a_version_that_servers_report_as_bad_is_left_for_the_one_before_and_held_and_does_not_come_back(running: System) -> None:
+    before = all_scores(running)
+    good = int(running.status()["version_token"].split(".")[0])
+    country, bucket = unheard_of_country(running)
+    bad = running.publish_checkpoint(overflowing(running.write_checkpoint("turning", seed=9), bucket))
+    running.wait_served(bad)
+    assert all(math.isfinite(score) for _, score in all_scores(running))
+
+    def left() -> bool:
+        for _ in range(10):
+            running.post("/v1/prerank", body(running, features={"country": country}))
+        return running.control_state().live == good
+
+    wait_until(left, WAIT_S, "the worker to leave the version that servers report as bad")
+    running.wait_served(good)
+    assert all_scores(running) == before
+    state = running.control_state()
+    assert (state.live, state.held) == (good, True) and state.versions[bad].turned_away
+    assert "servers report faults" in state.versions[bad].reason, state.versions[bad].reason
+    for _ in range(20):
+        status, answer = running.post("/v1/prerank", body(running, features={"country": country}))
+        assert status == 200 and answer["version_token"].startswith(f"{good}.")
+    running.command("index", "release")
+    running.go_live("after-the-release", seed=10)
+    assert running.control_state().versions[bad].state is not State.LIVE
 
 
 # --- files that rot --------------------------------------------------------------------------------------------------

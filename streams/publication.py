@@ -129,7 +129,13 @@ class Publication:
 
 
 def append_entry(control_log: ControlLog, make: Callable[[ControlState], Entry | None]) -> Entry | None:
-    """Appends what `make` decides on the newest log; the entry, or None if there was nothing to write."""
+    """Appends what `make` decides on the newest log; the entry, or None if there was nothing to write.
+
+    Most of the time there is nothing, and what was read last says so: then the store is not asked again.
+    """
+    read = control_log.state
+    if read.next_number and make(read) is None:
+        return None
     decided: list[Entry | None] = [None]
 
     def decide(state: ControlState) -> Entry | None:

@@ -79,7 +79,7 @@ def _open_directory(
     directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None
 ) -> Shard | None:
     """The shard in its directory; None if there is none, or if it was set aside."""
-    if not (directory / "CURRENT").exists() and not _has_files(directory):
+    if not _has_files(directory):
         return None
     try:
         shard = _open_waiting(directory, number, init, clock)

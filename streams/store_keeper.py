@@ -40,6 +40,7 @@ class StoreKeeper:
 
     def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, settings: KeepSettings, by: str) -> None:
         self._control_log, self._store, self._clock, self._settings, self._by = control_log, store, clock, settings, by
+        self._rules = settings.rules
         self._next_at = float("-inf")
 
     def drop(self) -> list[int]:
@@ -50,7 +51,7 @@ class StoreKeeper:
         return dropped
 
     def _make_drop(self, state: ControlState) -> Entry | None:
-        due = plan_drops(state, self._settings.rules)
+        due = plan_drops(state, self._rules)
         return Entry(EntryKind.DROP, self._clock.now_ms(), self._by, due[0], reason="beyond the versions to keep") if due else None
 
     def remove(self, tasks: Sequence[OwnedShard]) -> int:
@@ -61,9 +62,9 @@ class StoreKeeper:
         # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
         used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
         content = read_store_content(self._store, self._control_log.state, used)
-        rules, now_ms = self._settings.rules, self._clock.now_ms()
-        removals = plan_removals(self._control_log.state, content, rules)
-        return len(remove_due(self._store, removals, now_ms, rules, {task.number for task in tasks}))
+        now_ms = self._clock.now_ms()
+        removals = plan_removals(self._control_log.state, content, self._rules)
+        return len(remove_due(self._store, removals, now_ms, self._rules, {task.number for task in tasks}))
 
 
 def _used_directories(shard: Shard) -> list[str]:

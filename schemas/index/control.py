@@ -9,6 +9,7 @@ raced past each other cannot make one, a broken tool can) changes nothing and is
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,7 @@ class ControlState:
         chosen = self.pinned if self.pinned is not None else self.live
         return None if chosen is None else self.versions[chosen]
 
-    @property
+    @functools.cached_property
     def receiving(self) -> tuple[VersionStatus, ...]:
         """Versions for which shards write increments and deltas, oldest first: wanted ones only once they build, frozen ones once they revive."""
         building = self.building

@@ -57,6 +57,8 @@ class Entry:
 
 
 _FIELDS = {f.name for f in dataclasses.fields(Entry)}
+_KINDS = tuple(EntryKind)  # a kind that is a list is compared, not hashed
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -65,7 +67,7 @@ def encode_entry(entry: Entry) -> bytes:
     kept = {k: v for k, v in fields.items() if k in ("kind", "at_ms", "version", "revision") or v not in ("", None)}
     if entry.init is not None:
         kept["init"] = dataclasses.asdict(entry.init)
-    return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+    return _JSON.encode(kept).encode()
 
 
 def decode_entry(raw: bytes) -> Entry:
@@ -77,7 +79,7 @@ def decode_entry(raw: bytes) -> Entry:
         kind = fields.pop("kind")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error
-    if kind not in set(EntryKind):
+    if kind not in _KINDS:
         raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
     try:
         init = fields.pop("init", None)

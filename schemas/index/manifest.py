@@ -21,6 +21,7 @@ from schemas.token import VersionToken
 ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "rows_rewritten", "skipped_identical", "skipped_no_features"
 BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
 WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def checkpoint_path(sha256: str) -> str:
 
 def encode_document(kind: str, fields: Mapping[str, Any]) -> bytes:
     """JSON of a file of the index store: its kind, the format, its fields."""
-    return json.dumps({"format": FORMAT, "kind": kind, **fields}, sort_keys=True, separators=(",", ":")).encode()
+    return _JSON.encode({"format": FORMAT, "kind": kind, **fields}).encode()
 
 
 def decode_document(kind: str, raw: bytes) -> dict[str, Any]:

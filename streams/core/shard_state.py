@@ -117,7 +117,7 @@ def decode_shard_state(raw: bytes) -> ShardState:
 
 def encode_shard_version(version: ShardVersion) -> bytes:
     """JSON of a version's entry."""
-    return json.dumps(dataclasses.asdict(version), sort_keys=True, separators=(",", ":")).encode()
+    return _JSON.encode(dataclasses.asdict(version)).encode()
 
 
 def decode_shard_version(raw: bytes) -> ShardVersion:
@@ -141,4 +141,4 @@ def encode_identity(number: int, init: Init) -> bytes:
         "id_kind": str(init.id_kind),
         "topics": {topic: [init.topics.get(topic, topic), init.topic_ids.get(topic, "")] for topic in SHARD_TOPICS},
     }
-    return json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()
+    return _JSON.encode(identity).encode()

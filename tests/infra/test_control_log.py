@@ -1,5 +1,6 @@
 """The control log: one writer wins each number, nothing is lost, damage is named."""
 
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def test_a_damaged_entry_is_corrupted_and_is_met_again(store: IndexStore) -> Non
     for _ in range(2):
         with pytest.raises(Corrupted, match="bad_control_entry"):
             log.refresh()
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 7, "tomorrow"])
+def test_an_entry_of_no_known_kind_stops_reconciling_and_nothing_else(store: IndexStore, kind: object) -> None:
+    ensure_init(ControlLog(store), INIT, 1, "test")
+    store.put_exclusive(control_path(1), json.dumps({"kind": kind, "at_ms": 1, "version": 0, "revision": 0}).encode())
+    assert "is not known here" in ControlLog(store).refresh().unknown_entry
 
 
 def test_the_identity_is_written_once_and_compared_afterwards(store: IndexStore) -> None:

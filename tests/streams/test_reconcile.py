@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from infra.control_log import control_path
+from infra.index_store import FolderStore
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
 from tests.streams.shard_world import delete, embed, upsert
@@ -124,6 +126,20 @@ def test_a_revision_reuses_the_full_part_and_needs_no_old_delta(world: World) ->
     assert second.revision > first.revision and second.seals[0].full == first.seals[0].full
     assert second.seals[0].delta_position == world.deltas_end(0) > first.seals[0].delta_position
     assert world.reader(4) == world.oracle(4) == (second.digest, second.data_digest)
+
+
+def test_a_step_that_finds_nothing_to_do_asks_the_store_once_what_is_new(
+    world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.settle()
+    new, asked, get = control_path(current(world).next_number), list[str](), FolderStore.get
+
+    def counted(store: FolderStore, path: str, *bounds: int) -> bytes:
+        asked.append(path)
+        return get(store, path, *bounds)
+
+    monkeypatch.setattr(FolderStore, "get", counted)
+    assert not worker.step().done and asked == [new]
 
 
 def test_an_aborted_build_leaves_the_shard_and_the_next_version_is_built(world: World, worker: Worker) -> None:

@@ -13,6 +13,7 @@ Read it in this order:
     oracle.py    what must be true: a plain fold of the topics that shares no code with the system
     checks.py    the invariants, during a history and when it has come to rest
     history.py   one seed = one history
+    campaign.py  many of them, on all cores
     plants.py    bugs to be found, one switch each
     __main__.py  `python -m tests.sim --histories N | --seed S [--plant NAME]`
 

@@ -16,6 +16,7 @@ import streams.base_rows
 import streams.builder
 import streams.running_jobs
 import streams.sealer
+import streams.shard_fold
 import streams.shard_snapshot
 import streams.shard_start
 from infra.clock import Clock
@@ -140,6 +141,7 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
         (streams.sealer, "read_full_part", boundary.read_full_part),
         (streams.sealer, "new_unique", unique),
         (streams.running_jobs, "new_unique", unique),
+        (streams.shard_fold, "TOGETHER_MIN", 1 if boundary.world.seed % 4 == 2 else streams.shard_fold.TOGETHER_MIN),
         (streams.running_jobs, "shutil", removal),
         (streams.shard_snapshot, "open_shard_reader", boundary.open_shard_reader),
         (streams.shard_start, "open_shard", boundary.open_shard),

@@ -31,6 +31,7 @@ from streams.core.shard_state import TopicCounts
 from streams.core.versions import plan_promotion, plan_wish
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, increment_prefix
 from tests.sim.encoder import SimEncoder, encoder_of
+from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of
 from tests.sim.server import Order, Resident, Server, read_increment, read_part_rows
 from tests.sim.worker import Task, Worker, checkpoint_sha256
@@ -238,7 +239,7 @@ def read_entries(world: World) -> list[Entry]:
 def check_log(world: World, readers: Mapping[str, ControlLog]) -> ControlState:
     """The log by itself, and every reader's fold of it."""
     try:
-        state, entries = ControlLog(world.store).refresh(), read_entries(world)  # type: ignore[arg-type]
+        state, entries = QuickLog(world.store).refresh(), read_entries(world)  # type: ignore[arg-type]
     except AifError as error:
         raise Violation("the control log reads", str(error)) from error
     require(not state.refused, "the control log", "refused entries: %s", state.refused)

@@ -5,19 +5,29 @@ Here: replacements with the same results (test_fakes.py compares them). Not here
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import infra.control_log
+import infra.index_parts
+import infra.store_retention
 import schemas.index.control
+import streams.publication
+import streams.shard_decode
+import streams.shard_snapshot
 from infra.control_log import ControlLog, control_path
-from schemas.index.control import ControlState, VersionStatus, decode_entry, fold_entry
+from schemas.events import decode_updates
+from schemas.index.control import ControlState, decode_entry, fold_entry
+from schemas.index.manifest import decode_manifest, decode_seal
+from schemas.index.snapshot import decode_snapshot
+from streams.stored.plain_records import load_records
 
-_PLAIN = (str, int, float, bool, bytes, type(None))
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+_RECORDS_MAX = 50_000  # remembered across histories, which publish the same few updates again and again
 _NOTHING_READ = ControlState()
-_receiving: Callable[[ControlState], tuple[VersionStatus, ...]] = vars(ControlState)["receiving"].fget
-_decode_entry = functools.cache(decode_entry)
 _control_path = functools.cache(control_path)
+_decode_updates = functools.lru_cache(_RECORDS_MAX)(decode_updates)
 
 
 @functools.cache
@@ -25,15 +35,32 @@ def _names_of(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
+@functools.cache
+def _values_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    return operator.attrgetter(*_names_of(kind))
+
+
 def fast_asdict(value: Any) -> Any:
     """`dataclasses.asdict` of values that nobody changes: leaves are not copied."""
-    if isinstance(value, _PLAIN):
+    kind = type(value)
+    if kind in _PLAIN:
         return value
+    if kind is tuple or kind is list:
+        return [fast_asdict(inner) for inner in value]
     if isinstance(value, Mapping):
         return {key: fast_asdict(inner) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [fast_asdict(inner) for inner in value]
-    return {name: fast_asdict(getattr(value, name)) for name in _names_of(type(value))}
+    return {name: fast_asdict(getattr(value, name)) for name in _names_of(kind)} if dataclasses.is_dataclass(kind) else value
+
+
+def fast_replace(value: Any, /, **changes: Any) -> Any:
+    """`dataclasses.replace` of frozen dataclasses whose every field is an argument and which check nothing."""
+    kind = type(value)
+    fields = dict(zip(_names_of(kind), _values_of(kind)(value), strict=True)) | changes
+    if not hasattr(value, "__dict__"):
+        return kind(**fields)
+    made = object.__new__(kind)
+    made.__dict__.update(fields)
+    return made
 
 
 def shared_fold() -> Callable[[ControlState, int, bytes], ControlState]:
@@ -49,38 +76,30 @@ def shared_fold() -> Callable[[ControlState, int, bytes], ControlState]:
     return fold
 
 
-def fast_replace(value: Any, /, **changes: Any) -> Any:
-    """`dataclasses.replace` of dataclasses whose every field is an argument."""
-    kind = type(value)
-    return kind(**{name: changes[name] if name in changes else getattr(value, name) for name in _names_of(kind)})
+class QuickLog(ControlLog):
+    """A log in the store in memory, without the error that most looks end with."""
 
-
-def read_entry(log: ControlLog, number: int) -> bytes | None:
-    """`ControlLog._read` of a log in the store in memory, without the error that most looks end with."""
-    return log.store.files.get(_control_path(number))  # type: ignore[attr-defined, no-any-return]
-
-
-def shared_receiving() -> Callable[[ControlState], tuple[VersionStatus, ...]]:
-    """`ControlState.receiving`, once for a state."""
-    known: dict[int, tuple[ControlState, tuple[VersionStatus, ...]]] = {}
-
-    def receiving(state: ControlState) -> tuple[VersionStatus, ...]:
-        found = known.get(id(state))
-        if found is None or found[0] is not state:
-            found = known[id(state)] = state, _receiving(state)
-        return found[1]
-
-    return receiving
+    def _read(self, number: int) -> bytes | None:
+        return self.store.files.get(_control_path(number))  # type: ignore[attr-defined, no-any-return]
 
 
 def shortcuts() -> list[tuple[Any, str, object]]:
     """Replacements for one history."""
+    load_records()  # a kernel that comes in the middle would be another history's
+    cached_manifest, cached_seal = functools.cache(decode_manifest), functools.cache(decode_seal)
+    cached_snapshot = functools.cache(decode_snapshot)
     return [
         (dataclasses, "asdict", fast_asdict),
         (dataclasses, "replace", fast_replace),
-        (schemas.index.control, "decode_entry", _decode_entry),
+        (schemas.index.control, "decode_entry", functools.cache(decode_entry)),
         (infra.control_log, "ControlState", lambda: _NOTHING_READ),
         (infra.control_log, "fold_entry", shared_fold()),
-        (ControlLog, "_read", read_entry),
-        (ControlState, "receiving", property(shared_receiving())),
+        (infra.index_parts, "decode_manifest", cached_manifest),
+        (infra.store_retention, "decode_manifest", cached_manifest),
+        (infra.store_retention, "decode_seal", cached_seal),
+        (infra.store_retention, "decode_snapshot", cached_snapshot),
+        (streams.publication, "decode_manifest", cached_manifest),
+        (streams.publication, "decode_seal", cached_seal),
+        (streams.shard_decode, "decode_updates", _decode_updates),
+        (streams.shard_snapshot, "decode_snapshot", cached_snapshot),
     ]

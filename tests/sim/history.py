@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infra.control_log import ControlLog
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind, State, Wish
@@ -17,6 +16,7 @@ from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from tests.sim.adoption import publish_adoption
 from tests.sim.boundary import Boundary, simulated
 from tests.sim.checks import check_answer, check_at_rest
+from tests.sim.haste import QuickLog
 from tests.sim.plants import planted
 from tests.sim.server import Server
 from tests.sim.worker import RESEAL_S, Group, Task, Worker, newest_state
@@ -240,7 +240,7 @@ class History:
         if entry is None:
             return
         with contextlib.suppress(Incompatible, Unavailable):
-            ControlLog(self.world.store).append(lambda _: entry)  # type: ignore[arg-type]
+            QuickLog(self.world.store).append(lambda _: entry)  # type: ignore[arg-type]
             self.world.say("operator: %s %d %s", entry.kind, entry.version, entry.cause)
 
     def retain(self) -> None:

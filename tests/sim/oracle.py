@@ -55,6 +55,7 @@ class ShardOracle:
         self.dead_letters: set[tuple[str, int, int]] = set()  # topic, offset, index
         self.features_at: dict[tuple[bytes, tuple[int, ...]], Mapping[str, Any] | None] = {}
         self.embedding_at: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        self._views: dict[tuple[int, int], dict[bytes, ExpectedRow]] = {}
 
     def publish_features(self, updates: list[tuple[bytes, int | None, Mapping[str, Any] | None] | None]) -> None:
         """A record: (key, event version or None = as stored, features or None = delete); None = an update that must be rejected."""
@@ -105,11 +106,16 @@ class ShardOracle:
         """End offsets of both topics."""
         return {ITEM_FEATURES: len(self.features) - 1, NEW_ITEMS: len(self.embeddings) - 1}
 
-    def view(self, next_offsets: Mapping[str, int]) -> dict[bytes, ExpectedRow]:
+    def view(self, next_offsets: Mapping[str, int]) -> Mapping[bytes, ExpectedRow]:
         """What every version's merged view must hold at these offsets, deleted items included."""
-        embeddings = self.embeddings[next_offsets[NEW_ITEMS]]
-        view = {}
-        for key, item in self.features[next_offsets[ITEM_FEATURES]].items():
+        at = next_offsets[ITEM_FEATURES], next_offsets[NEW_ITEMS]
+        if at not in self._views:
+            self._views[at] = self._join(*at)
+        return self._views[at]
+
+    def _join(self, features: int, embeddings_to: int) -> dict[bytes, ExpectedRow]:
+        embeddings, view = self.embeddings[embeddings_to], {}
+        for key, item in self.features[features].items():
             embedding = embeddings.get(key)
             order = (*item.changed, *(embedding.changed if embedding else NO_EMBEDDING))
             view[key] = ExpectedRow(order, item.features, embedding.values if embedding else b"")

@@ -7,7 +7,6 @@ Here: the order of steps of serving/versions.py and serving/deltas.py, with rows
 import struct
 from dataclasses import dataclass, field
 
-from infra.control_log import ControlLog
 from infra.index_parts import read_manifest
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
@@ -16,6 +15,7 @@ from schemas.index.lifecycle import SERVABLE, Cause
 from schemas.index.manifest import Seal
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.version_rows import order_advances
+from tests.sim.haste import QuickLog
 from tests.sim.world import Violation, World
 
 SLOTS = 2
@@ -87,7 +87,7 @@ class Server:
     refused: str = ""
 
     def __post_init__(self) -> None:
-        self.log = ControlLog(self.world.store)  # type: ignore[arg-type]
+        self.log = QuickLog(self.world.store)  # type: ignore[arg-type]
 
     def die(self) -> None:
         """Killed; it starts again with nothing."""

@@ -24,7 +24,7 @@ OUTBOX_PAGE = 1_000
 REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})  # of streams/shard_task.py
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done(Generic[T]):
     """A future that is done."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sim.__main__ import find_violation
+from tests.sim.campaign import find_violation, find_violation_on_all_cores
 from tests.sim.history import run_history
 
 SHARE, CAMPAIGN = 100, 20_000
@@ -19,7 +19,7 @@ def test_no_history_breaks_an_invariant(start: int) -> None:
 def test_no_history_of_the_whole_campaign_breaks_an_invariant(request: pytest.FixtureRequest) -> None:
     if "campaign" not in request.config.option.markexpr:
         pytest.skip("a minute and more: run it with -m campaign")
-    found = find_violation(range(CAMPAIGN))
+    found = find_violation_on_all_cores(range(CAMPAIGN))
     assert found is None, f"{found.violation}\nstep by step: {found.command}"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sim.__main__ import find_violation
+from tests.sim.campaign import find_violation
 from tests.sim.plants import PLANTS
 
 BUDGET = 1_500  # histories

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.control_log import ControlLog
 from infra.index_parts import read_manifest
 from schemas.errors import AifError, Unavailable
 from schemas.index.control import ControlState, Entry
@@ -34,6 +33,7 @@ from streams.store_keeper import KeepSettings
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk
 from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders
+from tests.sim.haste import QuickLog
 from tests.sim.task import REOPEN_CODES, Task
 from tests.sim.world import Violation, World
 
@@ -64,7 +64,7 @@ class Worker:
         self.alive = True
         self.tasks: dict[int, Task] = {}
         self.jobs: list[Ticket] = []
-        self.log = ControlLog(self.world.store)  # type: ignore[arg-type]
+        self.log = QuickLog(self.world.store)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.log,
             self.world.store,  # type: ignore[arg-type]
@@ -280,4 +280,4 @@ class Group:
 
 def newest_state(world: World) -> ControlState:
     """The fold of the whole log, read anew."""
-    return ControlLog(world.store).refresh()  # type: ignore[arg-type]
+    return QuickLog(world.store).refresh()  # type: ignore[arg-type]

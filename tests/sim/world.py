@@ -16,15 +16,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infra.control_log import ControlLog, ensure_init
+from infra.control_log import control_path
 from infra.kafka.dead_letters import Headers, decode_dead_letter
 from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent
 from schemas.ids import IdKind, encode_index_key, partition_of
-from schemas.index.control import Init
+from schemas.index.control import Entry, Init, encode_entry
 from schemas.index.layout import RowLayout, decode_delta
+from schemas.index.lifecycle import EntryKind
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from tests.sim.encoder import LAYOUT
+from tests.sim.haste import QuickLog
 from tests.sim.oracle import ShardOracle
 from tests.sim.store import MemoryStore
 
@@ -118,8 +120,8 @@ class World:
         self.lines: list[str] | None = [] if traced else None
         self._stack: list[Process] = []
         self._busy: set[tuple[str, str]] = set()
-        self.log = ControlLog(self.store)  # type: ignore[arg-type]  # of nobody: for the checks
-        ensure_init(self.log, self.init, 0, "sim")
+        self.store.place(control_path(0), _init_entry(shards))
+        self.log = QuickLog(self.store)  # type: ignore[arg-type]  # of nobody: for the checks
 
     # --- steps and points ------------------------------------------------------------------------------------------------
 
@@ -217,8 +219,8 @@ class World:
         else:
             updates = [self._item_update(self.random.choice(ids)) for _ in range(self.random.choice((1, 1, 2)))]
             self.oracles[shard].publish_features([oracle for oracle, _ in updates])
-            value = json.dumps({"schema": 1, "updates": [update for _, update in updates]}).encode()
-            record = SourceRecord(ITEM_FEATURES, shard, log.end, b"", value, (), self.clock.now_ms())
+            text = json.dumps({"schema": 1, "updates": [update for _, update in updates]}, separators=_SEPARATORS[log.end % 4])
+            record = SourceRecord(ITEM_FEATURES, shard, log.end, b"", text.encode(), (), self.clock.now_ms())
         log.records.append(record)
         self.say("item-features/%d @%d: %s %s", shard, record.offset, (record.key or b"").decode(), (record.value or b"(none)").decode())
 
@@ -291,6 +293,7 @@ class _Layouts(dict[int, RowLayout]):
 
 
 _ANY_VERSION = _Layouts()
+_SEPARATORS = ((",", ":"),) * 3 + ((", ", ": "),)  # as publishers write it, and now and then as only the strict models read it
 _FEATURES = (
     {"brand": "x", "price": 1},
     {"brand": "x", "price": 1.5},
@@ -307,3 +310,8 @@ def _ids(shards: int, shard: int) -> list[int]:
 @cache
 def _init(shards: int) -> Init:
     return Init(shards, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})
+
+
+@cache
+def _init_entry(shards: int) -> bytes:
+    return encode_entry(Entry(EntryKind.INIT, 0, "sim", init=_init(shards)))

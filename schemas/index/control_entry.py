@@ -57,6 +57,7 @@ class Entry:
 
 
 _FIELDS = {f.name for f in dataclasses.fields(Entry)}
+_NUMBERS = frozenset({"at_ms", "version", "revision"})  # all others but `init` are texts
 _KINDS = tuple(EntryKind)  # a kind that is a list is compared, not hashed
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -77,13 +78,16 @@ def decode_entry(raw: bytes) -> Entry:
             raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
         fields = json.loads(raw)
         kind = fields.pop("kind")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error
     if kind not in _KINDS:
         raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
     try:
         init = fields.pop("init", None)
         decoded_init = None if init is None else Init(**{**init, "id_kind": IdKind(init["id_kind"])})
+        for name in fields.keys() & _FIELDS:
+            if type(fields[name]) is not (int if name in _NUMBERS else str):
+                raise TypeError(f"{name} is {fields[name]!r}")
         return Entry(EntryKind(kind), init=decoded_init, **{k: v for k, v in fields.items() if k in _FIELDS})
     except (TypeError, ValueError, KeyError) as error:
         raise Corrupted("bad_control_entry", f"control entry of kind {kind!r} does not have its fields: {error}") from error

@@ -131,7 +131,7 @@ def decode_document(kind: str, raw: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("kind"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted(f"bad_{kind}", f"{kind} of {len(raw)} bytes does not read: {error}") from error
     if found != (FORMAT, kind):
         raise Incompatible(f"{kind}_format", f"{kind} says (format, kind) = {found}, this code reads {(FORMAT, kind)}")

@@ -111,7 +111,7 @@ def decode_shard_state(raw: bytes) -> ShardState:
         fields = json.loads(raw)
         counters = {topic: TopicCounts(**counts) for topic, counts in fields.pop("counters").items()}
         return ShardState(counters=counters, **fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_shard_state", f"the state of the shard does not read: {error}; set its directory aside and rebuild") from error
 
 
@@ -127,7 +127,7 @@ def decode_shard_version(raw: bytes) -> ShardVersion:
         full = fields.pop("full")
         part = None if full is None else Part(**{**full, "files": tuple(PartFile(**f) for f in full["files"])})
         return ShardVersion(full=part, **fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}") from error
 
 

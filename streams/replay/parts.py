@@ -46,7 +46,7 @@ def decode_replayed(raw: bytes) -> ReplayedParts:
         parts = {int(n): Part(**{**p, "files": tuple(PartFile(**f) for f in p["files"])}) for n, p in fields.pop("parts").items()}
         offsets = {int(n): at for n, at in fields.pop("source_offsets").items()}
         return ReplayedParts(parts=parts, source_offsets=offsets, **fields)
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupted("bad_replay", f"it does not have the fields of an adopted replay: {error}") from error
 
 

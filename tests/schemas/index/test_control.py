@@ -1,6 +1,8 @@
 """The control log: every pair (state, entry) is a listed transition or a named refusal, and the fold keeps its promises whatever is appended."""
 
 import dataclasses
+import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,8 @@ from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry, encode_entry, fold_entry, plan_entry
 from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, SERVABLE, Cause, EntryKind, State, next_state, transitions
+from schemas.index.manifest import decode_manifest, decode_seal
+from schemas.index.snapshot import decode_snapshot
 
 INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "uuid"})
 
@@ -209,3 +213,18 @@ def test_whatever_is_appended_one_version_is_live_and_the_current_one_can_be_ser
         assert all(s.state in RECEIVES_INCREMENTS or s.is_reviving for s in state.receiving)
         if state.current is not None:
             assert state.current.state in SERVABLE and state.current.revision >= 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"version": []}, {"version": None}, {"version": "1"}, {"cause": {}}, {"at_ms": 1.5}, {"revision": True}]
+)
+def test_an_entry_with_a_field_of_another_type_is_corrupted(changes: dict[str, object]) -> None:
+    raw = {"kind": "want", "at_ms": 1, "version": 1, "revision": 0, "cause": "checkpoint", **changes}
+    with pytest.raises(Corrupted, match="bad_control_entry"):
+        decode_entry(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize("decode", [decode_entry, decode_manifest, decode_seal, decode_snapshot])
+def test_a_file_of_nothing_but_brackets_is_corrupted(decode: Callable[[bytes], object]) -> None:
+    with pytest.raises(Corrupted, match="does not read"):
+        decode(b"[" * 100_000)

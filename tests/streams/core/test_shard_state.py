@@ -1,5 +1,7 @@
 """A shard's own state as bytes."""
 
+from collections.abc import Callable
+
 import pytest
 
 from schemas.errors import Corrupted
@@ -69,3 +71,9 @@ def test_the_identity_changes_with_everything_that_makes_it_another_shard() -> N
         encode_identity(0, Init(4, 4, IdKind.INT64, {**topics, "new-items": "b.new-items"}, {"item-features": "X"})),
     ]
     assert len({encode_identity(0, base), *others}) == 6
+
+
+@pytest.mark.parametrize("decode", [decode_shard_state, decode_shard_version])
+def test_nothing_but_brackets_is_corrupted(decode: Callable[[bytes], object]) -> None:
+    with pytest.raises(Corrupted, match="does not read"):
+        decode(b"[" * 100_000)

@@ -1,18 +1,19 @@
 """A replay adopted as a version: its rows are taken over where nothing changed, everything newer is computed, and no replay can do harm."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.control_log import ControlLog
-from schemas.errors import Misconfigured
+from schemas.errors import Corrupted, Misconfigured
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
 from schemas.model.item_network import encoder_fingerprint
 from streams.builder import encode_blocks
 from streams.replay.adopt import Adoption
-from streams.replay.parts import ReplayedParts, encode_replayed, find_replayed, replayed_path
+from streams.replay.parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
 from streams.shard_reader import open_shard_reader
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import SCHEMA, Worker, World, encoder_of
@@ -129,3 +130,10 @@ def test_a_label_that_cannot_name_a_folder_is_refused(label: str, world: World) 
     with pytest.raises(Misconfigured, match="replay_label"):
         Adoption(world.store, label, encoder_of(7))
     assert find_replayed(world.store, label, "") is None
+
+
+def test_a_list_of_parts_that_is_none_is_corrupted() -> None:
+    raw = json.loads(encode_replayed(ReplayedParts("a", "0" * 64, "fp", {}, {})))
+    for name in ("parts", "source_offsets"):
+        with pytest.raises(Corrupted, match="bad_replay"):
+            decode_replayed(json.dumps({**raw, name: 7}).encode())

@@ -15,10 +15,10 @@ import numpy as np
 from infra.rocks import Database, Scan, open_read_only
 from schemas.errors import Corrupted
 from streams.build_jobs import SLICE_ROWS
-from streams.core.item_state import DEAD_AT, decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
+from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
-from streams.stored.item_block import ItemBlock, cut_item_block
+from streams.stored.item_block import ItemBlock, cut_item_block, cut_joined_block, has_dead, join_some, join_stored
 
 _PAGE_ROWS = 512
 _key, _value = itemgetter(0), itemgetter(1)
@@ -95,9 +95,14 @@ class ShardReader:
         keys: list[bytes] = []
         values: list[bytes] = []
         while page := scan.take(rows):
-            live = [row for row in page if not row[1][DEAD_AT]] if min(map(len, map(_value, page))) > DEAD_AT else page
-            keys += map(_key, live)
-            values += map(_value, live)
+            page_keys, page_values = list(map(_key, page)), list(map(_value, page))
+            joined = join_stored(page_values)
+            if not keys and not has_dead(joined):
+                yield cut_joined_block(page_keys, joined, join_some(embeddings.take(page_keys)))
+                continue
+            live = [place for place, value in enumerate(page_values) if not is_dead(value)]
+            keys += map(page_keys.__getitem__, live)
+            values += map(page_values.__getitem__, live)
             if len(keys) >= rows:
                 yield cut_item_block(keys[:rows], values[:rows], embeddings.take(keys[:rows]))
                 del keys[:rows], values[:rows]
@@ -137,6 +142,14 @@ class _Embeddings:
 
     def take(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """One for each key, None where there is none. The next call's keys come after these."""
+        if not self._held and not self._ended:
+            page = self._scan.take(len(keys))
+            if list(map(_key, page)) == keys:  # as it is where every item has one: nothing to look up
+                self._last = keys[-1]
+                return list(map(_value, page))
+            self._ended = len(page) < len(keys)
+            self._held.update(page)
+            self._last = page[-1][0] if page else self._last
         while not self._ended and self._last < keys[-1]:
             page = self._scan.take(self._page_rows)
             self._ended = len(page) < self._page_rows

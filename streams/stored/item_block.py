@@ -16,7 +16,7 @@ import numpy as np
 
 from schemas.errors import Corrupted
 from schemas.index.layout import HASH_FACTOR, ORDER
-from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
+from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
 from streams.stored.feature_texts import FeatureTexts
 
 _FEATURES_HEAD, _EMBEDDING_HEAD = FEATURES_HEADER.size, EMBEDDING_HEADER.size
@@ -143,6 +143,12 @@ def check_features(joined: Joined) -> None:
     sizes = (joined.ends_R - joined.starts_R)[joined.starts_R >= 0]
     if (sizes < _FEATURES_HEAD).any():
         raise Corrupted("bad_features_component", f"features component of {sizes.min()} bytes, expected at least {_FEATURES_HEAD}")
+
+
+def has_dead(features: Joined) -> bool:
+    """Whether any of them is a delete marker. Raises Corrupted (`bad_features_component`)."""
+    check_features(features)
+    return bool(features.bytes_T[features.starts_R + DEAD_AT].any())
 
 
 def _check_embeddings(joined: Joined) -> None:

@@ -105,11 +105,6 @@ Job = BuildJob | SealJob | SnapshotJob | CanaryJob | DryRunJob
 Result = BuildResult | Seal | ShardSnapshot | CanaryFigures | None
 
 
-def needs_torch(job: Job) -> bool:
-    """Whether the whole network runs in it, in torch: a process is not kept after it."""
-    return isinstance(job, CanaryJob | DryRunJob)
-
-
 def describe_job(job: Job) -> str:
     """A job for people."""
     if isinstance(job, CanaryJob):

@@ -3,7 +3,7 @@
 Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py), how one is made (builder_template.py).
 Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again; the others go on. No child outlives this
 process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
-A process that has loaded torch for a job is not kept after it: it is some hundred megabytes that nothing else here needs.
+A process that lingers ends when it has had no job for a while: one that has loaded torch is some hundred megabytes that nothing else here needs.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from typing import Self
 from infra.processes import Child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
-from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job, needs_torch
+from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
 from streams.builder_template import StartBuilder
 
 _POLL_S = 0.1
@@ -44,10 +44,20 @@ class Ticket:
 
 
 class BuilderPool:
-    """`processes` builder processes. Warm ones start at once, others with their first job. Their names begin with `name`."""
+    """`processes` builder processes. Warm ones start at once, others with their first job; those end after `linger_s` without one (None: never).
+    Their names begin with `name`."""
 
-    def __init__(self, start: StartBuilder, log_directory: Path, processes: int = 1, *, warm: bool = True, name: str = "builder") -> None:
-        self._start, self._log_directory, self._warm, self.name = start, log_directory, warm, name
+    def __init__(
+        self,
+        start: StartBuilder,
+        log_directory: Path,
+        processes: int = 1,
+        *,
+        warm: bool = True,
+        name: str = "builder",
+        linger_s: float | None = None,
+    ) -> None:
+        self._start, self._log_directory, self._warm, self.name, self._linger_s = start, log_directory, warm, name, linger_s
         self._queue: queue.PriorityQueue[tuple[int, int, Ticket | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closing = threading.Event()
@@ -109,7 +119,11 @@ class _Seat(threading.Thread):
 
     def run(self) -> None:
         while not self._pool._closing.is_set():
-            _, _, ticket = self._pool._queue.get()
+            try:
+                _, _, ticket = self._pool._queue.get(timeout=None if self.child is None else self._pool._linger_s)
+            except queue.Empty:
+                self._close()
+                continue
             if ticket is not None and ticket.future.set_running_or_notify_cancel():
                 self._work(ticket)
         self._close()
@@ -126,8 +140,6 @@ class _Seat(threading.Thread):
             self._restart()
             ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
             return
-        if needs_torch(ticket.job):
-            self._renew()
         if isinstance(answer, Done):
             ticket.future.set_result(answer.result)
         else:
@@ -150,13 +162,6 @@ class _Seat(threading.Thread):
                 return message
             assert isinstance(message, RowsDone)
             ticket.rows = message.rows
-
-    def _renew(self) -> None:
-        """A fresh process, or none before the next job where they start with their jobs."""
-        if self._pool._warm:
-            self._restart()
-        else:
-            self._close()
 
     def _restart(self) -> None:
         self._close()

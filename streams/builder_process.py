@@ -4,7 +4,7 @@ Here: the loop and the choice of the work. Not here: the work (builder.py, seale
 Forked from the worker's template, or started as `python -m streams.builder_process STORE_URL FD` (builder_template.py). It stays alive between versions and
 ends when the socket closes; the kernel kills it when the parent dies. One thread computes: parallelism is more processes, and a row's bits do
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
-Only a canary and a dry run need torch, and load it; the pool keeps no process that did (builder_pool.py).
+Only a canary and a dry run need torch, and load it, in a pool of their own (version_side.py).
 """
 
 import os

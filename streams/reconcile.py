@@ -99,7 +99,7 @@ class StepReport:
 class Reconciler:
     """See the module. One thread calls `step`; `scratch` is a folder of this process alone, near its shards, emptied here.
 
-    owned: the shards that this process has now; announce: gets an IndexEvent for everything that happened; reports: what servers said.
+    owned: the shards that this process has now; announce: gets an IndexEvent for all that happened; reports: what servers said; judge: for canaries.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Reconciler:
         announce: Callable[[IndexEvent], None] = lambda _: None,
         slices: Path | None = None,
         reports: Callable[[], Book] = dict,
+        judge: Builders | None = None,
     ) -> None:
         self._control_log, self._clock, self._settings = control_log, clock, settings
         self._owned, self._builders, self._log_ends = owned, builders, log_ends
-        self._announce, self._slices = announce, slices
-        self._encoders = encoders
+        self._announce, self._slices, self._encoders = announce, slices, encoders
         self._publication = Publication(control_log, store, clock, by)
-        self._promotion = Promotion(control_log, clock, builders, settings.canary, by)
+        self._promotion = Promotion(control_log, clock, judge or builders, settings.canary, by)
         self._watch = RollbackWatch(control_log, clock, settings.reports, reports, by)
         self._jobs = RunningJobs(builders, clock, scratch)  # by (shard, version)
         self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)

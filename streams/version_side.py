@@ -2,7 +2,7 @@
 
 Here: only wiring and log lines, for streams/worker.py. Builders are forked in the constructor, from the template that the worker left behind. Where
 nothing is warm, kernels are loaded by the first version that receives rows, and builders start with their first job. Torch is loaded by none of them: what
-runs a whole network, the dry run of a new checkpoint and the canary, has a process for that job alone.
+runs a whole network, the dry run of a new checkpoint and then its canary, has a process of its own that ends when no other comes.
 """
 
 import hashlib
@@ -33,6 +33,7 @@ from streams.snapshot_keeper import SnapshotTimes
 from streams.store_keeper import KeepSettings
 from streams.version_messages import VersionMessages
 
+_JUDGE_LINGER_S = 60.0  # a checkpoint's canary comes soon after its dry run, and often the next checkpoint
 _log = logging.getLogger("aif.streams.versions")
 
 
@@ -62,7 +63,8 @@ class VersionSide:
     ) -> None:
         start = start_from(template, store.url)
         self.builders = BuilderPool(start, folder / "logs", settings.processes, warm=settings.warm)
-        self._judge = BuilderPool(start, folder / "logs", warm=False, name="judge")  # a new checkpoint does not wait for a build
+        # A new checkpoint does not wait for a build.
+        self._judge = BuilderPool(start, folder / "logs", warm=False, name="judge", linger_s=_JUDGE_LINGER_S)
         self._scratch = folder / "scratch"
         self.messages = VersionMessages(bootstrap, prefix)
         self.reports = ServerReports(bootstrap, prefix, clock)
@@ -93,6 +95,7 @@ class VersionSide:
             self.messages.announce,
             folder / "slices",
             self.reports.book,
+            self._judge,
         )
         self._said: frozenset[str] = frozenset()
 

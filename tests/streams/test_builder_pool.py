@@ -127,11 +127,13 @@ def test_a_worker_and_its_builders_load_no_torch(world: World, pool: BuilderPool
     assert not any("torch" in Path(f"/proc/{pid}/maps").read_text() for pid in pool.pids)
 
 
-def test_a_dry_run_has_a_process_of_its_own_that_ends_with_it(start: StartBuilder, tmp_path: Path) -> None:
+def test_dry_runs_have_a_process_of_their_own_that_ends_when_no_other_comes(start: StartBuilder, tmp_path: Path) -> None:
     data, path = checkpoint_bytes(), tmp_path / "checkpoint"
     path.write_bytes(data)
-    with BuilderPool(start, tmp_path, warm=False, name="judge") as judge:
+    with BuilderPool(start, tmp_path, warm=False, name="judge", linger_s=5.0) as judge:
         assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
         error = judge.submit(DryRunJob(str(path), "0" * 64)).future.exception(60)
         assert isinstance(error, RejectedInput) and error.code == "checkpoint_sha256"
-        assert judge.pids == [] and (tmp_path / "judge-0.log").exists()
+        assert len(judge.pids) == 1 and (tmp_path / "judge-0.log").exists()
+        wait_until(lambda: judge.pids == [], 60, "the process to end")
+        assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None

@@ -5,7 +5,6 @@ nothing is warm, kernels are loaded by the first version that receives rows, and
 runs a whole network, the dry run of a new checkpoint and then its canary, has a process of its own that ends when no other comes.
 """
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -16,11 +15,10 @@ from infra.control_log import ControlLog
 from infra.fork_server import Template
 from infra.index_store import IndexStore
 from infra.kafka.reader import SourceRecord
-from infra.scratch import ScratchFolders, disk_errors
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
-from streams.build_jobs import DryRunJob
 from streams.builder_pool import BuilderPool
 from streams.builder_template import start_from
+from streams.checkpoint_judge import judge_checkpoint
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportRules
 from streams.encoders import LazyEncoders
@@ -113,17 +111,8 @@ class VersionSide:
             self.messages.announce,
             by,
             stopping,
-            dry_run=self._dry_run,
+            dry_run=lambda data: judge_checkpoint(self._judge, self._scratch, data),
         )
-
-    def _dry_run(self, data: bytes) -> None:
-        """Runs the network of a checkpoint in a process of its own. Raises RejectedInput, Unavailable."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        with ScratchFolders(self._scratch).open("dry-run") as folder:
-            path = folder / "checkpoint.safetensors"
-            with disk_errors(f"{path}"):
-                path.write_bytes(data)
-            self._judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result()
 
     async def handle_checkpoints(self, records: Sequence[SourceRecord]) -> None:
         """Decides checkpoint records, off the event loop."""

@@ -30,19 +30,29 @@ def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progr
     """One job, from its checkpoint to its result."""
     if isinstance(job, SnapshotJob):
         return write_snapshot(store, job)
-    if isinstance(job, CanaryJob):
-        from streams.canary import run_canary  # loads torch, which nothing else here needs
-
-        return run_canary(store, job)
-    if isinstance(job, DryRunJob):
-        from schemas.model.checkpoint import read_checkpoint  # torch again
-
-        read_checkpoint(job.path, job.sha256)
-        return None
+    if isinstance(job, CanaryJob | DryRunJob):
+        return _run_network(store, job)
     encoder = encoders.get(job.version, job.checkpoint_sha256)
     if isinstance(job, BuildJob):
         return build_full_part(store, encoder, job, progress)
     return write_seal(store, encoder, job, progress)
+
+
+def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
+    """What needs torch, which nothing else here does."""
+    import torch
+
+    torch.set_num_threads(
+        1
+    )  # also where it was loaded before this process was forked: threads that wait for each other, all nice, wait long
+    if isinstance(job, CanaryJob):
+        from streams.canary import run_canary
+
+        return run_canary(store, job)
+    from schemas.model.checkpoint import read_checkpoint
+
+    read_checkpoint(job.path, job.sha256)
+    return None
 
 
 def serve_jobs(connection: Connection, store: IndexStore) -> None:

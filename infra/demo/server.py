@@ -12,6 +12,7 @@ from schemas.errors import Unavailable
 from schemas.ids import Id, encode_wire_id
 
 _TIMEOUT_S = 30.0
+_COME_BACK = 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,12 @@ class RankingServer:
         self._http.close()
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Ranked:
+        """A request that is told to come back later does, and counts from its first attempt."""
         started = time.perf_counter()
         reply = self._http.post(path, json=body)
+        while reply.status_code == _COME_BACK and time.perf_counter() - started < _TIMEOUT_S:
+            time.sleep(min(float(reply.json().get("retry_after_s", 0.1)), 1.0))
+            reply = self._http.post(path, json=body)
         took_ms = (time.perf_counter() - started) * 1e3
         if reply.status_code != 200:
             raise Unavailable("server_refused", f"{path} answered {reply.status_code}: {reply.text[:500]}")

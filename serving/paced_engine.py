@@ -56,9 +56,9 @@ class PacedEngine:
         """The engine's."""
         return self._engine.status()
 
-    def submit_user(self, work: UserWork) -> "Future[UserResult]":
-        """Call 1."""
-        return self._watch(self._engine.submit_user, work, [Job("user", len(work.behaviours))])
+    def submit_user(self, work: UserWork, *, asked_for: bool = True) -> "Future[UserResult]":
+        """Call 1. Not `asked_for`: the server's own work, which is no load that anybody offers; else it would refuse a lone client for it."""
+        return self._watch(self._engine.submit_user, work, [Job("user", len(work.behaviours))], asked_for)
 
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
         """Call 2, with the user half where no state comes with it."""
@@ -132,7 +132,7 @@ class PacedEngine:
             if jobs[-1].kind == "rank" and future.cancel():
                 self._count_refused("withdrawn")
 
-    def _watch(self, submit: Callable[[Any], "Future[Any]"], work: Any, jobs: Sequence[Job]) -> "Future[Any]":
+    def _watch(self, submit: Callable[[Any], "Future[Any]"], work: Any, jobs: Sequence[Job], asked_for: bool = True) -> "Future[Any]":
         predicted = sum(predict_ms(self.costs, job) for job in jobs)
         future = submit(work)
         with self._lock:
@@ -140,7 +140,8 @@ class PacedEngine:
                 self._began_s = self._clock()
             self._waiting[future] = (jobs, predicted)
             self._waiting_ms += predicted
-            self._offer(predicted)
+            if asked_for:
+                self._offer(predicted)
         future.add_done_callback(self._done)
         return future
 

@@ -74,7 +74,7 @@ class UserMoves:
             return False
         found = FoundUser(known, known.offsets)
         try:
-            making: asyncio.Future[UserResult] = asyncio.wrap_future(self._engine.submit_user(found.work(version)))
+            making: asyncio.Future[UserResult] = asyncio.wrap_future(self._engine.submit_user(found.work(version), asked_for=False))
             result = await asyncio.wait_for(making, _ANSWER_S_MAX)
         except (AifError, TimeoutError):  # the version is gone, or the server is: the flip will tell
             return False

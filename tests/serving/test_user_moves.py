@@ -11,6 +11,7 @@ import pytest
 from infra.metrics import Metrics
 from schemas.ids import IdKind
 from schemas.token import VersionToken
+from serving.core.admission import Costs, Job
 from serving.engine.work import RankWork, UserWork
 from serving.paced_engine import PacedEngine
 from serving.state_pool import StateKey, StatePool, prior_key
@@ -101,5 +102,19 @@ def test_a_move_that_fails_leaves_the_version_as_it_is(store: UserStore) -> None
         assert StateKey(1, NEW) not in users.pool and StateKey(1, OLD) in users.pool
         engine.current = None
         assert await moves.move(NEW) == 0, "the first version of all: nothing is kept yet"
+
+    asyncio.run(run())
+
+
+def test_moving_is_no_load_that_anybody_offered(store: UserStore) -> None:
+    async def run() -> None:
+        users, paced = open_users(store), PacedEngine(Engine(), Metrics())  # type: ignore[arg-type]
+        for user in (1, 2, 3):
+            keep(users, user)
+        paced.costs = Costs({Job("user", 1).bucket: 20.0}, 5.0)
+        assert await UserMoves(paced, users).move(NEW) == 3
+        assert paced.load() == 0.0
+        paced.submit_user(UserWork())
+        assert paced.load() > 0.0
 
     asyncio.run(run())

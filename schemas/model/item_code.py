@@ -22,12 +22,13 @@ from schemas.model.vector_blocks import (
     INT32,
     INT64,
     constant,
-    emit_tile,
+    each_run,
     external,
     fused,
     instruction,
     load,
     loop,
+    make_tile,
     offset,
     splat,
     store,
@@ -42,35 +43,8 @@ _FLOATS = ir.VectorType(FLOAT, LANES)
 _BYTES = 8 * LANES
 
 
-def _make_tile(vectors: int) -> Any:
-    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
-        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-            emit_tile(builder, DOUBLE, TILE_LANES, vectors, arguments)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8, types.float64), emit
-
-    return instruction(multiply)
-
-
-# Arguments: those of `emit_tile`, least float64.
-multiply_tile = _make_tile(2)  # P = PANEL
-multiply_half_tile = _make_tile(1)  # P = TILE_LANES
-
-
-def _each_run(builder: Any, count: Any, run: Any) -> None:
-    """`run(index of the first, lanes)` over `count` numbers: in vectors, then one by one."""
-    done = ir.Constant(INT64, 0)
-    for lanes in (LANES, 1):
-        steps = builder.udiv(builder.sub(count, done), ir.Constant(INT64, lanes))
-        with builder.if_then(builder.icmp_signed(">", steps, ir.Constant(INT64, 0))):
-
-            def step(index: Any, _: list[Any], done: Any = done, lanes: int = lanes) -> list[Any]:
-                run(builder.add(done, builder.mul(index, ir.Constant(INT64, lanes))), lanes)
-                return []
-
-            loop(builder, steps, [], step)
-        done = builder.add(done, builder.mul(steps, ir.Constant(INT64, lanes)))
+multiply_tile = make_tile(DOUBLE, TILE_LANES, 2)  # P = PANEL
+multiply_half_tile = make_tile(DOUBLE, TILE_LANES, 1)  # P = TILE_LANES
 
 
 @instruction
@@ -88,7 +62,7 @@ def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untype
                 numbers = builder.select(builder.fcmp_unordered(way, numbers, edge), numbers, edge)
             store(builder, builder.fpext(numbers, ir.VectorType(DOUBLE, lanes)), offset(builder, out, at, 8))
 
-        _each_run(builder, count, widen)
+        each_run(builder, count, (LANES, 1), widen)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32, types.int64), emit
@@ -106,7 +80,7 @@ def round_numbers(_context, source, count, out):  # type: ignore[no-untyped-def]
             singles = builder.fptrunc(numbers, ir.VectorType(FLOAT, lanes))
             store(builder, builder.fptrunc(singles, ir.VectorType(ir.HalfType(), lanes)), offset(builder, out, at, 2))
 
-        _each_run(builder, count, narrow)
+        each_run(builder, count, (LANES, 1), narrow)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), emit

@@ -21,6 +21,7 @@ INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
 _BYTES = {FLOAT: 4, DOUBLE: 8}
 _SUFFIX = {FLOAT: "f32", DOUBLE: "f64"}
+_SCALAR: dict[Any, Any] = {FLOAT: types.float32, DOUBLE: types.float64}
 
 
 def instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +112,35 @@ def loop(builder: Any, count: Any, start: Sequence[Any], body: Callable[[Any, li
     return list(results)
 
 
-def emit_tile(builder: Any, element: Any, lanes: int, vectors: int, arguments: Sequence[Any]) -> None:
+def each_run(builder: Any, count: Any, widths: Sequence[int], run: Callable[[Any, int], None]) -> None:
+    """`run(index of the first, lanes)` over `count` numbers: as many runs of the first width as fit, then of the next; the last width is 1."""
+    done = ir.Constant(INT64, 0)
+    for lanes in widths:
+        steps = builder.udiv(builder.sub(count, done), ir.Constant(INT64, lanes))
+        with builder.if_then(builder.icmp_signed(">", steps, ir.Constant(INT64, 0))):
+
+            def step(index: Any, _: list[Any], done: Any = done, lanes: int = lanes) -> list[Any]:
+                run(builder.add(done, builder.mul(index, ir.Constant(INT64, lanes))), lanes)
+                return []
+
+            loop(builder, steps, [], step)
+        done = builder.add(done, builder.mul(steps, ir.Constant(INT64, lanes)))
+
+
+def make_tile(element: Any, lanes: int, vectors: int) -> Callable[..., Any]:
+    """The instruction that `_emit_tile` is, for one kind of number; its arguments are those, `least` of that kind."""
+
+    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
+        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+            _emit_tile(builder, element, lanes, vectors, arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8, _SCALAR[element]), emit
+
+    return instruction(multiply)
+
+
+def _emit_tile(builder: Any, element: Any, lanes: int, vectors: int, arguments: Sequence[Any]) -> None:
     """out [TILE_ROWS, P] = max(least, start + rows [TILE_ROWS, K] x panel [K, P]) with P = vectors x lanes; depth K >= 1.
 
     `arguments`: rows, row_stride, panel, depth, start, start_stride, out, out_stride, least (0 = ReLU, -inf = none). A start stride of 0 is one row (a bias)

@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from schemas.model.compiled import kernel, part
-from schemas.model.vector_blocks import INT32, INT64, address, external, load, loop, offset, splat, store
+from schemas.model.vector_blocks import INT32, INT64, address, external, instruction, load, loop, offset, splat, store
 
 U = np.uint64
 LANES = 8  # of 64 behaviours
@@ -232,7 +231,7 @@ def _distance_planes(builder: Any, table: Any, word: Any) -> list[Any]:
     return _sum_columns(builder, columns)
 
 
-@intrinsic
+@instruction
 def _set_distance(_context, table, word, counter):  # type: ignore[no-untyped-def]
     """The first word's distances into planes 0 to 6 of a counter."""
 
@@ -245,7 +244,7 @@ def _set_distance(_context, table, word, counter):  # type: ignore[no-untyped-de
     return types.void(types.int64, types.uint64, types.int64), emit
 
 
-@intrinsic
+@instruction
 def _add_distance(_context, table, word, counter, planes):  # type: ignore[no-untyped-def]
     """One more word's distances added to a counter of `planes` planes (more than 7)."""
 
@@ -269,7 +268,7 @@ def _add_distance(_context, table, word, counter, planes):  # type: ignore[no-un
     return types.void(types.int64, types.uint64, types.int64, types.int64), emit
 
 
-@intrinsic
+@instruction
 def _or_planes(_context, counter, count, out):  # type: ignore[no-untyped-def]
     """The OR of the first `count` planes (at least one)."""
 
@@ -324,7 +323,7 @@ def _make_within(edges: int) -> Any:
 
         return types.void(*[types.int64] * 8), emit
 
-    return intrinsic(within)
+    return instruction(within)
 
 
 # near (int32) += behaviours that are not beyond a limit: planes of the distance (`count` of them, from where a limit may have its lowest 1)

@@ -22,9 +22,23 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from schemas.model.vector_blocks import FLOAT, INT32, INT64, constant, emit_tile, external, load, loop, offset, splat, store
+from schemas.model.vector_blocks import (
+    FLOAT,
+    INT32,
+    INT64,
+    constant,
+    each_run,
+    external,
+    fused,
+    instruction,
+    load,
+    loop,
+    make_tile,
+    offset,
+    splat,
+    store,
+)
 
 LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats in a vector
 PANEL = 2 * LANES
@@ -37,24 +51,12 @@ _VECTOR_BYTES = 4 * LANES
 # --- products -----------------------------------------------------------------------------------------------------------
 
 
-def _make_tile(vectors: int) -> Any:
-    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
-        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-            emit_tile(builder, FLOAT, LANES, vectors, arguments)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8, types.float32), emit
-
-    return intrinsic(multiply)
-
-
 # out [6, P] = max(least, start [6, P] + rows [6, K] x panel [K, P]), depth K >= 1; a start stride of 0 is one row (a bias) for all.
-# Arguments: those of `emit_tile`, least float32.
-multiply_tile = _make_tile(2)  # P = PANEL
-multiply_half_tile = _make_tile(1)  # P = LANES
+multiply_tile = make_tile(FLOAT, LANES, 2)  # P = PANEL
+multiply_half_tile = make_tile(FLOAT, LANES, 1)  # P = LANES
 
 
-@intrinsic
+@instruction
 def add_sign_rows(_context, signature, count, table, start, out):  # type: ignore[no-untyped-def]
     """out [SIGN_CHUNK] = start + for each of `count` bytes of a signature its two nibbles' rows of table [2 count, 16, SIGN_CHUNK]."""
 
@@ -79,7 +81,7 @@ def add_sign_rows(_context, signature, count, table, start, out):  # type: ignor
     return types.void(*[types.int64] * 5), emit
 
 
-@intrinsic
+@instruction
 def sum_rows(_context, one, other, vectors, out):  # type: ignore[no-untyped-def]
     """out [vectors x LANES] = one + other."""
 
@@ -111,22 +113,21 @@ def _constant(value: float) -> Any:
 
 def _emit_exp(builder: Any, x: Any) -> Any:
     """e^x of a vector of numbers <= 0, to two units in the last place; what is not a number stays so. e^x = 2^n e^r with |r| <= ln 2 / 2."""
-    fused = external(builder, f"llvm.fma.v{LANES}f32", _FLOATS, _FLOATS, _FLOATS, _FLOATS)
     least = _constant(_EXP_LEAST)
     x = builder.select(builder.fcmp_unordered(">", x, least), x, least)
-    rounded = builder.call(fused, [x, _constant(_LOG2E), _constant(_ROUND)])
+    rounded = fused(builder, x, _constant(_LOG2E), _constant(_ROUND))
     n = builder.fsub(rounded, _constant(_ROUND))
-    r = builder.call(fused, [n, _constant(-_LN2_LOW), builder.call(fused, [n, _constant(-_LN2_HIGH), x])])
+    r = fused(builder, n, _constant(-_LN2_LOW), fused(builder, n, _constant(-_LN2_HIGH), x))
     series = _constant(_EXP[0])
     for coefficient in _EXP[1:]:
-        series = builder.call(fused, [series, r, _constant(coefficient)])
-    power = builder.fadd(builder.call(fused, [series, builder.fmul(r, r), r]), _constant(1.0))
+        series = fused(builder, series, r, _constant(coefficient))
+    power = builder.fadd(fused(builder, series, builder.fmul(r, r), r), _constant(1.0))
     whole = ir.VectorType(INT32, LANES)
     exponent = builder.shl(builder.bitcast(rounded, whole), ir.Constant(whole, [ir.Constant(INT32, 23)] * LANES))
     return builder.bitcast(builder.add(builder.bitcast(power, whole), exponent), _FLOATS)
 
 
-@intrinsic
+@instruction
 def soften_row(_context, row, vectors, scale):  # type: ignore[no-untyped-def]
     """row [vectors x LANES] = e^(scale (row - its maximum)), in place; returns the sum. scale > 0; a place that holds -inf adds nothing."""
 
@@ -160,7 +161,7 @@ def soften_row(_context, row, vectors, scale):  # type: ignore[no-untyped-def]
 # --- rows of the index ----------------------------------------------------------------------------------------------------
 
 
-@intrinsic
+@instruction
 def widen(_context, bits):  # type: ignore[no-untyped-def]
     """float32 of a half-precision number that is given as its uint16."""
 
@@ -170,31 +171,24 @@ def widen(_context, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.uint16), emit
 
 
-@intrinsic
+@instruction
 def widen_row(_context, source, count, out):  # type: ignore[no-untyped-def]
     """out [count] = `count` half-precision numbers side by side as float32, in the widest vectors that fit: for a loop over `widen` each number is alone."""
 
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         source, count, out = arguments
-        done = ir.Constant(INT64, 0)
-        for lanes in (LANES, 8, 1) if LANES > 8 else (LANES, 1):
-            steps = builder.udiv(builder.sub(count, done), ir.Constant(INT64, lanes))
-            with builder.if_then(builder.icmp_signed(">", steps, ir.Constant(INT64, 0))):
 
-                def copy(index: Any, _: list[Any], done: Any = done, lanes: int = lanes) -> list[Any]:
-                    at = builder.add(done, builder.mul(index, ir.Constant(INT64, lanes)))
-                    narrow = load(builder, offset(builder, source, at, 2), ir.VectorType(ir.HalfType(), lanes))
-                    store(builder, builder.fpext(narrow, ir.VectorType(FLOAT, lanes)), offset(builder, out, at, 4))
-                    return []
+        def copy(at: Any, lanes: int) -> None:
+            narrow = load(builder, offset(builder, source, at, 2), ir.VectorType(ir.HalfType(), lanes))
+            store(builder, builder.fpext(narrow, ir.VectorType(FLOAT, lanes)), offset(builder, out, at, 4))
 
-                loop(builder, steps, [], copy)
-            done = builder.add(done, builder.mul(steps, ir.Constant(INT64, lanes)))
+        each_run(builder, count, (LANES, 8, 1) if LANES > 8 else (LANES, 1), copy)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), emit
 
 
-@intrinsic
+@instruction
 def prefetch(_context, address):  # type: ignore[no-untyped-def]
     """Asks for the cache line at an address; never faults."""
 

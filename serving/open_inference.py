@@ -40,13 +40,8 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "schedule_policy
 OUTPUTS = ("item_ids", "scores")
 _ID_TYPES: Mapping[IdKind, str] = {IdKind.INT64: "INT64", IdKind.TEXT: BYTES}
 _CONTEXT = "context."
-_PARAMETERS = (
-    "timeout",
-    "deadline_ms",
-    "consistency",
-    "priority",
-    "binary_data_output",
-)  # priority: taken and without effect, there is one queue
+# priority: taken and without effect, there is one queue
+_PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output")
 _US_PER_MS = 1_000
 
 

@@ -31,9 +31,8 @@ class ServeSection(Section):
     idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection that sends no request for so long is closed
     access_log: bool = False  # one line per request at level info; otherwise at debug
     report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0: none, and nothing rolls back by itself
-    leave_s: float = Field(
-        0.0, ge=0, le=60
-    )  # after SIGTERM: not ready, and still answering, until whoever asks for readiness sends elsewhere
+    # After SIGTERM: not ready, and still answering, until whoever asks for readiness sends elsewhere.
+    leave_s: float = Field(0.0, ge=0, le=60)
     drain_s: float = Field(5.0, ge=0, le=60)  # then, for requests that are in work
 
 

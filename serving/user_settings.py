@@ -23,6 +23,5 @@ class UsersSection(Section):
     states_ttl_s: float = Field(600.0, gt=0)  # an older state is not used, also not for want of a better one
     # With a key, call 1 hands out a user's state on request, signed with it, and call 2 takes it back: any server with the same key and index does.
     carried_state_key: SecretStr | None = Field(None, min_length=16)
-    queued_work_max: float = Field(
-        QUEUED_WORK_MAX, ge=1
-    )  # times the mean work that may wait for the engine; a request beyond is refused at once
+    # Times the mean work that may wait for the engine; a request beyond is refused at once.
+    queued_work_max: float = Field(QUEUED_WORK_MAX, ge=1)

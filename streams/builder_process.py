@@ -42,9 +42,8 @@ def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
     """What needs torch, which nothing else here does."""
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # also where it was loaded before this process was forked: threads that wait for each other, all nice, wait long
+    # Also where it was loaded before this process was forked: threads that wait for each other, all nice, wait long.
+    torch.set_num_threads(1)
     if isinstance(job, CanaryJob):
         from streams.canary import run_canary
 

@@ -37,9 +37,8 @@ _LIVE_S_MAX = 1_800.0
 _APPLIED_S_MAX = 600.0
 _STOP_S_MAX = 30.0
 _IMPORTED = '{"imported_at_s": '
-_WORKER = (
-    "import streams.worker, time; print('" + _IMPORTED + "%.6f}' % time.time(), flush=True); from infra.cli import main; main()"
-)  # the import of what a worker needs at once, stamped: its start counts from here
+# The import of what a worker needs at once, stamped: its start counts from here.
+_WORKER = "import streams.worker, time; print('" + _IMPORTED + "%.6f}' % time.time(), flush=True); from infra.cli import main; main()"
 
 
 @dataclass

@@ -15,9 +15,8 @@ from schemas.errors import Corrupted
 _SEQUENCE = struct.Struct(">Q")
 _LENGTH = struct.Struct("<I")
 _ABSENT = 0xFFFFFFFF
-_HEAD = struct.Struct(
-    "<iHQ"
-)  # partition, -1 = the producer's choice; number of headers; sequence + 1 of the entry with its value, 0 = this one
+# Partition, -1 = the producer's choice; number of headers; sequence + 1 of the entry with its value, 0 = this one.
+_HEAD = struct.Struct("<iHQ")
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

@@ -3,6 +3,7 @@
 Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
 No leak: a history ends strictly before the impression, an item's row is the latest version not after it. That holds for the items of
 the history, too: serving joins them with the rows of now, so training with the rows of then would learn from what serving never sees.
+A request that comes twice in what is joined counts once (`told_once`): all of the log in a training, a round in a follower.
 
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks
 beside the click.
@@ -163,6 +164,7 @@ def join_folded(
     every_item: bool = False,
 ) -> TrainingSet:
     """The same from histories that are folded already; users of impressions that are not among them are cold."""
+    impressions = told_once(impressions)
     folded = dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users}
     met = {b.item_id for history in folded.values() for b in history.behaviours}
     wanted = {s.item_id for i in impressions for s in i.items} | met
@@ -190,6 +192,18 @@ def join_folded(
         context=FeatureTensors.from_block(encode_features(spec.schema.of(Scope.CONTEXT), [i.context for i in shown])),
         skipped_items=total - int((row_QC != NOT_AN_ITEM).sum()),
     )
+
+
+def told_once(impressions: Iterable[ImpressionRecord]) -> list[ImpressionRecord]:
+    """The first of each request: of the same id, user, time and items.
+
+    A dead letter that is sent again is a second record of its request, and once its first one reads, after an upgrade, both are there; so it is
+    where a publisher was not sure and sent twice. An id alone does not make them the same: nobody promised that ids are never used again.
+    """
+    found: dict[tuple[Id | int, ...], ImpressionRecord] = {}
+    for i in impressions:
+        found.setdefault((i.request_id, i.user_id, i.time_ms, *(s.item_id for s in i.items)), i)
+    return list(found.values())
 
 
 class _Columns:

@@ -60,7 +60,10 @@ def test_no_future_in_any_join(seed: int) -> None:
     actions = [(int(chance.integers(3)), int(chance.integers(4)), int(at)) for at in np.sort(chance.integers(0, 60, 15))]
     behaviours = [Behaviour(user_id=u, item_id=n, time_ms=at) for u, n, at in actions]
     requests = [(int(chance.integers(3)), int(chance.integers(4)), int(chance.integers(0, 60))) for _ in range(8)]
-    impressions = [ImpressionRecord(request_id="r", user_id=u, time_ms=at, items=shown(IdKind.INT64, (n, True))) for u, n, at in requests]
+    impressions = [
+        ImpressionRecord(request_id=f"r{k}", user_id=u, time_ms=at, items=shown(IdKind.INT64, (n, True)))
+        for k, (u, n, at) in enumerate(requests)
+    ]
     data = join_events(spec, None, Events(updates, [], [], behaviours, impressions))
 
     def price_at(number: int, time_ms: int) -> float | None:
@@ -95,6 +98,22 @@ def test_rows_as_of_is_a_plain_search(joined: TrainingSet) -> None:
         begin, end = joined.items.begin_I[number], joined.items.end_I[number]
         not_after = [r for r in range(begin, end) if joined.items.version_R[r] <= at]
         assert row == (not_after[-1] if not_after else begin)
+
+
+def test_a_request_that_is_told_twice_counts_once_and_another_one_of_the_same_id_counts() -> None:
+    spec, events = shop()
+    first, second, *rest = events.impressions
+    others = [
+        first.model_copy(update=fields) for fields in ({"time_ms": 151}, {"user_id": 2}, {"items": first.items[:1]}, {"request_id": "z"})
+    ]
+    sent_again = first.model_copy(update={"items": [s.model_copy() for s in first.items]})
+
+    def joined_with(*more: ImpressionRecord) -> TrainingSet:
+        return join_events(spec, None, dataclasses.replace(events, impressions=[first, second, *rest, *more]))
+
+    assert joined_with(sent_again, second).digest == joined_with().digest
+    assert joined_with(sent_again, second).skipped_items == joined_with().skipped_items
+    assert len(joined_with(*others)) == len(joined_with()) + len(others)
 
 
 def test_outcomes_stand_by_the_models_tasks_and_padded_places_have_none() -> None:

@@ -8,8 +8,9 @@ Here: the bridges B and the four lines of the algorithm. The rows of U come from
     4  v = w V                           b x d'  call 2
 
 Arrays: B users, m rows of U (G), N bridges, D width, P bridge width, R item rows, C candidates.
-Source: AIF, Algorithm 1. Differs: LayerNorm on the keys of both sides and a wide start of B, without which the gate does not open in the
-steps a short training has; f has a skip connection.
+Source: AIF, Algorithm 1. Differs: the user's rows meet the bridges through a linear map, the item's features through an MLP of their own
+(item_half.py); LayerNorm on the keys of both sides and a wide start of B, without which the gate does not open in the steps a short training
+has; f has a skip connection.
 """
 
 import torch

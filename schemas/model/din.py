@@ -10,8 +10,9 @@ Needs: every pad and every behaviour without a signature is a zero row of S and 
 The sums belong to (user, model, LSH version): made at the first call after a flip, dropped with the version.
 
 Arrays: B users, C candidates, L behaviours, K bits, D width.
-Source: AIF, eq. (8); the factoring: EcoFormer (arXiv 2209.09004), SDIM (arXiv 2205.10249). Differs: "centred" is sum (2 sim - 1) V / l,
-which learns better than the raw sum (`ModelSpec.din`).
+V_j is the behaviour as projected by W_seq of eq. (1): one projection for attention, DIN and SIM.
+Source: AIF, eq. (8), with the comma as printed there read as a product; the factoring: EcoFormer (arXiv 2209.09004),
+SDIM (arXiv 2205.10249). Differs: "centred" is sum (2 sim - 1) V / l, which learns better than the raw sum (`ModelSpec.din`).
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,8 @@ Here: the numpy reference, the torch form (no gradient: counts have none), the f
 Tier 0 is below the first edge; tier t is [edge t-1, edge t); the last edge is 1.0, so the top tier counts equal signatures only.
 
 Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.
-Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead of the bare counts.
+Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead of the bare counts; l is of the latest
+`simtier_behaviours` that have a signature, not of the whole history, which DIN sees.
 """
 
 from collections.abc import Sequence

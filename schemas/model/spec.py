@@ -21,7 +21,7 @@ from schemas.model.score import BID, Terms, decode_rank_by
 class ModelSpec:
     """Sizes and choices of one model.
 
-    width               D, async vector of users and items (Eq. 1-4)
+    width               D, async vector of an item (Eq. 4), and each of a user's three (profile, Eq. 2, Eq. 3)
     bridges             n, bridge embeddings (Algorithm 1)
     bridge_width        D', width of each of the n user vectors V (Algorithm 1, line 2)
     hash_bits           K, bits of a signature (Eq. 5); a multiple of 8

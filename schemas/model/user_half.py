@@ -4,7 +4,8 @@ Here: the projection of behaviours and profile, self-attention over the latest b
 Algorithm 1. Not here: bridges (bea.py), DIN sums (din.py), sub-sequences (sim_hard.py). Nothing here reads the request's time or context.
 
 Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G).
-Source: AIF, eq. (1)-(3). Differs: the FFN of eq. (2) has a skip connection; pooling is the masked mean.
+Source: AIF, eq. (1)-(3). Differs: the projection of the profile has a bias; the FFN of eq. (2) has a skip connection;
+pooling is the masked mean; both attentions see the latest `attended_behaviours` only.
 """
 
 import torch

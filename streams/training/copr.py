@@ -11,6 +11,9 @@ gradient is finite everywhere (the loss is bounded by log(1 + e) per pair). Its 
 easiest to raise by pushing y_j to nothing, and the steps go into the bottom of the list; at 0.3 only a high y_i raises it, so they go
 into the top. Bids are divided by their mean in the request, so that EPSILON means the same in every currency.
 
+Differs too: the mean over requests instead of a sum, so that the learning rate does not depend on the batch; the order and the ranks are the
+teacher's, who does not change while we learn.
+
 Arrays: B requests, C shown items (padded, masked).  Source: AIF, eq. (10); COPR (arXiv 2306.03516).
 """
 

@@ -4,8 +4,8 @@ Here: pure numpy functions of scores and labels; each measure per user (`UserVal
 (bootstrap.py), and as one number. Not here: what is scored (evaluation/). Ties are broken by the order of the columns in HR, recall and
 NDCG (give candidates in ascending id order, as answers do) and count one half in GAUC.
 
-Arrays: U users, C candidates, X impressions of all users, G users that occur in X, N bins. Source: design section 8; oracles in the tests:
-sklearn per user.
+Arrays: U users, C candidates, X impressions of all users, G users that occur in X, N bins. Source: AIF, section 5.1
+(HR@K with the ranking model's ten best as relevant, GAUC); oracles in the tests: sklearn per user.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ Here: the recommendation as a pure function. Not here: the losses (tables.py), t
 The variance of similarity falls as 1 / bits, and a small error of an input costs GAUC by its square: loss = a / bits. The measured
 recommendation is the careful one (upper bounds); the law's tells what lies between and beyond the bits that were trained.
 
-Source: AIF, section 4.2.2 and Table 3; Charikar 2002.
+Source: AIF, sections 4.2 and 5.2.3, Table 3; Charikar 2002.
 """
 
 import math

@@ -4,7 +4,7 @@ Here: one user's part counted and measured for many candidates, the same modules
 Not here: quality (tables.py). With bridges, the user half's n vectors are made once per request and a candidate adds n numbers of weights;
 with Full-Cross every candidate attends to every row of U and goes through f itself.
 
-Arrays: C candidates, G rows of U, D width, P bridge width, N bridges.  Source: AIF, section 3.2.2 and Figure 6.
+Arrays: C candidates, G rows of U, D width, P bridge width, N bridges.  Source: AIF, sections 4.1 and 5.2.2, Figure 6.
 """
 
 import dataclasses

@@ -60,15 +60,21 @@ class DriftPlan:
 
 @dataclass(frozen=True)
 class DriftCurves:
-    """HR@K of each held-out user at each moment, [T, U] each."""
+    """HR@K of each held-out user at each moment, [T, U] each: of both models, and of the truth of one period ago."""
 
     frozen_TU: np.ndarray
     followed_TU: np.ndarray
+    late_truth_TU: np.ndarray
 
     @property
     def late(self) -> slice:
         """The moments that count: the second half."""
         return slice((len(self.frozen_TU) + 1) // 2, None)
+
+    def ceiling_share(self) -> float:
+        """The share that a model recovers which is always as good as the one at the start, of a world that is one period old."""
+        start, frozen, truth = (of_TU.mean() for of_TU in (self.frozen_TU[0], self.frozen_TU[self.late], self.late_truth_TU[self.late]))
+        return float((start * truth - frozen) / (start - frozen)) if start > frozen else float("nan")
 
     def recovered_share(self) -> Interval:
         """With an interval over users; NaN where the frozen model has lost nothing."""
@@ -100,16 +106,15 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())
-    rates: list[tuple[np.ndarray, np.ndarray]] = []
+    rates: list[tuple[np.ndarray, ...]] = []
     for period in range(plan.periods + 1):
         progress("follow", period / (plan.periods + 1))
         exam.meet(period)
-        rates.append((exam.hit_rates(frozen, period), exam.hit_rates(learner.network, period)))
+        rates.append((exam.hit_rates(frozen, period), exam.hit_rates(learner.network, period), exam.late_truth_rates(period)))
         if 0 < period < plan.periods:
             _follow(catalogue, period, view, learner)
     progress("follow", 1.0)
-    frozen_TU, followed_TU = (np.stack(of) for of in zip(*rates, strict=True))
-    return DriftCurves(frozen_TU, followed_TU)
+    return DriftCurves(*(np.stack(of) for of in zip(*rates, strict=True)))
 
 
 def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Progress) -> AifNetwork:
@@ -137,6 +142,7 @@ class _Exam:
         self._users: dict[int | str, UserHistory] = fold_users(list(first.users()), [])
         self._tables = join_folded(spec, w_hash_KM, list(first.items()), list(first.new_items()), {}, [], every_item=True)
         rng = first.world.rng(_EXAM)
+        self._truth: dict[int, np.ndarray] = {}
         self._rows_UC = np.stack([np.sort(rng.choice(first.item_count, candidates, replace=False)) for _ in catalogue.held_out])
 
     def meet(self, period: int) -> None:
@@ -149,14 +155,24 @@ class _Exam:
             self._users[user].behaviours.extend(history.behaviours)
 
     def hit_rates(self, network: AifNetwork, period: int) -> np.ndarray:
-        """HR@K of each user, [U]."""
-        world, held_out = self._catalogue.world(period), self._catalogue.held_out
-        bid_UC = world.items.bid_I[self._rows_UC]
-        ecpm_UC = world.click_probability(held_out, self._rows_UC) * bid_UC
-        relevant_UC = np.zeros(ecpm_UC.shape, bool)
-        np.put_along_axis(relevant_UC, best_columns(ecpm_UC, RELEVANT), True, 1)
+        """HR@K of each user by a model, [U]."""
         logits_UC = score_questions(network, self._questions(period), _BEHAVIOURS_MAX).astype(np.float64)
-        return hit_rates(bid_UC / (1 + np.exp(-logits_UC)), relevant_UC, K).value_U
+        return self._rates(self._catalogue.first.world.items.bid_I[self._rows_UC] / (1 + np.exp(-logits_UC)), period)
+
+    def late_truth_rates(self, period: int) -> np.ndarray:
+        """HR@K of each user by the truth of the period before, [U]."""
+        return self._rates(self._true_ecpm(max(0, period - 1)), period)
+
+    def _rates(self, scores_UC: np.ndarray, period: int) -> np.ndarray:
+        relevant_UC = np.zeros(scores_UC.shape, bool)
+        np.put_along_axis(relevant_UC, best_columns(self._true_ecpm(period), RELEVANT), True, 1)
+        return hit_rates(scores_UC, relevant_UC, K).value_U
+
+    def _true_ecpm(self, period: int) -> np.ndarray:
+        """[U, C]; made once a period."""
+        if period not in self._truth:
+            self._truth[period] = self._catalogue.world(period).true_ecpm(self._catalogue.held_out, self._rows_UC)
+        return self._truth[period]
 
     def _questions(self, period: int) -> TrainingSet:
         asked = {user: self._users[user] for user in self._catalogue.held_out_ids}
@@ -173,6 +189,8 @@ def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:
     share = curves.recovered_share()
     for name, value in (("", share.value), ("_low", share.low), ("_high", share.high)):
         figures.add(f"online_recovered_share{name}", value, "ratio")
+    figures.add("online_ceiling_share", curves.ceiling_share(), "ratio")
+    figures.add("online_late_truth_hr_at_100", float(curves.late_truth_TU[curves.late].mean()), "ratio")
     figures.add("online_start_hr_at_100", float(curves.frozen_TU[0].mean()), "ratio")
     for name, of_TU in (("frozen", curves.frozen_TU), ("followed", curves.followed_TU)):
         figures.add(f"online_{name}_hr_at_100", float(of_TU[curves.late].mean()), "ratio")

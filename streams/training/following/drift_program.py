@@ -6,7 +6,7 @@ Here: the order of the work, and a file per seed: a run that was stopped goes on
 import hashlib
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,9 @@ from streams.training.following.drift import DriftCurves, DriftPlan, add_drift_f
 from streams.training.following.drift_report import write_picture
 
 SEEDS = 3
-FORM = 1  # of a seed's file and of what is measured: another number, and nothing old is taken
+FORM = 2  # of a seed's file and of what is measured: another number, and nothing old is taken
+
+_CURVES = [f.name for f in fields(DriftCurves)]
 
 
 def plan_drift(quick: bool) -> list[DriftPlan]:
@@ -38,7 +40,7 @@ def run_online(out: Path, quick: bool) -> Figures:
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         found = [_run_seed(plan, out / "online", progress) for plan in plans]
-    curves = DriftCurves(*(np.concatenate([getattr(of, name) for of in found], axis=1) for name in ("frozen_TU", "followed_TU")))
+    curves = DriftCurves(**{name: np.concatenate([getattr(of, name) for of in found], axis=1) for name in _CURVES})
     figures = Figures("eval online", {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
     add_drift_figures(figures, curves)
     write_picture(out / "online.png", curves)
@@ -50,11 +52,11 @@ def _run_seed(plan: DriftPlan, folder: Path, progress: Progress) -> DriftCurves:
     path = folder / f"seed-{plan.seed}.{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
     if path.exists():
         raw = json.loads(path.read_text())
-        return DriftCurves(np.array(raw["frozen"]), np.array(raw["followed"]))
+        return DriftCurves(**{name: np.array(raw[name]) for name in _CURVES})
     task = progress.add_task("", total=1.0)
     curves = run_drift(plan, lambda what, share: progress.update(task, description=f"seed {plan.seed}: {what}", completed=share))
     folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"plan": asdict(plan), "frozen": curves.frozen_TU.tolist(), "followed": curves.followed_TU.tolist()}))
+    temporary.write_text(json.dumps({"plan": asdict(plan)} | {name: getattr(curves, name).tolist() for name in _CURVES}))
     temporary.replace(path)
     return curves

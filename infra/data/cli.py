@@ -3,8 +3,7 @@
 import datetime as dt
 import itertools
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +12,12 @@ import typer
 from infra.command import AsJson, print_data, say
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from infra.data.mapped_catalogue import MappedCatalogue
-    from infra.data.tables import Tell
     from infra.kafka.publisher import Publisher
 
 _SAMPLES = 3
-_KNOWN_SHARE_LEAST = 0.5
 _REJECTIONS_SHOWN = 20
 _TOPICS = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
 Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
@@ -44,22 +41,21 @@ def import_files(
     """Publish items, embeddings, users, behaviours and impressions from files. Rejected rows are named on standard error; exit code 0."""
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
+    from infra.data.reading_progress import find_doubts, open_progress, tell_rows
 
     say(f"reading {directory}")
-    with _open_progress() as progress:
-        catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=_reading(progress))
+    with open_progress() as progress:
+        catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=tell_rows(progress))
         kinds = _kinds_of(catalogue)
         report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
-    report |= _describe(catalogue)
+        doubts = find_doubts(catalogue.sources)
+    report |= _describe(catalogue) | {"warnings": doubts}
     if model_out is not None:
         sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.mapping.train)}
         model_out.write_text(json.dumps(sections, indent=1) + "\n")
     _say_rejections(catalogue)
-    if catalogue.sources.known_share < _KNOWN_SHARE_LEAST:
-        share = f"{catalogue.sources.known_share:.0%}"
-        say(
-            f"warning: only {share} of what users did was with an item of [items]; do both files spell ids the same way, and in these columns?"
-        )
+    for doubt in doubts:
+        say(f"warning: {doubt}")
     if as_json:
         print_data(report, as_json)
     else:
@@ -89,32 +85,13 @@ def _why_no_positives(catalogue: "MappedCatalogue") -> str:
     return "the mapping has no [impressions] file and no [behaviours] to sample them from"
 
 
-def _open_progress() -> "Progress":
-    """Bars in rows and events on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr))
-
-
-def _reading(progress: "Progress") -> "Tell":
-    """One bar for each section that is read."""
-    tasks: dict[str, TaskID] = {}
-
-    def tell(section: str, rows: int, total: int | None) -> None:
-        if section not in tasks:
-            tasks[section] = progress.add_task(f"rows of [{section}]", total=total)
-        progress.update(tasks[section], completed=rows, total=total)
-
-    return tell
-
-
 def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
     """Counts and the first events of each kind; everything is made and nothing sent."""
+    from infra.data.reading_progress import counted
+
     counts, samples = dict.fromkeys(_TOPICS, 0), {}
     for topic, events in kinds:
-        made = _counted(events(), progress, topic)
+        made = counted(events(), progress, topic)
         samples[topic] = [event.model_dump(mode="json", by_alias=True) for event in itertools.islice(made, _SAMPLES)]
         counts[topic] = len(samples[topic]) + sum(1 for _ in made)
     return {"counts": counts, "samples": samples}
@@ -122,6 +99,8 @@ def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
 
 def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -> dict[str, int]:
     """Publishes everything, one progress bar a topic; how many events went to each."""
+    from infra.data.reading_progress import counted
+
     counts = dict.fromkeys(_TOPICS, 0)
     with _open_publisher(catalogue) as publisher:
         send = {
@@ -132,19 +111,9 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
             "impressions": publisher.publish_impressions,
         }
         for topic, events in kinds:
-            counts[topic] = send[topic](_counted(events(), progress, topic))  # type: ignore[operator]
+            counts[topic] = send[topic](counted(events(), progress, topic))  # type: ignore[operator]
             publisher.flush()
     return counts
-
-
-def _counted(events: Iterable[Any], progress: "Progress", topic: str) -> Iterator[Any]:
-    """The same events; a bar counts them."""
-    task, number = progress.add_task(topic, total=None), 0
-    for number, event in enumerate(events, 1):
-        yield event
-        if number % 1_000 == 0:
-            progress.update(task, completed=number)
-    progress.update(task, total=number, completed=number)
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":

@@ -62,6 +62,14 @@ def _text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def decode_parts(array: Array, pattern: str) -> pa.Array:
+    """Of the text of each cell the part that a regular expression finds (its first group, where it has one); missing where it finds none."""
+    encoded, search = plain(array).dictionary_encode(), re.compile(pattern).search
+    found = [search(text) if text is not None else None for text in decode_texts(encoded.dictionary)]
+    parts = [match[min(1, match.re.groups)] if match is not None else None for match in found]
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(parts, pa.string())).dictionary_decode()
+
+
 def decode_numbers(array: Array) -> np.ndarray:
     """float64, NaN where the cell is missing or no finite number; a time counts in milliseconds, a flag as 0 or 1."""
     array = plain(array)

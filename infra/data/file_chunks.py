@@ -6,11 +6,13 @@ CSV cells are read as text, whatever they look like: a type guessed from the fir
 A row number counts the rows of its file from 1, without the header.
 """
 
+import contextlib
 import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from infra.data.columns import plain
+from infra.data.file_format import OneByteDelimiter
 from infra.data.mapping import Column, Source
 from infra.data.mapping_section import suggest
 from infra.data.rejections import Rejections
@@ -28,8 +31,11 @@ CHUNK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
 _READ_AHEAD_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 16
-_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
+_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N"]
 _PARQUET = (".parquet", ".pq")
+_PACKED = (".gz", ".bz2", ".zst", ".lz4", ".br")  # Arrow unpacks them
+_OTHERS = dict.fromkeys((".json", ".jsonl", ".ndjson"), "JSON") | dict.fromkeys((".xlsx", ".xls"), "Excel")
+_OTHERS |= dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "an archive")
 
 
 def resolve_column(column: Column, names: list[str]) -> list[str]:
@@ -69,6 +75,12 @@ def common_schema(paths: Sequence[Path], source: Source) -> pa.Schema:
 
 
 def _file_schema(path: Path, source: Source) -> pa.Schema:
+    packed = path.suffix.lower() in _PACKED
+    other = _OTHERS.get((Path(path.stem) if packed else path).suffix.lower())
+    if other is not None:
+        raise Misconfigured(
+            "bad_data_file", f"[{source.section}] {path.name} is {other}, expected CSV or Parquet; write it as one of them first"
+        )
     columns = _wanted_columns(path, source)
     if not _is_parquet(path):
         return pa.schema([(name, pa.string()) for name in columns])
@@ -109,7 +121,8 @@ def read_chunks(path: Path, source: Source, schema: pa.Schema, rejections: Rejec
 def _unreadable(path: Path, source: Source, error: Exception, row: int = 1) -> Misconfigured:
     kind = "Parquet" if _is_parquet(path) else "CSV"
     place = f" from row {row:,} on" if row > 1 else ""
-    return Misconfigured("bad_data_file", f"[{source.section}] {path.name} cannot be read as {kind}{place}: {error}")
+    hint = '; is its `encoding` another, like "latin-1"?' if "UTF8" in str(error) else ""
+    return Misconfigured("bad_data_file", f"[{source.section}] {path.name} cannot be read as {kind}{place}: {error}{hint}")
 
 
 def _is_parquet(path: Path) -> bool:
@@ -129,36 +142,59 @@ def _wanted_columns(path: Path, source: Source) -> list[str]:
                 "bad_mapping", f"[{source.section}] {key}: no column of {path.name} is {column.prefix!r} and a number; {known}"
             )
         wanted |= dict.fromkeys(_known(name, key, names, path, source) for name in found)
-    wanted |= dict.fromkeys(_known(condition.column, "where", names, path, source) for condition in source.where)
+    conditions = [*source.where, *(condition for column in by_key.values() for condition in column.where)]
+    wanted |= dict.fromkeys(_known(condition.column, "where", names, path, source) for condition in conditions)
     return list(wanted)
 
 
 def _known(name: str, key: str, names: list[str], path: Path, source: Source) -> str:
     if name not in names:
         hint = ' (a constant is written { value = "..." })' if key == "kind" else ""
-        if len(names) == 1 and not _is_parquet(path):
-            hint = "; the file reads as one column: is its `delimiter` another?"
+        if not _is_parquet(path):
+            hint = _form_hint(names, source) or hint
         raise Misconfigured("bad_mapping", f"[{source.section}] {key}: {path.name} has no column {name!r}; {suggest(name, names)}{hint}")
     return name
 
 
+def _form_hint(names: list[str], source: Source) -> str:
+    """What may be wrong with how the file is read, where a column is not there."""
+    if len(names) == 1:
+        return "; the file reads as one column: is its `delimiter` another?"
+    if not source.form.header and any(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+        return '; where the first line is data already, name the columns: header = ["user", "item", "time"]'
+    return ""
+
+
 def read_column_names(path: Path, source: Source) -> list[str]:
-    """The columns of a file. Of CSV only the header is read, by the standard library: Arrow's reader leaves a thread that reads ahead."""
+    """The columns of a file. Of CSV only the first line is read, by the standard library: Arrow's reader leaves a thread that reads ahead."""
     try:
         if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
-        header = next(csv.reader(io.StringIO(_read_head(path, source), newline=""), delimiter=_delimiter(path, source)), None)
+        quoting = csv.QUOTE_MINIMAL if source.form.quoted else csv.QUOTE_NONE
+        head = io.StringIO(_read_head(path, source), newline="")
+        first = next(csv.reader(head, delimiter=_delimiter(path, source), quoting=quoting), None)
     except (pa.ArrowException, OSError, csv.Error) as error:
         raise _unreadable(path, source, error) from error
-    if not header:
-        raise _unreadable(path, source, ValueError("it has no header"))
-    return header
+    if not first:
+        raise _unreadable(path, source, ValueError("it is empty" if source.form.header else "it has no header"))
+    header = source.form.header
+    if header and len(first) != len(header):
+        expectation = f"header names {len(header)} columns, but the first row of {path.name} has {len(first)}: {', '.join(first)[:200]}"
+        raise Misconfigured("bad_mapping", f"[{source.section}] {expectation}")
+    return list(header) or first
+
+
+@contextlib.contextmanager
+def _open_csv(path: Path, source: Source) -> Iterator[BinaryIO]:
+    """The bytes of a CSV file, unpacked, with a delimiter of one byte."""
+    with pa.input_stream(path, compression="detect") as stream:
+        yield OneByteDelimiter(stream, source.form) if source.form.is_long else stream
 
 
 def _read_head(path: Path, source: Source) -> str:
     """The first 64 KiB as text."""
-    with pa.input_stream(path, compression="detect") as stream:
-        return str(stream.read(_HEADER_BYTES).decode(source.encoding, errors="replace").removeprefix("\ufeff"))
+    with _open_csv(path, source) as stream:
+        return str(stream.read(_HEADER_BYTES).decode(source.form.encoding, errors="replace").removeprefix("\ufeff"))
 
 
 def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -172,13 +208,13 @@ def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
 def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:
     def skip(row: pyarrow.csv.InvalidRow) -> str:
-        number = (row.number or 2) - 1  # Arrow counts the header
+        number = (row.number or 2) - (not source.form.header)  # Arrow counts the header
         skipped.append(number)
         rejections.add(source.section, path.name, number, f"has {row.actual_columns} cells, expected {row.expected_columns}")
         return "skip"
 
     with (
-        pa.input_stream(path, compression="detect") as stream,
+        _open_csv(path, source) as stream,
         pyarrow.csv.open_csv(stream, _read_options(source), _parse_options(path, source, skip), _text_options(columns)) as reader,
     ):
         for batch in reader:
@@ -187,16 +223,20 @@ def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[i
 
 
 def _read_options(source: Source) -> pyarrow.csv.ReadOptions:
-    return pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=source.encoding)
+    form = source.form
+    return pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=form.encoding, column_names=form.header or None)
 
 
 def _parse_options(path: Path, source: Source, handler: object) -> pyarrow.csv.ParseOptions:
-    return pyarrow.csv.ParseOptions(delimiter=_delimiter(path, source), newlines_in_values=True, invalid_row_handler=handler)
+    quoted = source.form.quoted
+    return pyarrow.csv.ParseOptions(
+        delimiter=_delimiter(path, source), quote_char='"' if quoted else False, newlines_in_values=quoted, invalid_row_handler=handler
+    )
 
 
 def _delimiter(path: Path, source: Source) -> str:
-    """What the mapping says, or what sets the names of the header apart: the commonest of comma, semicolon, tab and bar."""
-    return source.delimiter or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)
+    """What the mapping says, or what sets the cells of the first line apart: the commonest of comma, semicolon, tab and bar."""
+    return source.form.cell_end or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)
 
 
 def _text_options(columns: list[str]) -> pyarrow.csv.ConvertOptions:

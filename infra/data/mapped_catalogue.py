@@ -281,7 +281,7 @@ class MappedCatalogue:
             raise sources.reject("[evaluation] hold_out", "= false keeps nothing to measure on")
         recent = recent_items(positives, len(sources.item_rows.ids), sources.now_ms, holdout.pool_days)
         pool = self._alive if holdout.candidates == "all" else np.intersect1d(recent, self._alive)
-        users = KnownUsers(positives, sources.history).takers(sources.now_ms, None, pool).tolist()
+        users = KnownUsers(positives, sources.history).takers(sources.now_ms, sources.end_ms, pool).tolist()
         if not users:
             raise sources.reject(
                 "[evaluation] from", "leaves no user to measure on: none has a history before it and a positive on a known item after it"
@@ -289,7 +289,7 @@ class MappedCatalogue:
         rng = np.random.default_rng(_EVALUATION_SEED)
         if len(users) > holdout.users_max:
             users = sorted(rng.choice(users, holdout.users_max, replace=False).tolist())
-        taken = taken_items(positives, users, sources.now_ms, None)
+        taken = taken_items(positives, users, sources.now_ms, sources.end_ms)
         relevant = {user: np.intersect1d(items, pool) for user, items in taken.items()}
         ids = [positives.user_ids[user] for user in users]
         histories, profiles = self._histories_of(ids), self._profiles_of(ids)

@@ -5,7 +5,6 @@ Memory: per user and per item what interactions.py and item_rows.py say; rows of
 section and on disk beyond it.
 """
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from infra.data.columns import decode_numbers
+from infra.data.held_out_period import HeldOutPeriod, find_period
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
-from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
+from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times
 from infra.data.item_embeddings import ItemEmbeddings
 from infra.data.item_history import read_item_history
 from infra.data.item_rows import ItemRows, read_item_rows
@@ -32,7 +32,6 @@ from schemas.errors import Misconfigured
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import IdKind
 
-_HELD_OUT_SHARE = 0.15
 _KINDS_MAX = 64
 
 
@@ -114,25 +113,21 @@ class MappedSources:
         return self.history.of_kinds(codes, self.bounds)
 
     @cached_property
+    def period(self) -> HeldOutPeriod | None:
+        """When the held-out users are measured; None where nobody did anything."""
+        if not len(self.positives):
+            return None
+        return find_period(self.mapping.holdout, self.positives, self.history, self.reject)
+
+    @cached_property
     def now_ms(self) -> int:
-        """When the held-out users are measured: nothing from then on is told, except by price_changes and arrivals."""
-        holdout = self.mapping.holdout
-        times = self.positives.time_X
-        if not len(times):
-            return int(self.item_rows.time_R[-1])
-        if not holdout.hold_out:
-            return int(max(times[-1], self.history.time_X[-1])) + 1
-        if holdout.start is None:
-            return int(times[min(len(times) - 1, int(len(times) * (1 - _HELD_OUT_SHARE)))])
-        start = times_of_constant(holdout.start)
-        if start <= 0:
-            raise self.reject("[evaluation] from", f"is {holdout.start!r}, expected a date or time like 2011-10-01")
-        if not times[0] < start <= times[-1]:
-            known = " to ".join(
-                dt.datetime.fromtimestamp(int(t) / 1_000, dt.UTC).isoformat(timespec="seconds") for t in (times[0], times[-1])
-            )
-            raise self.reject("[evaluation] from", f"= {holdout.start} must lie within the positives, which are from {known}")
-        return start
+        """From when the held-out users are measured: nothing from then on is told, except by price_changes and arrivals."""
+        return self.period.start_ms if self.period is not None else int(self.item_rows.time_R[-1])
+
+    @cached_property
+    def end_ms(self) -> int:
+        """Until when they are measured."""
+        return self.period.end_ms if self.period is not None else self.now_ms
 
     @cached_property
     def known_share(self) -> float:
@@ -279,7 +274,7 @@ class MappedSources:
         """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation."""
         if self.mapping.sampling.window_days is not None:
             return round(self.mapping.sampling.window_days * DAY_MS)
-        return max(1, int(self.positives.time_X[-1]) - self.now_ms + 1)
+        return max(1, self.end_ms - self.now_ms)
 
 
 def _no_interactions() -> Interactions:

@@ -6,13 +6,14 @@ and the expectation, with a suggestion for a misspelt name; nothing is passed ov
 """
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.data.file_format import read_delimiter, read_encoding
+from infra.data.file_format import AS_FOUND, FORMAT_KEYS, FileFormat, read_format
 from infra.data.mapping_section import Section, reject, suggest
 from infra.data.where import Condition, read_conditions
 from schemas.errors import Misconfigured
@@ -21,8 +22,9 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 
 FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
-COLUMN_KEYS = ("column", "columns", "prefix", "value", "separator", "at_least", "in", "time_unit", "time_format")
-_SOURCE_KEYS = ("file", "where", "delimiter", "encoding")
+COLUMN_KEYS = ("column", "columns", "prefix", "value", "separator", "pattern", "where", "at_least", "in", "time_unit", "time_format")
+_SOURCE_KEYS = ("file", "where", *FORMAT_KEYS)
+_WHERE_IN_COLUMNS = ("item_history", "behaviours")  # a row of these is a value or an event of its own, not the whole of an item
 TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
 
@@ -32,6 +34,8 @@ class Column:
     """Where values come from: one column, several (`columns`, or all that start with `prefix`), or the constant `value`.
 
     separator    between the values of a text cell (bags, vectors); None: found out per cell
+    pattern      a regular expression: of each cell the part that matches counts (its first group, where it has one)
+    where        conditions on other columns; where they do not hold, the cell is missing
     at_least     a number from which on a flag is true
     one_of       values that make a flag true; every other value makes it false
     time_unit / time_format   how a time reads, where it cannot be seen ("s", "ms", "us", "ns"; a strptime format)
@@ -41,6 +45,8 @@ class Column:
     prefix: str | None = None
     value: Any = None
     separator: str | None = None
+    pattern: str | None = None
+    where: tuple[Condition, ...] = ()
     at_least: float | None = None
     one_of: tuple[str, ...] = ()
     time_unit: str | None = None
@@ -90,8 +96,7 @@ class Source:
     roles: Mapping[str, Column]
     features: tuple[FeatureSource, ...] = ()
     where: tuple[Condition, ...] = ()
-    delimiter: str | None = None
-    encoding: str = "utf-8"
+    form: FileFormat = AS_FOUND
     distinct: bool = False  # of behaviours: rows that repeat user, item, time and kind of another do not count
 
     def feature_columns(self) -> Mapping[str, Column]:
@@ -127,11 +132,13 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Holdout:
     """What is kept for measuring: everything from `start` on (None: the last 15% of the positives). `hold_out = false` keeps nothing.
+    What is taken before `end` is right to find (None: until the data end); what follows is neither told nor measured.
 
     candidates "all" items of the catalogue, or "recent": those with a positive in the last `pool_days` before the evaluation.
     """
 
     start: str | int | float | None = None
+    end: str | int | float | None = None
     hold_out: bool = True
     candidates: str = "all"
     candidates_max: int = 10_000
@@ -237,11 +244,9 @@ def _read_train(section: Section) -> dict[str, Any]:
 
 def _read_holdout(section: Section) -> Holdout:
     default = Holdout()
-    start = section.any("from")
-    if hasattr(start, "isoformat"):
-        start = start.isoformat()  # a TOML date
     holdout = Holdout(
-        start=start,
+        start=_read_date(section, "from"),
+        end=_read_date(section, "until"),
         hold_out=section.flag("hold_out", default.hold_out),
         candidates=section.choice("candidates", ("all", "recent"), default.candidates),
         candidates_max=section.count("candidates_max", default.candidates_max),
@@ -251,6 +256,11 @@ def _read_holdout(section: Section) -> Holdout:
     )
     section.end()
     return holdout
+
+
+def _read_date(section: Section, key: str) -> Any:
+    value = section.any(key)
+    return value.isoformat() if hasattr(value, "isoformat") else value  # a TOML date
 
 
 def _read_impressions(section: Section) -> tuple[Source | None, Sampling]:
@@ -290,12 +300,8 @@ def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, Te
     defaults = {"file": items.file} | ({"id": items.roles["id"]} if same_file else {})
     source = _read_source(section, ("id",), (), defaults=defaults)
     where = source.where or (items.where if same_file else ())
-    source = dataclasses.replace(
-        source,
-        roles={**source.roles, "vector": vector},
-        where=where,
-        delimiter=source.delimiter or (items.delimiter if same_file else None),
-    )
+    form = items.form if same_file and not set(FORMAT_KEYS) & set(section.raw) else source.form
+    source = dataclasses.replace(source, roles={**source.roles, "vector": vector}, where=where, form=form)
     return source, TextEmbedding(tuple(text), width or TEXT_WIDTH) if text else None, name, width
 
 
@@ -330,8 +336,7 @@ def _read_source(
         roles=roles,
         features=tuple(_read_feature(section, name, features.any(name)) for name in features.raw),
         where=read_conditions(section, section.any("where")),
-        delimiter=read_delimiter(section),
-        encoding=read_encoding(section),
+        form=read_format(section),
         distinct=section.name == "behaviours" and section.flag("distinct", False),
     )
     section.end()
@@ -351,6 +356,8 @@ def read_column(section: Section, key: str, value: Any) -> Column:
         prefix=part.any("prefix"),
         value=part.any("value"),
         separator=part.any("separator"),
+        pattern=_read_pattern(part),
+        where=read_conditions(part, part.any("where")),
         at_least=part.optional_number("at_least", least=-1e12),
         one_of=tuple(map(str, part.listed("in"))),
         time_unit=part.choice("time_unit", ("s", "ms", "us", "ns"), None),
@@ -359,7 +366,20 @@ def read_column(section: Section, key: str, value: Any) -> Column:
     part.end()
     if sum((bool(column.columns), column.prefix is not None, column.value is not None)) != 1:
         raise section.reject(key, "needs exactly one of column, columns, prefix and value")
+    if column.where and section.name not in _WHERE_IN_COLUMNS:
+        raise section.reject(key, f"has a where of its own, which is for features of {' and '.join(_WHERE_IN_COLUMNS)}")
     return column
+
+
+def _read_pattern(part: Section) -> str | None:
+    if part.any("pattern") is None:
+        return None
+    pattern = part.text("pattern")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise part.reject("pattern", f"is {pattern!r}, which is no regular expression: {error}") from error
+    return pattern
 
 
 def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from infra.data.columns import IdForm
+from infra.data.columns import IdForm, decode_parts, plain
 from infra.data.file_chunks import common_schema, count_rows, find_files, read_chunks, resolve_column
 from infra.data.mapping import Column, Source
 from infra.data.rejections import Rejections
 from infra.data.spool import Spool, SpoolBounds
+from infra.data.where import rows_where
 from schemas.limits import MIB
 
 ROW, FILE = "#row", "#file"  # columns of ours beside those of the files
@@ -43,8 +45,14 @@ class LoadedRows:
         return LoadedRows(self.source, self.table.take(pa.array(rows, pa.int64())), self.files, self.rejections)
 
     def arrays(self, column: Column) -> list[pa.ChunkedArray]:
-        """The Arrow columns of a column of the mapping."""
-        return [self.table.column(name) for name in resolve_column(column, self.table.column_names)]
+        """The Arrow columns of a column of the mapping, with the cells and the parts of them that it asks for."""
+        found = [self.table.column(name) for name in resolve_column(column, self.table.column_names)]
+        if column.where:
+            kept = pa.array(rows_where(column.where, self.table))
+            found = [pc.if_else(kept, plain(array), None) for array in found]
+        if column.pattern is not None:
+            found = [decode_parts(array, column.pattern) for array in found]
+        return [array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]) for array in found]
 
     def array(self, role: str) -> pa.ChunkedArray:
         """The one Arrow column of a role; a constant is repeated."""

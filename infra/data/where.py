@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from infra.data.columns import decode_flags, decode_numbers, decode_texts, decode_times
+from infra.data.columns import Array, decode_flags, decode_numbers, decode_texts, decode_times
 from infra.data.mapping_section import Section
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -87,15 +87,15 @@ def _values(condition: Condition) -> Sequence[Any]:
     return condition.value if isinstance(condition.value, list) else (condition.value,)
 
 
-def rows_where(conditions: Sequence[Condition], batch: pa.RecordBatch) -> np.ndarray:
-    """Which rows of the batch fulfil all conditions, [R] bool."""
+def rows_where(conditions: Sequence[Condition], batch: pa.RecordBatch | pa.Table) -> np.ndarray:
+    """Which rows of the batch or table fulfil all conditions, [R] bool."""
     kept = np.ones(batch.num_rows, bool)
     for condition in conditions:
         kept &= _fulfilled(condition, batch.column(condition.column))
     return kept
 
 
-def _fulfilled(condition: Condition, column: pa.Array) -> np.ndarray:
+def _fulfilled(condition: Condition, column: Array) -> np.ndarray:
     if condition.op in ("in", "not in"):
         found = np.zeros(len(column), bool)
         for value in condition.value:
@@ -104,7 +104,7 @@ def _fulfilled(condition: Condition, column: pa.Array) -> np.ndarray:
     return _compared(column, condition.op, condition.value)
 
 
-def _compared(column: pa.Array, op: str, value: Any) -> np.ndarray:
+def _compared(column: Array, op: str, value: Any) -> np.ndarray:
     """One comparison, by the type of the value: flags, numbers, times (where the column is one), texts."""
     compare = _COMPARE[op]
     if isinstance(value, bool):

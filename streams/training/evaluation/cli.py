@@ -53,19 +53,21 @@ def data(
     batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (16).")] = None,
     hash_bits: Annotated[int | None, typer.Option(min=8, help="Bits of a signature (256).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and batches (0).")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="Measure from this date or time on; nothing later is learned from.")] = None,
+    end: Annotated[str | None, typer.Option("--until", help="Measure what is taken before this date or time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals.
 
-    What is not given here is taken from the mapping's [train] and [model].
+    What is not given here is taken from the mapping's [evaluation], [train] and [model].
     """
     _use_one_thread()
     from streams.training.evaluation.mapped_data import LOSSES, DataOptions, run_data
 
     if loss is not None and loss not in LOSSES:
         raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
-    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out)
+    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end)
     print_figures(run_data(options).as_dict(), as_json)
 
 

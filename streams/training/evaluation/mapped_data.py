@@ -16,6 +16,7 @@ Arrays: U users, C candidates (padded).
 """
 
 import dataclasses
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import Progress
 
 from infra.bench.report import Figures
+from infra.command import say
 from infra.data.catalogue import Catalogue, Evaluation
 from infra.data.mapped_catalogue import MappedCatalogue
-from infra.data.mapping import read_mapping
+from infra.data.mapping import DataMapping, read_mapping
+from infra.data.reading_progress import counted, find_doubts, open_progress, tell_rows
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -42,7 +46,7 @@ from streams.training.model_file import apply_choices
 from streams.training.similarity_start import start_from_similarity
 from streams.training.trainer import default_spec, fit, train_options
 
-USERS_MAX = 100_000
+CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 MODEL = "aif"
 LOSSES: Mapping[str, LossWeights] = {
     "copr": DEFAULT_LOSS,
@@ -69,6 +73,16 @@ class DataOptions:
     hash_bits: int | None = None
     seed: int | None = None
     out: Path | None = None
+    start: str | None = None
+    end: str | None = None
+
+    def mapped(self) -> DataMapping:
+        """The mapping with the period that the command line names, measured on as many users as fit."""
+        mapping = read_mapping(self.mapping)
+        users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
+        period = {"start": self.start, "end": self.end}
+        named = {name: value for name, value in period.items() if value is not None}
+        return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))  # type: ignore[arg-type]
 
     def train(self, of_mapping: Mapping[str, Any]) -> TrainChoices:
         """How to train: what the command line says, else the mapping's [train], else what suits mapped data."""
@@ -95,44 +109,67 @@ class Candidates:
 def run_data(options: DataOptions) -> Figures:
     """Trains one model and measures it beside the plain scores; writes a checkpoint if `out` says where."""
     torch.set_num_threads(1)
-    mapping = read_mapping(options.mapping)
+    mapping = options.mapped()
     chosen = options.train(mapping.train)
     torch.manual_seed(chosen.seed)
-    catalogue = MappedCatalogue(
-        dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=USERS_MAX)), options.directory
-    )
-    named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
-    spec = apply_choices(default_spec(catalogue.schema), {"hash_bits": HASH_BITS, **catalogue.model, **named})
-    data = join_events(spec, _w_hash(spec), read_events(catalogue), every_item=True)
-    network = AifNetwork(spec, _w_hash(spec))
-    if chosen.start == "similarity":
-        start_from_similarity(network)
-    report = fit(network, data, train_options(chosen))
-    evaluation = catalogue.evaluation()
-    candidates = collect_candidates(evaluation)
-    measured = {name: measure(candidates, scores) for name, scores in plain_scores(candidates).items()}
-    measured[MODEL] = measure(candidates, model_scores(network, data, evaluation, candidates))
-    told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": spec.hash_bits, **chosen.to_dict()}
-    figures = Figures("eval data", told)
+    with open_progress() as progress:
+        catalogue = MappedCatalogue(mapping, options.directory, tell=tell_rows(progress))
+        for doubt in find_doubts(catalogue.sources):
+            say(f"warning: {doubt}")
+        network, data = _join(catalogue, options, chosen, progress)
+        task = progress.add_task("percent of the training", total=100)
+        report = fit(network, data, train_options(chosen), lambda share: progress.update(task, completed=round(100 * share)))
+        progress.update(task, completed=100)
+        evaluation = catalogue.evaluation()
+        measured = _measure_all(network, data, evaluation, progress)
+    told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
+    figures = Figures("eval data", told | _period(catalogue) | chosen.to_dict())
     add_data_figures(figures, catalogue.name, measured)
     figures.add(f"{catalogue.name}.users", len(evaluation.users), "count")
     figures.add(f"{catalogue.name}.requests", len(data), "count")
     figures.add(f"{catalogue.name}.aif.fit_s", report.seconds, "s")
     if options.out is not None:
         card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
-        write_checkpoint(
-            options.out,
-            network,
-            options.out.stem,
-            card | {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms},
-        )
+        about = {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms}
+        write_checkpoint(options.out, network, options.out.stem, card | about)
     return figures
 
 
-def read_events(catalogue: Catalogue) -> Events:
+def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress) -> tuple[AifNetwork, TrainingSet]:
+    """An untrained network that suits the catalogue, and what it may learn from."""
+    named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
+    spec = apply_choices(default_spec(catalogue.schema), {"hash_bits": HASH_BITS, **catalogue.model, **named})
+    data = join_events(spec, _w_hash(spec), read_events(catalogue, progress), every_item=True)
+    network = AifNetwork(spec, _w_hash(spec))
+    if chosen.start == "similarity":
+        start_from_similarity(network)
+    return network, data
+
+
+def _measure_all(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
+    """Every measure of every score; the bar counts scores."""
+    candidates = collect_candidates(evaluation)
+    plain = plain_scores(candidates)
+    task = progress.add_task("scores measured", total=len(plain) + 1)
+    measured = {}
+    for name, scores in plain.items():
+        measured[name] = measure(candidates, scores)
+        progress.advance(task)
+    measured[MODEL] = measure(candidates, model_scores(network, data, evaluation, candidates))
+    progress.advance(task)
+    return measured
+
+
+def _period(catalogue: MappedCatalogue) -> dict[str, str]:
+    """From when until when was measured, as text."""
+    times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
+    return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
+
+
+def read_events(catalogue: Catalogue, progress: Progress) -> Events:
     """The catalogue's events, as a reader of the topics would have them."""
     kinds = (catalogue.items, catalogue.new_items, catalogue.users, catalogue.behaviours, catalogue.impressions)
-    return Events(*(list(kind()) for kind in kinds))
+    return Events(*(list(counted(kind(), progress, kind.__name__.replace("_", " "))) for kind in kinds))  # type: ignore[call-overload]
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray | None:

@@ -35,6 +35,8 @@ def _try(folder: Path, before: str, after: str) -> str:
     loans = "".join(f"c{i % 4}\t{i % 20}\t2024-03-{1 + i // 7:02d}\t1\tlend\n" for i in range(200))
     (folder / "books.tsv").write_text("isbn\tname\tpages\tadded\tvector\n" + books)
     (folder / "loans.tsv").write_text("card\tisbn\twhen\tcount\twhat\n" + loans)
+    (folder / "books.json").write_text("{}")
+    (folder / "books.csv").write_text("17,the book,9\n")
     (folder / "shop.toml").write_text(MAPPING.replace(before, after))
     result = CliRunner().invoke(build_app(), ["import", str(folder), "--mapping", str(folder / "shop.toml"), "--dry-run"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -64,7 +66,26 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
         ('pages = "pages"', 'pages = { column = "pages", knd = "numeric" }', "did you mean 'kind'"),
         ('column = "vector"', 'column = "name"', "[embeddings] name: an embedding column holds no vector"),
         ('time = "when"', 'time = "when"\ndelimiter = ","', "reads as one column: is its `delimiter` another?"),
-        ('time = "when"', 'time = "when"\ndelimiter = "||"', "expected one character, or tab"),
+        ('time = "when"', 'time = "when"\ndelimiter = "many words"', "expected one character, several like '::', or tab"),
+        (
+            'time = "when"',
+            'time = "when"\nheader = ["card", "isbn", "when"]',
+            "header names 3 columns, but the first row of loans.tsv has 5",
+        ),
+        ('time = "when"', 'time = "when"\nheader = ["card", "card"]', "expected different names"),
+        ('pages = "pages"', 'pages = { column = "pages", pattern = "(" }', "which is no regular expression"),
+        (
+            'pages = "pages"',
+            'pages = { column = "pages", where = "pages > 1" }',
+            "has a where of its own, which is for features of item_history",
+        ),
+        ('"books.tsv"', '"books.json"', "books.json is JSON, expected CSV or Parquet"),
+        ('"books.tsv"', '"books.csv"', 'where the first line is data already, name the columns: header = ["user", "item", "time"]'),
+        (
+            "from = 2024-03-20",
+            "from = 2024-03-20\nuntil = 2024-03-20",
+            "until = 2024-03-20 must come after the time from which is measured",
+        ),
         ('time = "when"', 'time = "when"\nencoding = "utf-9"', "encoding is 'utf-9'"),
         (
             "[evaluation]",

@@ -16,6 +16,7 @@ from infra.data.columns import (
     decode_ids,
     decode_membership,
     decode_numbers,
+    decode_parts,
     decode_times,
     decode_vectors,
     fits_int64,
@@ -129,3 +130,9 @@ def test_a_flag_may_be_one_of_some_values() -> None:
     flags, known = decode_membership(pa.array(["buy", "view", None, " click "]), ("buy", "click"))
     assert flags.tolist() == [True, False, False, True] and known.tolist() == [True, True, False, True]
     assert decode_membership(pa.array([3, 4, None]), ("4",))[0].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(("pattern", "parts"), [(r"\((\d{4})\)$", ["1995", None, None]), (r"\d+", ["1995", "7", None])])
+def test_of_a_cell_the_part_that_matches_counts(pattern: str, parts: list[str | None]) -> None:
+    assert decode_parts(pa.array(["Toy Story (1995)", "n7.50", None]), pattern).to_pylist() == parts
+    assert decode_parts(pa.array([1995, 7, None]), r"\d+").to_pylist() == ["1995", "7", None]

@@ -235,6 +235,64 @@ def test_held_out_users_have_a_history_and_findable_answers(shop: Path) -> None:
     assert len(evaluation.popularity_of(evaluation.users[0].candidates)) == len(evaluation.users[0].candidates)
 
 
+def test_a_period_that_ends_measures_what_is_taken_in_it_and_tells_nothing_of_what_follows(tmp_path: Path) -> None:
+    mapping = write_text_shop(tmp_path)
+    until_ms = START_MS + 40 * DAY_MS
+    told, whole = [], _open(mapping).evaluation()
+    for start, until in (("2024-04-05", "2024-04-10"), ("2024-03-29", "2024-04-05")):
+        mapping.write_text(mapping.read_text().split("[evaluation]")[0] + f"[evaluation]\nfrom = {start}\nuntil = {until}\n")
+        catalogue = _open(mapping)
+        told.append((catalogue.evaluation(), list(catalogue.impressions()), list(catalogue.behaviours())))
+    log = _open(mapping).sources.positives
+    taken = {
+        (log.user_ids[u], log.item_ids[i])
+        for u, i, t in zip(log.user_X, log.item_X, log.time_X, strict=True)
+        if whole.now_ms <= t < until_ms
+    }
+    first = told[0][0]
+    assert {(user.user_id, item) for user in first.users for item in user.relevant} <= taken
+    assert sum(len(user.relevant) for user in first.users) < sum(len(user.relevant) for user in whole.users)
+    assert max(b.time_ms for b in told[1][2]) < told[1][0].now_ms < told[0][0].now_ms and told[1][1]
+
+
+def test_properties_in_rows_are_features_each_with_its_own_rows_and_its_part_of_the_cell(tmp_path: Path) -> None:
+    text = """
+[items]
+file = "properties.csv"
+id = "item"
+[item_history]
+file = "properties.csv"
+id = "item"
+time = "at"
+where = 'property in ["group", "790"]'
+[item_history.features]
+group = { column = "value", where = 'property == "group"', kind = "categorical" }
+price = { column = "value", where = 'property == "790"', pattern = '^n([\\d.]+)' }
+[behaviours]
+file = "log.csv"
+user = "user"
+item = "item"
+time = "at"
+[evaluation]
+hold_out = false
+"""
+    day = [START_MS + n * DAY_MS for n in range(9)]
+    rows = [
+        (day[0], 1, "group", "7"),
+        (day[0], 1, "790", "n5.000"),
+        (day[0], 2, "790", "n3.000"),
+        (day[6], 1, "790", "n6.500"),
+        (day[6], 2, "888", "n9 8"),
+    ]
+    (tmp_path / "properties.csv").write_text("at,item,property,value\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"1,{1 + n % 2},{day[n]}\n" for n in range(9)))
+    (tmp_path / "m.toml").write_text(text)
+    catalogue = _open(tmp_path / "m.toml")
+    assert catalogue.schema.item("price").kind is Kind.NUMERIC and catalogue.schema.item("group").kind is Kind.CATEGORICAL
+    told = [(u.item_id, u.features) for u in catalogue.items()]
+    assert told == [(1, {"group": "7", "price": 5.0}), (2, {"price": 3.0}), (1, {"group": "7", "price": 6.5})]
+
+
 def test_a_limit_reads_that_many_rows_of_each_file(shop: Path) -> None:
     catalogue = _open(shop, 10)
     assert len(catalogue.sources.item_rows.ids) == 10

@@ -1,12 +1,14 @@
 """Files: every way in which CSV and Parquet are commonly written gives the same rows, with their numbers."""
 
 import gzip
+import io
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from infra.data.file_format import FileFormat, OneByteDelimiter
 from infra.data.mapping import Column, Source
 from infra.data.rejections import Rejections
 from infra.data.spool import SpoolBounds
@@ -43,8 +45,24 @@ def test_gzip_latin1_and_parquet_read_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "b.csv").write_bytes(text.encode("latin-1"))
     pq.write_table(pa.table(ROWS), tmp_path / "c.parquet")
-    for source in (_source("a.csv.gz"), _source("b.csv", encoding="latin-1"), _source("c.parquet")):
+    for source in (_source("a.csv.gz"), _source("b.csv", form=FileFormat(encoding="latin-1")), _source("c.parquet")):
         assert _cells(_load(tmp_path, source)) == ROWS
+
+
+def test_a_file_without_a_header_whose_cells_end_in_two_characters_reads_the_same(tmp_path: Path) -> None:
+    form = FileFormat("::", "latin-1", ("id", "other", "name"), quoted=False)
+    text = '1::2::The "Best" One\n2::x\n3:::::é: the end:\n'
+    (tmp_path / "t.dat.gz").write_bytes(gzip.compress(text.encode("latin-1")))
+    rows = _load(tmp_path, _source("t.dat.gz", form=form))
+    assert _cells(rows) == {"id": ["1", "3"], "name": ['The "Best" One', ":é: the end:"]}
+    assert rows.numbers(ROW).tolist() == [1, 3] and [(r.row, r.reason) for r in rows.rejections.named] == [(2, "has 2 cells, expected 3")]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_delimiter_that_lies_across_two_reads_is_found(size: int) -> None:
+    text = b"1::a:b::::3\n::::x:::"
+    stream = OneByteDelimiter(io.BytesIO(text), FileFormat("::"))
+    assert b"".join(iter(lambda: stream.read(size), b"")) == text.replace(b"::", b"\x1f")
 
 
 def test_rows_keep_their_numbers_through_bad_rows_filters_and_files(tmp_path: Path) -> None:

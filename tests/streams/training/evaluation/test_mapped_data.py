@@ -69,7 +69,8 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
     files.mkdir()
     mapping = write_text_shop(files)
     out = tmp_path / "shop.safetensors"
-    figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out))
+    figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out, "2024-04-01", "2024-04-08"))
+    assert (figures.config["from"], figures.config["until"]) == ("2024-04-01T00:00:00+00:00", "2024-04-08T00:00:00+00:00")
     named = figures.as_dict()["figures"]
     prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
     for score in ("aif", "popularity", "repeats"):

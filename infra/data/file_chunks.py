@@ -21,7 +21,8 @@ import pyarrow.parquet
 
 from infra.data.columns import plain
 from infra.data.file_format import OneByteDelimiter
-from infra.data.mapping import Column, Source
+from infra.data.mapping import Source
+from infra.data.mapping_column import Column
 from infra.data.mapping_section import suggest
 from infra.data.rejections import Rejections
 from infra.data.where import rows_where

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.data.file_format import FileFormat, OneByteDelimiter
-from infra.data.mapping import Column, Source
+from infra.data.mapping import Source
+from infra.data.mapping_column import Column
 from infra.data.rejections import Rejections
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedRows, load_table

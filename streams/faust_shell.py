@@ -1,8 +1,8 @@
 """The hard shell around Faust: group membership, assignment, dispatch and back-pressure come from it, and nothing else is trusted to it.
 
 Here: the app with every setting that keeps data safe, the assignment that starts at the shards' own offsets, the agent body that no
-exception leaves. The private parts of Faust are touched in this file (assignment and revocation of the app, the consumer's thread) and in
-faust_consumer.py only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
+exception leaves. The private parts of Faust are touched in this file (assignment and revocation of the app, the consumer's thread), in
+faust_consumer.py and in fetched_records.py only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
 Invariants: the offsets stored in the shards, also 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust
 then seeks to the committed offset, but not to a 0; an exception in an agent never reaches Faust, which would ack the batch: what is
 transient was retried below, anything else ends the process. Acks mean nothing here: a batch that is turned away is acked too, and its
@@ -27,6 +27,7 @@ from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.limits import RECORD_BYTES_MAX
 from streams.core.batching import plan_batches
 from streams.faust_consumer import RunConsumer, RunsInTurn
+from streams.fetched_records import accept_any_header_names
 
 EXIT_FAULT = 70  # something unknown: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
@@ -130,6 +131,7 @@ class ShellApp(faust.App):
 
 def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: Ownership, session_timeout_s: float) -> ShellApp:
     """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders)."""
+    accept_any_header_names()
     app = ShellApp(
         group,
         broker=[f"kafka://{address}" for address in bootstrap.split(",")],

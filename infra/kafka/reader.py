@@ -224,7 +224,12 @@ def _place(message: Message) -> tuple[int, int]:
 
 def _source_record(topic: str, message: Message) -> SourceRecord:
     kind, timestamp_ms = message.timestamp()
-    headers = cast("list[tuple[str, bytes | None]] | None", message.headers())
+    try:
+        headers = cast("list[tuple[str, bytes | None]] | None", message.headers())
+    except (
+        UnicodeDecodeError
+    ):  # a name that is not UTF-8: the client gives none of them then, and the record is worth more than its headers
+        headers = None
     return SourceRecord(topic, *_place(message), message.key(), message.value(), tuple(headers or ()), timestamp_ms if kind else -1)
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from schemas.errors import RejectedInput
 from schemas.events import (
@@ -89,6 +90,19 @@ def test_an_update_in_the_wrong_partition_is_semantic() -> None:
 def test_an_unreadable_record_is_one_rejection(value: bytes | None, disposition: str) -> None:
     decoded = decode(value)
     assert not decoded.accepted and [(r.index, r.disposition) for r in decoded.rejected] == [(0, disposition)]
+
+
+def test_a_record_of_wrong_values_only_costs_no_more_errors_than_a_reason_needs() -> None:
+    """Before lists ended at their first fault, 4 MB like this were 7.7 million errors: gigabytes, and 80 s without a heartbeat."""
+    bag = "[" + ",".join(["{}"] * 1_000) + "]"
+    update = '{"item_id": 1, "version": 1, "features": {"a": ' + bag + ', "b": ' + bag + "}}"
+    value = ('{"schema": 1, "updates": [' + ",".join([update] * 16) + "]}").encode()
+    with pytest.raises(ValidationError) as refused:
+        ItemFeaturesRecord.model_validate_json(value)
+    assert refused.value.error_count() < 50
+    unknown = ",".join(f'"x{n}": 1' for n in range(10_000))
+    with pytest.raises(RejectedInput, match="10002 faults, too many"):
+        decode_record(ItemFeaturesRecord, ('{"schema": 1, "updates": [{' + unknown + "}]}").encode())
 
 
 @given(st.data())

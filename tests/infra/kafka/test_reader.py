@@ -1,11 +1,15 @@
 """Reading outside a group: exact bounds, own positions, no silent jumps."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import aiokafka
 import pytest
+from aiokafka.producer import message_accumulator, producer
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -51,6 +55,30 @@ def _poll_until(follower: TopicFollower, enough: Callable[[list[SourceRecord]], 
         assert time.monotonic() < deadline, f"{len(records)} records only, positions {follower.positions}"
         records += follower.poll(100, 0.2)
     return records
+
+
+class NotUtf8(str):
+    """A header's name with bytes of its own."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:  # type: ignore[override]
+        return b"\xff"
+
+
+def test_a_record_with_a_header_name_that_is_not_utf8_is_read_without_headers(
+    bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (message_accumulator, producer):
+        monkeypatch.setattr(module, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
+
+    async def produce() -> None:
+        async with aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap_servers) as sender:
+            await sender.send_and_wait(numbers + TOPIC, b"odd", partition=0, headers=[("good", b"1"), (NotUtf8("?"), b"2")])
+
+    asyncio.run(produce())
+    records = [r for r in read_topic(bootstrap_servers, TOPIC, prefix=numbers) if r.partition == 0]
+    assert [r.value for r in records[-2:]] == [b"99", b"odd"] and records[-1].headers == () and records[-2].headers
 
 
 def test_a_bounded_read_gives_every_record_of_every_partition_once_in_order(bootstrap_servers: str, numbers: str) -> None:

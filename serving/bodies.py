@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.errors import RejectedInput
@@ -19,6 +20,7 @@ from schemas.requests import InlineBehaviour
 from serving.core.json_depth import json_depth
 
 B = TypeVar("B", bound=BaseModel)
+_DECIMAL = b"-,0123456789"
 
 
 def decode_body(kind: type[B], raw: bytes) -> B:
@@ -51,7 +53,7 @@ def decode_candidates(ids: Sequence[Id] | np.ndarray, kind: IdKind, candidates_m
     """Candidates in the catalogue's kind: int64 array, or list of text. Raises RejectedInput (`too_many_candidates`, `bad_id`).
 
     Ids that came as an array of numbers are taken as they are (10^4 of them: 2 us); those that came as plain numbers, or as ASCII text, are
-    checked all at once (0.2 ms), others one by one (3 ms).
+    checked all at once (0.2 ms), and so are numbers in text, which is how those beyond 2**53 travel (0.6 ms); others one by one (4 ms).
     """
     if len(ids) > candidates_max:
         raise too_many_candidates(len(ids), candidates_max)
@@ -60,10 +62,24 @@ def decode_candidates(ids: Sequence[Id] | np.ndarray, kind: IdKind, candidates_m
     kinds = set(map(type, ids))
     if kind is IdKind.INT64 and kinds == {int}:
         return np.fromiter(ids, np.int64, len(ids))
+    if kind is IdKind.INT64 and kinds == {str} and (numbers := _decode_decimals(ids)) is not None:  # type: ignore[arg-type]
+        return numbers
     if kind is IdKind.TEXT and kinds == {str} and all(map(str.isascii, ids)) and max(map(len, ids)) <= TEXT_ID_BYTES_MAX:  # type: ignore[arg-type]
         return ids
     decoded = [decode_id(one, kind) for one in ids]
     return np.fromiter(decoded, np.int64, len(decoded)) if kind is IdKind.INT64 else decoded
+
+
+def _decode_decimals(ids: Sequence[str]) -> np.ndarray | None:
+    """Numbers in text, all at once; None where one of them is anything else, which is then found by looking at each."""
+    try:
+        joined = ",".join(ids).encode()
+        if joined.translate(None, _DECIMAL):
+            return None
+        numbers = from_json(b"[" + joined + b"]")
+        return np.fromiter(numbers, np.int64, len(ids)) if len(numbers) == len(ids) else None  # "1,2" would be two
+    except (ValueError, OverflowError):  # a lone surrogate, "1-2", "007"; a number beyond int64
+        return None
 
 
 def _own_array(ids: np.ndarray, kind: IdKind) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py).
 A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
-packed; headers beyond its own 16 KiB.
+packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`: silent ones would
+take the files that the process may open, and with them the HTTP port. A client's library connects anew by itself.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,23 +14,24 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from schemas.errors import Misconfigured, RejectedInput
-from schemas.limits import BODY_BYTES_MAX, CONNECTIONS_MAX
+from schemas.limits import BODY_BYTES_MAX
 from serving.access import Access
 from serving.front import Front
 from serving.grpc_api import SERVICE, GrpcApi, abort
-from serving.listener import Tls, bracketed, reserve_port
+from serving.listener import Tls
+from serving.ports import bind_port, bracketed, connections_max
 from serving.proto.pool import POOL
 from serving.short_turns import new_threads_take_short_turns
 
 _STREAMS_MAX = 64  # requests at once on one connection
-_IDLE_MS_MAX = 300_000
-_CALLS_MAX = 4 * CONNECTIONS_MAX  # open at once, most of which have sent nothing yet; one more gets the library's answer
+_KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
+_CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
     ("grpc.max_send_message_length", BODY_BYTES_MAX),
     ("grpc.max_concurrent_streams", _STREAMS_MAX),
-    ("grpc.max_connection_idle_ms", _IDLE_MS_MAX),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.so_reuseport", 0),  # two servers must not share a port in silence
 )
 
@@ -37,11 +39,11 @@ _OPTIONS = (
 class GrpcListener:
     """A gRPC server; `address` is where ("host:port")."""
 
-    def __init__(self, api: GrpcApi, front: Front, host: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(self, api: GrpcApi, front: Front, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
         """Binds; nothing is answered before `open`. Raises Misconfigured (`port_taken`, `address_unusable`)."""
         self._server = grpc.aio.server(
             interceptors=[] if front.access.open else [_TokenCheck(front.access)],
-            options=_OPTIONS,
+            options=(*_OPTIONS, *_bounds(int(idle_s * 1000))),
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(api.handlers())),))
@@ -96,9 +98,19 @@ def _refusing(error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
+def _bounds(idle_ms: int) -> tuple[tuple[str, int], ...]:
+    """How many connections, and how patient the server is with each."""
+    return (
+        ("grpc.max_allowed_incoming_connections", connections_max()),
+        ("grpc.server_handshake_timeout_ms", idle_ms),
+        ("grpc.max_connection_idle_ms", idle_ms),
+        ("grpc.keepalive_timeout_ms", idle_ms),
+    )
+
+
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
-    with reserve_port(host, port) as reserved:  # says clearly what is wrong with an address, and finds a free port
-        chosen = int(reserved.getsockname()[1])
+    with bind_port(host, port, "--grpc-port") as bound:  # says clearly what is wrong with an address, and finds a free port
+        chosen = int(bound.getsockname()[1])
     try:
         if tls is None:
             return server.add_insecure_port(f"{bracketed(host)}:{chosen}")

@@ -16,12 +16,13 @@ from typing import Any
 from granian.rsgi import ProtocolClosed, ProtocolError
 
 from schemas.errors import RejectedInput
-from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, CONNECTIONS_MAX
+from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
 from serving.intake import Intake
 
-# Taken whole, and its length counted before it is there; so small that all connections together stay within BODIES_BYTES_MAX, or clients that announce
-# bodies and send none would shut out the others.
-_WHOLE_BYTES_MAX = BODIES_BYTES_MAX // CONNECTIONS_MAX
+# Taken whole, and its length counted before it is there. Only half of BODIES_BYTES_MAX is given away like that, or clients that announce bodies and send
+# none would shut out the others.
+_WHOLE_BYTES_MAX = 256 * KIB
+_ANNOUNCED_BYTES_MAX = BODIES_BYTES_MAX // 2
 _THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
 _BODY_S_MAX = 10.0
 _LOOK_S = 1.0  # between two looks at bodies that nobody waits for
@@ -33,7 +34,7 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
     try:
         with intake.reading() as take:
             async with asyncio.timeout(_BODY_S_MAX):
-                raw = await _collect_body(scope, protocol, take)
+                raw = await _collect_body(scope, protocol, take, intake.reading_bytes < _ANNOUNCED_BYTES_MAX)
     except (ProtocolError, ProtocolClosed) as error:
         raise RejectedInput("body_cut", "the connection ended before the body was complete; send it again", "malformed") from error
     except TimeoutError as error:
@@ -61,7 +62,7 @@ class UnwantedBodies:
     async def throw_away(self, scope: Any, protocol: Any) -> None:
         """The body of one request that has its answer. Raises nothing."""
         declared = _declared_bytes(scope)
-        if declared is None or declared > _WHOLE_BYTES_MAX:
+        if declared is None or declared > _WHOLE_BYTES_MAX or len(self._coming) * _WHOLE_BYTES_MAX > BODIES_BYTES_MAX:
             await _throw_away_pieces(protocol)
             return
         for _ in range(min(2, len(self._coming))):
@@ -123,9 +124,10 @@ def _declared_bytes(scope: Any) -> int | None:
     return int(declared[:19]) if declared.isascii() and declared.isdigit() else None
 
 
-async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None]) -> bytes:
+async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None], believed: bool) -> bytes:
+    """`believed`: a small body's length is counted as soon as it is announced."""
     declared = _declared_bytes(scope)
-    if declared is not None and declared <= _WHOLE_BYTES_MAX:
+    if believed and declared is not None and declared <= _WHOLE_BYTES_MAX:
         take(declared)
         return bytes(await protocol())
     return await _collect_pieces(declared or 0, protocol, take)

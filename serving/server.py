@@ -128,7 +128,7 @@ class RankingServer:
     def _grpc_listener(self, tls: Tls | None) -> GrpcListener:
         wanted = self.settings.serve.grpc_port
         port = (self.settings.serve.port and self.listener.port + 1) if wanted is None else wanted
-        return GrpcListener(GrpcApi(self.front), self.front, self.settings.serve.host, port, tls)
+        return GrpcListener(GrpcApi(self.front), self.front, self.settings.serve.host, port, tls, self.settings.serve.idle_s)
 
     def _announce(self, opened: Callable[[str], None]) -> None:
         if self.settings.serve.address_file is not None:

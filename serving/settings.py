@@ -28,7 +28,7 @@ class ServeSection(Section):
     candidates_max: int = Field(20_000, ge=1, le=CANDIDATES_MAX)
     deadline_ms: int = Field(DEADLINE_MS_DEFAULT, ge=1, le=DEADLINE_MS_MAX)  # of a request that names none
     requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one is answered 429
-    idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection that sends no request for so long is closed
+    idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection that sends no request, or does not read its answer, for so long is closed
     access_log: bool = False  # one line per request at level info; otherwise at debug
     report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0: none, and nothing rolls back by itself
     # After SIGTERM: not ready, and still answering, until whoever asks for readiness sends elsewhere.

@@ -94,7 +94,7 @@ def _open_front(
             shared.open_calls(engine, rank_call, id_kind)
         seen = _count_entries(shared.intake)
         listener = Listener(api, settings.host, settings.port, tls, settings.idle_s)
-        grpc_listener = GrpcListener(GrpcApi(shared), shared, settings.host, 0, tls)
+        grpc_listener = GrpcListener(GrpcApi(shared), shared, settings.host, 0, tls, settings.idle_s)
         await listener.open()
         await grpc_listener.open()
         await grpc_listener.show_ready(front.ready[0])

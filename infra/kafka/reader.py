@@ -230,10 +230,8 @@ _read_headers = methodcaller("headers")
 def _source_record(topic: str, message: Message) -> SourceRecord:
     kind, timestamp_ms = message.timestamp()
     try:
-        headers = cast("list[tuple[str, bytes | None]] | None", message.headers())
-    except (
-        UnicodeDecodeError
-    ):  # a name that is not UTF-8: the client gives none of them then, and the record is worth more than its headers
+        headers = cast("list[tuple[str, bytes | None]] | None", _read_headers(message))
+    except (SystemError, UnicodeDecodeError):  # the record is worth more than its headers
         headers = None
     return SourceRecord(topic, *_place(message), message.key(), message.value(), tuple(headers or ()), timestamp_ms if kind else -1)
 

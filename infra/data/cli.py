@@ -117,7 +117,7 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
-    from infra.kafka.publisher import Publisher
+    from infra.kafka.open_publisher import open_publisher
     from infra.settings import InfraSettings, load_settings
     from schemas.errors import Misconfigured
 
@@ -129,9 +129,7 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
             f"the files have {kind} ids, the index has {index.id_kind} ids; set AIF_INDEX__ID_KIND={kind} for every process of a new index"
             + (', or id_kind = "text" in the mapping\'s [schema]' if index.id_kind == "text" else ""),
         )
-    return Publisher(
-        settings.bootstrap_servers(), settings.kafka.topic_prefix, "aif-import", index.shards, index.user_partitions, index.id_kind
-    )
+    return open_publisher(settings, "aif-import")
 
 
 def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:

@@ -10,7 +10,6 @@ import typer
 from infra.command import AsJson, print_data, print_table, say
 
 if TYPE_CHECKING:
-    from infra.kafka.publisher import Publisher
     from infra.settings import InfraSettings
 
 topics_app = typer.Typer(help="The topics of the index on the broker.", no_args_is_help=True)
@@ -117,11 +116,13 @@ def checkpoint(
     as_json: AsJson = False,
 ) -> None:
     """Point to a checkpoint. The offset of the record is the number of the version that it becomes."""
+    from infra.kafka.open_publisher import open_publisher
+
     if check:
         from schemas.model.checkpoint import describe_checkpoint
 
         describe_checkpoint(file)
-    with _open_publisher(_settings()) as publisher:
+    with open_publisher(_settings(), "aif-publish") as publisher:
         delivered = publisher.publish_checkpoint_file(file, label)
     print_data({"version": delivered.offset, "file": file.resolve()}, as_json)
 
@@ -129,11 +130,12 @@ def checkpoint(
 def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     """Publish the events of a file; exit code 1 when a line was rejected (the others are sent)."""
     from infra.kafka.json_lines import JsonLines, event_types
+    from infra.kafka.open_publisher import open_publisher
     from schemas.ids import IdKind
 
     settings, began = _settings(), time.monotonic()
     lines = JsonLines(file, event_types()[kind], IdKind(settings.index.id_kind), _Progress(file.stat().st_size))
-    with _open_publisher(settings) as publisher:
+    with open_publisher(settings, "aif-publish") as publisher:
         send = {
             "items": publisher.publish_items,
             "new-items": publisher.publish_new_items,
@@ -168,18 +170,3 @@ def _settings() -> "InfraSettings":
     from infra.settings import InfraSettings, load_settings
 
     return load_settings(InfraSettings)
-
-
-def _open_publisher(settings: "InfraSettings") -> "Publisher":
-    """Partition counts come from the broker's topics: a wrong setting here would send ids to other shards."""
-    from infra.kafka.admin import fetch_topics
-    from infra.kafka.publisher import Publisher
-    from schemas.errors import Unavailable
-    from schemas.topics import ITEM_FEATURES, USER_FEATURES
-
-    bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
-    found = fetch_topics(bootstrap, prefix)
-    if ITEM_FEATURES not in found or USER_FEATURES not in found:
-        raise Unavailable("unknown_topic", f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply` first")
-    shards, user_partitions = found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
-    return Publisher(bootstrap, prefix, "aif-publish", shards, user_partitions, settings.index.id_kind)

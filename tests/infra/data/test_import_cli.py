@@ -62,8 +62,11 @@ def test_what_is_imported_is_on_the_topics(index: str, bootstrap_servers: str, t
     with pytest.raises(AifError, match="AIF_INDEX__ID_KIND=text"):
         _run(str(tmp_path), "--mapping", str(mapping))
     monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
+    with pytest.raises(AifError, match="run `aif topics apply`"):
+        _run(str(tmp_path), "--mapping", str(mapping))
     assert CliRunner().invoke(build_app(), ["topics", "apply"]).exit_code == 0
     planned = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run")
+    monkeypatch.setenv("AIF_INDEX__SHARDS", "5")  # the broker's topics say how many there are
     published = _run(str(tmp_path), "--mapping", str(mapping))
     assert published["counts"] == planned["counts"]
     for topic in COUNTED:

@@ -31,6 +31,7 @@ from serving.client import AifClient
 from serving.engine.loop import Engine
 from serving.engine.work import RankWork, UserState
 from serving.front import Front
+from serving.garbage import calm_collector
 from serving.grpc_api import GrpcApi
 from serving.grpc_listener import GrpcListener
 from serving.http_api import HttpApi, Views
@@ -201,6 +202,7 @@ async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object]
     listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
     grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
     share_the_interpreter()
+    calm_collector()
     await listener.open()
     await grpc_listener.open()
     opened(Ports(settings.host, listener.port, grpc_listener.address))

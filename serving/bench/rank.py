@@ -47,6 +47,7 @@ from serving.parity import InFloat64
 TOP_K = 100
 REST_S = 0.25  # until torch's workers sleep
 LENGTH = 1_000  # behaviours, where nothing else is said
+LONG_TURNS = 6  # of a long history: few calls a turn, and a ratio of each
 EQUAL_TIERS = tuple(i / 8 for i in range(1, 9))
 EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 NO_SIGNATURES = np.zeros((0, 1), np.uint8)
@@ -105,6 +106,12 @@ def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray
                 if call >= 0:
                     taken[name].append(1e3 * (time.perf_counter() - began))
     return {name: np.array(times) for name, times in taken.items()}
+
+
+def by_turn(taken: np.ndarray, calls: int) -> np.ndarray:
+    """The median of every turn, of the milliseconds of all calls."""
+    medians: np.ndarray = np.median(taken.reshape(-1, calls), axis=1)
+    return medians
 
 
 def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
@@ -183,8 +190,6 @@ def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
 def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """10^4 candidates (or as many as there are) against histories of any length, with SimTier and without."""
     candidates = min(10_000, len(world.ids))
-    slots = world.rng.choice(len(world.ids), candidates, replace=False)
-    items_CW, edges = world.tables.columns["signature"][slots], world.spec.tier_edges
     states = {length: world.user(world.history(length)) for length in (LENGTH, 10_000, 100_000)}
     plain = {"floor": floor_case(world, candidates)}
     plain |= {f"din_{length}": engine_case(world, without_simtier(state), candidates) for length, state in states.items()}
@@ -192,13 +197,29 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
     figures.add("engine_no_simtier_p50_ms_10000", np.median(taken[f"din_{LENGTH}"]), "ms")
     figures.add("din_call2_ratio_100000_to_1000", np.median(taken["din_100000"]) / np.median(taken[f"din_{LENGTH}"]), "ratio")
     for length in (10_000, 100_000):
-        state = states[length]
-        assert isinstance(state, EngineUserState)
-        seen_SW = state.arrays.simtier_SW[state.arrays.simtier_mask_S]
-        cases = {"engine": engine_case(world, state, candidates), "simtier": pairs_case(world.engine, items_CW, seen_SW, edges)}
-        long = time_in_turns(cases, dataclasses.replace(plan, turns=3, calls=max(4, plan.calls // 5)))
-        figures.add(f"engine_simtier_p50_ms_{length}", np.median(long["engine"]), "ms")
-        figures.add(f"floor_simtier_p50_ms_{length}", np.median(taken["floor"]) + np.median(long["simtier"]), "ms")
+        _measure_long(world, plan, figures, length, states[length])
+
+
+def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, state: UserState) -> None:
+    """The engine on a long history, beside the floor and the counts alone, whose sum of the same turn is what it is compared with: a neighbour that
+    comes or goes between two parts of the bench is in both."""
+    assert isinstance(state, EngineUserState)
+    seen_SW, candidates = state.arrays.simtier_SW[state.arrays.simtier_mask_S], min(10_000, len(world.ids))
+    items_CW = world.tables.columns["signature"][world.rng.choice(len(world.ids), candidates, replace=False)]
+    cases = {
+        "engine": engine_case(world, state, candidates),
+        "simtier": pairs_case(world.engine, items_CW, seen_SW, world.spec.tier_edges),
+        "floor": floor_case(world, candidates),
+    }
+    calls = max(4, plan.calls // 5)
+    turns = {
+        name: by_turn(taken, calls)
+        for name, taken in time_in_turns(cases, dataclasses.replace(plan, turns=LONG_TURNS, calls=calls)).items()
+    }
+    floors = turns["floor"] + turns["simtier"]
+    figures.add(f"engine_simtier_p50_ms_{length}", np.median(turns["engine"]), "ms")
+    figures.add(f"floor_simtier_p50_ms_{length}", np.median(floors), "ms")
+    figures.add(f"engine_over_floor_simtier_{length}", np.median(turns["engine"] / floors), "ratio")
 
 
 def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:

@@ -167,7 +167,12 @@ def fork_template() -> Template | None:
         die_with_parent(owner)
         _exit(_serve(theirs))
     theirs.close()
-    return Template(ours, lambda: os.waitpid(pid, 0))
+
+    def end() -> None:
+        os.kill(pid, signal.SIGKILL)  # one that stands still would not see that its owner has gone
+        os.waitpid(pid, 0)
+
+    return Template(ours, end)
 
 
 def launch_template(names: Sequence[str], log_path: Path) -> Template:

@@ -1,11 +1,12 @@
 """Builder processes as seen by the worker: jobs in, futures out.
 
 Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py), how one is made (builder_template.py).
-Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again; the others go on. No child outlives this
-process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
+Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again, at the latest for the next job; the others go on. No child
+outlives this process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
 A process that lingers ends when it has had no job for a while: one that has loaded torch is some hundred megabytes that nothing else here needs.
 """
 
+import contextlib
 import itertools
 import queue
 import socket
@@ -130,15 +131,18 @@ class _Seat(threading.Thread):
 
     def _work(self, ticket: Ticket) -> None:
         ticket.progress_at = time.monotonic()
-        if self.child is None:
-            self._open()
         try:
+            if self.child is None:
+                self._open()
             self._connection.send(ticket.job)
             answer = self._await(ticket)
         except (EOFError, OSError):
             tail = self.child.log_tail() if self.child is not None else ""
             self._restart()
             ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
+            return
+        except AifError as error:  # no process can be started now
+            ticket.future.set_exception(error)
             return
         if isinstance(answer, Done):
             ticket.future.set_result(answer.result)
@@ -166,7 +170,8 @@ class _Seat(threading.Thread):
     def _restart(self) -> None:
         self._close()
         if not self._pool._closing.is_set():
-            self._open()
+            with contextlib.suppress(AifError, OSError):  # then the next job tries again
+                self._open()
 
 
 def _closed() -> Unavailable:

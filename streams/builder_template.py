@@ -2,8 +2,8 @@
 
 A worker needs NumPy, numba and our kernels for increments, its builders for parts: imported by each for itself they cost 2 s of a core. So a
 worker imports everything first, while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe);
-builders are forked from the template, at the start and whenever one has died. Not here: what a builder does (builder_process.py), who asks for
-them (builder_pool.py).
+builders are forked from the template, at the start and whenever one has died; without one, or where somebody killed it, they are programs. Not here:
+what a builder does (builder_process.py), who asks for them (builder_pool.py).
 """
 
 import logging
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from infra.fork_server import Template, fork_template, import_single_threaded
 from infra.processes import Child, start_child
+from schemas.errors import Unavailable
 
 StartBuilder = Callable[[str, Path, int], Child]  # its name, its log, its end of the socket to the worker
 
@@ -43,8 +44,15 @@ def start_from(template: Template | None, store_url: str) -> StartBuilder:
         function = f"{_BUILDER}:work_for_parent"
         return template.start_child(name, function, [store_url], log_path, environment=_ENVIRONMENT, inherited_fds=[descriptor])
 
+    def fork_or_execute(name: str, log_path: Path, descriptor: int) -> Child:
+        try:
+            return fork(name, log_path, descriptor)
+        except Unavailable as error:
+            _log.warning("%s is started as a program, which costs some seconds: %s", name, error)
+            return execute(name, log_path, descriptor)
+
     def execute(name: str, log_path: Path, descriptor: int) -> Child:
         command = [sys.executable, "-m", _BUILDER, store_url, str(descriptor)]
         return start_child(name, command, log_path, environment=_ENVIRONMENT, inherited_fds=[descriptor])
 
-    return execute if template is None else fork
+    return execute if template is None else fork_or_execute

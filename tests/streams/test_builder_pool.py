@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.fork_server import launch_template
-from infra.processes import wait_until
+from infra.fork_server import Template, launch_template
+from infra.processes import Child, wait_until
 from schemas.errors import RejectedInput, Unavailable
+from streams import builder_template
 from streams.build_jobs import BuildJob, BuildResult, DryRunJob
 from streams.builder import build_full_part
 from streams.builder_pool import BuilderPool
@@ -98,6 +100,31 @@ def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(
         assert pool.pids[0] != before
         last = pool.pids[0]
     assert not Path(f"/proc/{last}").exists()
+
+
+def test_a_builder_that_cannot_be_started_fails_its_job_and_not_the_ones_after_it(
+    world: World, start: StartBuilder, tmp_path: Path
+) -> None:
+    refused = [Unavailable("no_template", "gone"), Unavailable("no_template", "gone"), OSError("no space for a log")]
+
+    def sometimes(name: str, log_path: Path, descriptor: int) -> Child:
+        if refused:
+            raise refused.pop()
+        return start(name, log_path, descriptor)
+
+    with BuilderPool(sometimes, tmp_path, warm=False) as pool:
+        assert [getattr(pool.submit(job(world)).future.exception(60), "code", "") for _ in range(2)] == ["builder_died", "no_template"]
+        assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
+
+
+def test_builders_are_programs_where_the_template_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[list[str]] = []
+    monkeypatch.setattr(builder_template, "start_child", lambda name, command, *_, **__: executed.append(command))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    start_from(Template(ours, lambda: None), "file:///store")("builder", tmp_path / "log", 0)
+    assert executed[0][1:4] == ["-m", "streams.builder_process", "file:///store"]
+    ours.close()
 
 
 def test_an_abandoned_job_frees_its_builder(world: World, start: StartBuilder, tmp_path: Path) -> None:

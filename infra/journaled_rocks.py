@@ -3,7 +3,8 @@
 A row that is put the plain way costs 3 us in the write and holds the interpreter meanwhile; in the journal thousands of rows are one value. Rows that
 change again before the journal is settled cost nothing more, and what was read or written lately is answered from memory.
 
-Here: `JournaledDatabase`, the interface of infra/rocks.py `Database` for one owner, and the bytes of a journal entry. Not here: what the rows are.
+Here: `JournaledDatabase`, the interface of infra/rocks.py `Database` for one owner, and the bytes of a journal entry. Not here: what the rows are, and the
+memory that holds them (infra/held_rows.py).
 Invariants: a batch is written whole or not at all, as one RocksDB batch that holds its rows as one entry of the family `journal`; `settle` makes table
 files of what the journal holds, after everything before it is synced, and only then removes the entries, so that a crash in between repeats rows that
 are there already (I1). A checkpoint holds no journal: its readers know nothing of one. Memory and journal are bounded (I8).
@@ -12,12 +13,13 @@ are there already (I1). A checkpoint holds no journal: its readers know nothing 
 import heapq
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
+from infra.held_rows import ROW_COST_BYTES, UNKNOWN, HeldRows
+from infra.joined import Joined, join_runs, join_some, join_stored, pack_into
 from infra.rocks import Batch, Database, DiskFacts, Scan
 from schemas.errors import Corrupted
 from schemas.limits import JOURNAL_BYTES_MAX, JOURNALED_ROWS_KEPT_BYTES_MAX
@@ -25,46 +27,52 @@ from schemas.limits import JOURNAL_BYTES_MAX, JOURNALED_ROWS_KEPT_BYTES_MAX
 JOURNAL = "journal"
 _ENTRY_KEY = struct.Struct(">Q")
 _COUNTS = struct.Struct("<HI")  # bytes of a family's name, rows
-_ABSENT = bytes(bytearray(b"absent"))  # what is held of a key that is not there; compared by identity, so no constant of the interpreter's
-_ROW_COST_BYTES = 256  # what a row costs in memory beside its bytes
+
+Rows = tuple[Joined, Joined]  # keys and values
 
 
 class JournaledBatch:
     """Changes that become visible together. Made by `JournaledDatabase.new_batch`, used once."""
 
-    __slots__ = ("plain", "removes", "rows")
+    __slots__ = ("_runs", "_single", "plain", "removes")
 
     def __init__(self, plain: Batch, families: Iterable[str]) -> None:
         self.plain = plain
-        self.rows: dict[str, tuple[list[bytes], list[bytes]]] = {family: ([], []) for family in families}
+        self._runs: dict[str, list[Rows]] = {family: [] for family in families}
+        self._single: dict[str, tuple[list[bytes], list[bytes]]] = {}
         self.removes = False  # whether it takes rows out of a journaled family
 
     def __len__(self) -> int:
-        return len(self.plain) + sum(len(keys) for keys, _ in self.rows.values())
+        return len(self.plain) + sum(keys.rows for keys, _ in self.rows().values())
 
     def put(self, family: str, key: bytes, value: bytes) -> None:
         """Set `key`."""
-        rows = self.rows.get(family)
-        if rows is None:
+        if family not in self._runs:
             self.plain.put(family, key, value)
         else:
-            rows[0].append(key)
-            rows[1].append(value)
+            keys, values = self._single.setdefault(family, ([], []))
+            keys.append(key)
+            values.append(value)
 
-    def put_many(self, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Set each of `keys`, in a journaled family."""
-        rows = self.rows[family]
-        rows[0].extend(keys)
-        rows[1].extend(values)
+    def put_joined(self, family: str, keys: Joined, values: Joined) -> None:
+        """Set each of `keys`, in a journaled family, after those that were put one by one. Both stay as they are until the batch is written."""
+        self._runs[family].append((keys, values))
+
+    def rows(self) -> dict[str, Rows]:
+        """What it sets in each journaled family, in order."""
+        runs = {family: list(runs) for family, runs in self._runs.items()}
+        for family, (keys, values) in self._single.items():
+            runs[family].insert(0, (join_stored(keys), join_stored(values)))
+        return {family: (join_runs([k for k, _ in some]), join_runs([v for _, v in some])) for family, some in runs.items() if some}
 
     def delete(self, family: str, key: bytes) -> None:
         """Remove `key`."""
-        self.removes |= family in self.rows
+        self.removes |= family in self._runs
         self.plain.delete(family, key)
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
-        self.removes |= family in self.rows
+        self.removes |= family in self._runs
         self.plain.delete_range(family, start, end)
 
 
@@ -77,25 +85,20 @@ class JournaledDatabase:
 
     def _load(self) -> None:
         """What the journal holds, oldest first."""
-        self._held: dict[str, dict[bytes, bytes | None]] = {
-            family: {} for family in self._families
-        }  # lately written or read; None: not there
-        self._unsettled: dict[str, list[Sequence[bytes]]] = {family: [] for family in self._families}  # keys of each entry
-        self._held_bytes = self._journal_bytes = 0
+        self._held = {family: HeldRows() for family in self._families}  # lately written or read
+        self._journal_bytes = 0
         self._entries: list[bytes] = []  # keys of the journal
         self._next_entry = 0
         for key, entry in self._database.scan(JOURNAL):
             self._hold(key, len(entry), decode_journal_entry(entry))
 
-    def _hold(self, entry_key: bytes, entry_bytes: int, rows: Mapping[str, tuple[Sequence[bytes], Sequence[bytes]]]) -> None:
+    def _hold(self, entry_key: bytes, entry_bytes: int, rows: Mapping[str, Rows]) -> None:
         for family, (keys, values) in rows.items():
-            self._held[family].update(zip(keys, values, strict=True))
-            self._unsettled[family].append(keys)
+            self._held[family].put(keys, values, settled=False)
+            self._journal_bytes += ROW_COST_BYTES * keys.rows
         self._entries.append(entry_key)
         self._next_entry = _ENTRY_KEY.unpack(entry_key)[0] + 1
-        size = entry_bytes + _ROW_COST_BYTES * sum(len(keys) for keys, _ in rows.values())
-        self._journal_bytes += size
-        self._held_bytes += size
+        self._journal_bytes += entry_bytes
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -110,34 +113,30 @@ class JournaledDatabase:
 
     def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of `keys` in their order."""
-        held = self._held.get(family)
-        if held is None:
+        if family not in self._held:
             return self._database.multi_get(family, keys)
-        values: list[bytes | None] = list(map(held.get, keys))
-        if None in values:
-            values = self._read_missing(family, keys, values)
-        return [None if value is _ABSENT else value for value in values] if _ABSENT in values else values
+        return self.get_joined(family, join_stored(keys)).to_list() if keys else []
 
-    def _read_missing(self, family: str, keys: Sequence[bytes], found: list[bytes | None]) -> list[bytes | None]:
-        """Fills the gaps from table files, and keeps what it read."""
-        missing = [key for key, value in zip(keys, found, strict=True) if value is None]
-        values = [_ABSENT if value is None else value for value in self._database.multi_get(family, missing)]
-        self._make_room(sum(map(len, values)) + _ROW_COST_BYTES * len(values))
-        self._held[family].update(zip(missing, values, strict=True))
-        read = iter(values)
-        return [next(read) if value is None else value for value in found]
+    def get_joined(self, family: str, keys: Joined) -> Joined:
+        """The value of each key, or none, in a journaled family. Good until the next write."""
+        found = self._held[family].get(keys)
+        if not (found.starts_R == UNKNOWN).any():
+            return found
+        if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
+            self._let_go()
+            found = self._held[family].get(keys)
+        missing = keys.take(np.flatnonzero(found.starts_R == UNKNOWN))
+        values = join_some(self._database.multi_get(family, missing.present()))
+        self._held[family].put(missing, values, settled=True)
+        return self._held[family].get(keys)
 
-    def _make_room(self, incoming_bytes: int) -> None:
-        """Lets go of everything that is in table files when memory has reached its bound."""
-        self._held_bytes += incoming_bytes
-        if self._held_bytes <= JOURNALED_ROWS_KEPT_BYTES_MAX:
-            return
-        self._held = {family: dict(self._unsettled_rows(family)) for family in self._families}
-        self._held_bytes = incoming_bytes + self._measure_held()
+    def _held_bytes(self) -> int:
+        return sum(held.bytes for held in self._held.values())
 
-    def _measure_held(self) -> int:
-        values = chain.from_iterable(held.values() for held in self._held.values())
-        return sum(map(len, values)) + _ROW_COST_BYTES * sum(map(len, self._held.values()))
+    def _let_go(self) -> None:
+        """Of everything that is in table files, when memory has reached its bound."""
+        for held in self._held.values():
+            held.let_go()
 
     def scan(self, family: str, start: bytes = b"", end: bytes | None = None) -> "Scan | MergedScan":
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
@@ -147,8 +146,10 @@ class JournaledDatabase:
 
     def _unsettled_rows(self, family: str) -> list[tuple[bytes, bytes]]:
         """Rows that only the journal has, in key order."""
-        keys = sorted(set(chain.from_iterable(self._unsettled.get(family, ()))))
-        return list(zip(keys, map(self._held[family].__getitem__, keys), strict=True)) if keys else []
+        if family not in self._held:
+            return []
+        keys, values = self._held[family].unsettled()
+        return sorted(zip(keys.present(), values.present(), strict=True), key=itemgetter(0))
 
     def facts(self) -> DiskFacts:
         """How large the directory is."""
@@ -165,7 +166,7 @@ class JournaledDatabase:
         if batch.removes:
             self._write_plainly(batch, sync)
             return
-        rows = {family: rows for family, rows in batch.rows.items() if rows[0]}
+        rows = batch.rows()
         if not rows:
             self._database.write(batch.plain, sync)
             return
@@ -179,8 +180,8 @@ class JournaledDatabase:
     def _write_plainly(self, batch: JournaledBatch, sync: bool) -> None:
         """Rare: nothing of the journal may come back over what is removed."""
         self.settle()
-        for family, (keys, values) in batch.rows.items():
-            for key, value in zip(keys, values, strict=True):
+        for family, (keys, values) in batch.rows().items():
+            for key, value in zip(keys.present(), values.present(), strict=True):
                 batch.plain.put(family, key, value)
         self._database.write(batch.plain, sync)
         self._forget()
@@ -197,12 +198,13 @@ class JournaledDatabase:
             batch.delete(JOURNAL, key)
         self._database.write(batch)
         self._entries, self._journal_bytes = [], 0
-        self._unsettled = {family: [] for family in self._families}
-        self._held_bytes = self._measure_held()
-        self._make_room(0)
+        for held in self._held.values():
+            held.settle()
+        if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
+            self._let_go()
 
     def _forget(self) -> None:
-        self._held, self._held_bytes = {family: {} for family in self._families}, 0
+        self._held = {family: HeldRows() for family in self._families}
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
@@ -265,32 +267,30 @@ class MergedScan(Iterator[tuple[bytes, bytes]]):
         self._rows = iter(())
 
 
-def encode_journal_entry(rows: Mapping[str, tuple[Sequence[bytes], Sequence[bytes]]]) -> bytes:
+def encode_journal_entry(rows: Mapping[str, Rows]) -> bytes:
     """For each family: its name and number of rows, where keys and values end (uint32 each), the keys, the values."""
     parts: list[bytes] = []
     for family, (keys, values) in rows.items():
-        name = family.encode()
-        parts += [_COUNTS.pack(len(name), len(keys)), name, _ends_of(keys), _ends_of(values), *keys, *values]
+        name, ends_2R = family.encode(), np.array([np.cumsum(keys.sizes()), np.cumsum(values.sizes())], np.uint32)
+        texts_T = np.empty(int(ends_2R[:, -1].sum()) if keys.rows else 0, np.uint8)
+        pack_into(values, texts_T, pack_into(keys, texts_T, 0))
+        parts += [_COUNTS.pack(len(name), keys.rows), name, ends_2R.tobytes(), texts_T.tobytes()]
     return b"".join(parts)
 
 
-def _ends_of(texts: Sequence[bytes]) -> bytes:
-    return np.cumsum(np.fromiter(map(len, texts), np.uint32, len(texts)), dtype=np.uint32).tobytes()
-
-
-def decode_journal_entry(entry: bytes) -> dict[str, tuple[list[bytes], list[bytes]]]:
+def decode_journal_entry(entry: bytes) -> dict[str, Rows]:
     """What `encode_journal_entry` was given. Raises Corrupted (`bad_journal_entry`)."""
-    rows, at = dict[str, tuple[list[bytes], list[bytes]]](), 0
+    rows, at, whole_T = dict[str, Rows](), 0, np.frombuffer(entry, np.uint8)
     try:
         while at < len(entry):
             name_bytes, count = _COUNTS.unpack_from(entry, at)
             at += _COUNTS.size
             family = entry[at : at + name_bytes].decode()
             at += name_bytes
-            ends = np.frombuffer(entry, "<u4", 2 * count, at).reshape(2, count).tolist()
+            ends_2R = np.frombuffer(entry, "<u4", 2 * count, at).reshape(2, count).astype(np.int64)
             at += 8 * count
-            keys, at = _cut(entry, at, ends[0])
-            values, at = _cut(entry, at, ends[1])
+            keys, at = _cut(whole_T, at, ends_2R[0])
+            values, at = _cut(whole_T, at, ends_2R[1])
             rows[family] = keys, values
     except (struct.error, ValueError) as error:
         raise Corrupted("bad_journal_entry", f"a journal entry of {len(entry)} bytes does not read: {error}; restore the shard") from error
@@ -299,6 +299,8 @@ def decode_journal_entry(entry: bytes) -> dict[str, tuple[list[bytes], list[byte
     return rows
 
 
-def _cut(entry: bytes, at: int, ends: Sequence[int]) -> tuple[list[bytes], int]:
-    cuts = [at, *(at + end for end in ends)]
-    return [entry[a:b] for a, b in pairwise(cuts)], cuts[-1]
+def _cut(whole_T: np.ndarray, at: int, ends_R: np.ndarray) -> tuple[Joined, int]:
+    if (np.diff(ends_R, prepend=0) < 0).any() or (len(ends_R) and at + ends_R[-1] > len(whole_T)):
+        raise ValueError(f"values from {at} end outside it")
+    starts_R = at + np.concatenate((np.zeros(min(1, len(ends_R)), np.int64), ends_R[:-1]))
+    return Joined(whole_T, starts_R, at + ends_R), at + int(ends_R[-1]) if len(ends_R) else at

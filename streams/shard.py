@@ -21,14 +21,15 @@ from typing import Any
 
 from infra.clock import Clock
 from infra.failpoints import failpoint
+from infra.joined import Joined, prefix_each
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, DiskFacts, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
-from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta, plan_delta_records
-from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, SHARD_TOPICS
+from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, plan_delta_cuts
+from schemas.topics import DEAD_LETTER_PREFIX, SHARD_TOPICS
 from streams.batch_result import BatchResult, StageWatch
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
@@ -51,6 +52,7 @@ from streams.shard_fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
 from streams.shard_outbox import Outgoing, put_outbox, read_outbox
 from streams.shard_rows import RowChanges, RowEncoder, encode_row_changes
 from streams.stored.folded_upserts import is_fold_loaded
+from streams.stored.packed_changes import PackedChanges, pack_changes
 from streams.upsert_rows import encode_upsert_rows
 
 INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
@@ -172,7 +174,7 @@ class Shard:
         for family, key, component in folded.components():
             batch.put(family, key, component)
         if folded.upserts is not None:
-            batch.put_many(FEATURES, *folded.upserts.stored())
+            batch.put_joined(FEATURES, *folded.upserts.stored())
         watch.lap(result, "fold")
         after = self._put_rows(batch, folded, after, outgoing, result)
         watch.lap(result, "rows")
@@ -183,7 +185,7 @@ class Shard:
         return outgoing.entries
 
     def _fold(self, decoded: Sequence[DecodedRecord]) -> FoldedBatch:
-        return fold_batch(decoded, self._database.multi_get, together=is_fold_loaded())
+        return fold_batch(decoded, self._database, together=is_fold_loaded())
 
     def _advanced(self, decoded: Sequence[DecodedRecord], counts: Mapping[str, TopicCounts]) -> ShardState:
         next_offsets = {**self.state.next_offsets, **{d.record.topic: d.record.offset + 1 for d in decoded}}
@@ -205,10 +207,10 @@ class Shard:
         done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
             rows = self._encode_rows(encoder, folded)
-            if rows.changes:
-                prefix = increment_prefix(version)
-                batch.put_many(INCREMENTS, [prefix + key for key, _ in rows.changes], [value for _, value in rows.changes])
-                self._add_deltas(version, rows.changes, after, outgoing)
+            if (changes := rows.joined()) is not None:
+                keys, values = changes
+                batch.put_joined(INCREMENTS, prefix_each(increment_prefix(version), keys), values)
+                self._add_deltas(version, pack_changes(keys, values), after, outgoing)
             result.work += rows.work
             done[version] = rows.work
         self._add_watermark_if_due(after, outgoing)
@@ -217,26 +219,26 @@ class Shard:
     def _encode_rows(self, encoder: RowEncoder, folded: FoldedBatch) -> RowChanges:
         prefix, dependencies = increment_prefix(encoder.version), dependencies_of(encoder.spec.schema)
 
+        def old_rows_of(keys: Joined) -> Joined:
+            return self._database.get_joined(INCREMENTS, prefix_each(prefix, keys))
+
         def old_values(keys: Sequence[bytes]) -> list[bytes | None]:
             return self._database.multi_get(INCREMENTS, [prefix + key for key in keys])
 
         rows = encode_row_changes(encoder, dependencies, folded.items, old_values)
         if folded.upserts is not None:
-            rows += encode_upsert_rows(encoder, dependencies, folded.upserts, old_values)
+            rows += encode_upsert_rows(encoder, dependencies, folded.upserts, old_rows_of)
         return rows
 
-    def _add_deltas(self, version: int, changes: Sequence[tuple[bytes, bytes]], after: ShardState, outgoing: Outgoing) -> None:
+    def _add_deltas(self, version: int, changes: PackedChanges, after: ShardState, outgoing: Outgoing) -> None:
         """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""
-        header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
-        records = plan_delta_records(header, changes)
-        for record in records[:-1]:
-            earlier = dataclasses.replace(record.header, next_offsets=self.state.delta_offsets)
-            self._add_delta(dataclasses.replace(record, header=earlier), outgoing)
-        self._add_delta(records[-1], outgoing)
-
-    def _add_delta(self, record: DeltaRecord, outgoing: Outgoing) -> None:
-        outgoing.add(INDEX_DELTAS, self.number, None, encode_delta(self.init.id_kind, record), ())
-        outgoing.next_delta += 1
+        ends = changes.ends_R.tolist()
+        cuts = plan_delta_cuts(ends)
+        for cut in cuts:
+            offsets = after.delta_offsets if cut is cuts[-1] else self.state.delta_offsets
+            header = DeltaHeader(version, self.number, outgoing.next_delta, offsets, after.source_ms)
+            packed = changes.bytes_T[ends[cut.start - 1] if cut.start else 0 : ends[cut.stop - 1]]
+            outgoing.add_delta(self.init.id_kind, header, cut.stop - cut.start, packed.tobytes())
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
         """For each version that receives rows: what is claimed of a frozen one stands still, though a server may not have heard of the freeze."""
@@ -244,7 +246,7 @@ class Shard:
         if now - self._watermark_at >= WATERMARK_EVERY_S:
             for version in [v.version for v in self._versions.values() if not v.behind] or [WATERMARK_VERSION]:
                 header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
-                self._add_delta(DeltaRecord(header, ()), outgoing)
+                outgoing.add_delta(self.init.id_kind, header)
             self._watermark_at, self._watermarked = now, after
 
     def _commit(self, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
+from infra.joined import Joined
 from infra.kafka.reader import SourceRecord
 from schemas.errors import RejectedInput
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Rejection, decode_updates
@@ -69,11 +70,11 @@ def _decode_plain_records(records: Sequence[SourceRecord], kind: IdKind, shards:
     return found
 
 
-def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Sequence[bytes]) -> list[Update] | None:
+def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Joined) -> list[Update] | None:
     """The updates of a plain record that has not only plain upserts."""
     value, at, updates = record.value, read.updates_of(n), list[Update]()
     assert value is not None
-    for index, (key, fields) in enumerate(zip(keys[at], read.fields_U9[at].tolist(), strict=True)):
+    for index, (key, fields) in enumerate(zip(keys.cut(at.start, at.stop).present(), read.fields_U9[at].tolist(), strict=True)):
         op, _, _, _, version, raw_begin, raw_end, begin, end = fields
         if op == UPSERT:
             updates.append(FeaturesUpdate(key, version, record.offset, index, False, read.raw_of(raw_begin, raw_end)))

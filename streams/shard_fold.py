@@ -6,9 +6,11 @@ Invariant: both ways give the same components, rows and counts; an item goes one
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from infra.joined import Joined
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_change import ItemChange
 from streams.core.item_state import (
@@ -26,8 +28,19 @@ from streams.stored.upserts import Upserts
 FEATURES, EMBEDDINGS = "features", "embeddings"
 TOGETHER_MIN = 8  # upserts; below it arrays cost more than they save
 
-MultiGet = Callable[[str, Sequence[bytes]], list[bytes | None]]  # values of a column family by key
 Component = tuple[str, bytes, bytes]  # column family, key, value
+
+
+class StoredRows(Protocol):
+    """Values of a column family by key: what the fold needs of a database."""
+
+    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of `keys` in their order."""
+        ...
+
+    def get_joined(self, family: str, keys: Joined) -> Joined:
+        """The same side by side."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +60,14 @@ class FoldedBatch:
                 yield EMBEDDINGS, item.key, encode_embedding_component(item.embedding)
 
 
-def fold_batch(decoded: Sequence[DecodedRecord], multi_get: MultiGet, together: bool) -> FoldedBatch:
+def fold_batch(decoded: Sequence[DecodedRecord], stored: StoredRows, together: bool) -> FoldedBatch:
     """Folds decoded records, each topic's in offset order. `together`: whether the kernels for many upserts are there."""
     upserts, others = split_updates([one.updates for one in decoded]) if together else (Upserts.of([]), _in_order(decoded))
     applied: Counter[str] = Counter()
-    folded = _fold_upserts(upserts, multi_get) if len(upserts) else None
+    folded = _fold_upserts(upserts, stored) if len(upserts) else None
     if folded is not None:
         applied[ITEM_FEATURES] += folded.applied
-    items = _load_items(others, multi_get)
+    items = _load_items(others, stored)
     for update in others:
         applied[ITEM_FEATURES if isinstance(update, FeaturesUpdate) else NEW_ITEMS] += items[update.key].take(update)
     return FoldedBatch(list(items.values()), folded, _count(decoded, applied))
@@ -72,25 +85,25 @@ def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Up
         if not isinstance(one, Upserts):
             others += [u for u in one if u.key in touched]
             one = Upserts.of([u for u in one if isinstance(u, FeaturesUpdate) and u.key not in touched])
-        elif touched and any(key in touched for key in one.columns().keys):
+        elif touched and not touched.isdisjoint(keys := one.columns().keys.present()):
             others += [u for u in one if u.key in touched]
-            one = one.take([place for place, key in enumerate(one.columns().keys) if key not in touched])
+            one = one.take([place for place, key in enumerate(keys) if key not in touched])
         together.append(one)
     upserts = Upserts.join(together)
     return (upserts, others) if len(upserts) >= TOGETHER_MIN else (Upserts.of([]), [u for one in updates for u in one])
 
 
-def _fold_upserts(upserts: Upserts, multi_get: MultiGet) -> FoldedUpserts:
+def _fold_upserts(upserts: Upserts, stored: StoredRows) -> FoldedUpserts:
     items, item_U = find_items(upserts)
-    return fold_upserts(upserts, items, item_U, multi_get(FEATURES, items), multi_get(EMBEDDINGS, items))
+    return fold_upserts(upserts, items, item_U, stored.get_joined(FEATURES, items), stored.get_joined(EMBEDDINGS, items))
 
 
-def _load_items(updates: Sequence[Update], multi_get: MultiGet) -> dict[bytes, ItemChange]:
+def _load_items(updates: Sequence[Update], stored: StoredRows) -> dict[bytes, ItemChange]:
     """The stored components of every item that the updates touch."""
     keys = list(dict.fromkeys(update.key for update in updates))
     return {
         key: ItemChange(key, None if f is None else decode_features_component(f), None if e is None else decode_embedding_component(e))
-        for key, f, e in zip(keys, multi_get(FEATURES, keys), multi_get(EMBEDDINGS, keys), strict=True)
+        for key, f, e in zip(keys, stored.multi_get(FEATURES, keys), stored.multi_get(EMBEDDINGS, keys), strict=True)
     }
 
 

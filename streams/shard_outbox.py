@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from infra.journaled_rocks import JournaledBatch, JournaledDatabase
 from schemas.errors import Corrupted
+from schemas.ids import IdKind
+from schemas.index.layout import DeltaHeader, encode_packed_delta
+from schemas.topics import INDEX_DELTAS
 from streams.core.outbox import (
     OutboxEntry,
     decode_outbox_entry,
@@ -34,6 +37,11 @@ class Outgoing:
         """One more message; partition None lets the producer choose."""
         self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
         self.next_sequence += 1
+
+    def add_delta(self, kind: IdKind, header: DeltaHeader, rows: int = 0, packed: bytes = b"") -> None:
+        """A delta record with so many packed changes; the sequence in its header is `next_delta`."""
+        self.add(INDEX_DELTAS, header.shard, None, encode_packed_delta(kind, header, rows, packed), ())
+        self.next_delta += 1
 
 
 def put_outbox(batch: JournaledBatch, family: str, entries: Sequence[OutboxEntry]) -> None:

@@ -12,13 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from infra.joined import join_some, join_stored
 from infra.rocks import Database, Scan, open_read_only
 from schemas.errors import Corrupted
 from streams.build_jobs import SLICE_ROWS
 from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
-from streams.stored.item_block import ItemBlock, cut_item_block, cut_joined_block, has_dead, join_some, join_stored
+from streams.stored.item_block import ItemBlock, cut_item_block, cut_joined_block, has_dead
 
 _PAGE_ROWS = 512
 _key, _value = itemgetter(0), itemgetter(1)

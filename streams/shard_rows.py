@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from infra.joined import Joined, join_runs, join_stored
 from schemas.index.layout import ORDER, RowLayout, decode_increment
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
 from schemas.model.spec import ModelSpec
@@ -62,15 +63,24 @@ OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increm
 
 @dataclass(slots=True)
 class RowChanges:
-    """What a version's rows become: (index key, increment value), and the work it took."""
+    """What a version's rows become: (index key, increment value) one by one, or keys and values side by side; and the work it took."""
 
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
+    together: list[tuple[Joined, Joined]] = field(default_factory=list)
     work: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: "RowChanges") -> Self:
         self.changes += other.changes
+        self.together += other.together
         self.work += other.work
         return self
+
+    def joined(self) -> tuple[Joined, Joined] | None:
+        """All keys and values, those one by one first; None: nothing changed."""
+        runs = list(self.together)
+        if self.changes:
+            runs.insert(0, (join_stored([key for key, _ in self.changes]), join_stored([value for _, value in self.changes])))
+        return (join_runs([keys for keys, _ in runs]), join_runs([values for _, values in runs])) if runs else None
 
 
 def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: Sequence[ItemChange], old_values: OldValues) -> RowChanges:

@@ -7,33 +7,36 @@ Invariant: as in shard_rows.py: a row is rewritten only from a stored row whose 
 Arrays: I items, S steps of them, R rows, B bytes of an order and a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
+from infra.joined import Joined, join_rows, pack_into
 from schemas.index.layout import ORDER
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL
 from streams.core.stale import Dependencies, Stale
-from streams.shard_rows import OldValues, RowChanges, RowEncoder, decode_increment_hash
+from streams.shard_rows import RowChanges, RowEncoder, decode_increment_hash
 from streams.stored.changed_inputs import compare_inputs
 from streams.stored.folded_upserts import APPEARED, CHANGED, FoldedUpserts
 
+OldRows = Callable[[Joined], Joined]  # stored increments of this version by index key
 
-def encode_upsert_rows(encoder: RowEncoder, dependencies: Dependencies, upserts: FoldedUpserts, old_values: OldValues) -> RowChanges:
+
+def encode_upsert_rows(encoder: RowEncoder, dependencies: Dependencies, upserts: FoldedUpserts, old_rows_of: OldRows) -> RowChanges:
     """The increments of one version. Raises Corrupted (`bad_increment`)."""
     result = RowChanges()
     changed, appeared = upserts.places(CHANGED), upserts.places(APPEARED)
     result.work[SKIPPED_IDENTICAL] += len(upserts) - len(changed) - len(appeared)
     differ_I = _find_changed_inputs(upserts, dependencies)
-    kept, old_rows = _find_usable_rows(encoder, upserts, changed[~differ_I[changed]], old_values)
+    kept, old_rows = _find_usable_rows(encoder, upserts, changed[~differ_I[changed]], old_rows_of)
     to_encode = np.concatenate((appeared, np.setdiff1d(changed, kept, assume_unique=True)))
     if len(kept):
-        block = upserts.after.take(kept)
-        _add(block.keys, block.orders_R, encoder.rewrite(old_rows, block.features, block.embeddings, np.zeros(len(kept), np.bool_)), result)
+        no_signature = np.zeros(len(kept), np.bool_)
+        rows = encoder.rewrite(old_rows, upserts.features(kept), upserts.embedding_values(kept), no_signature)
+        _add(upserts, kept, rows, result)
         result.work[REWRITTEN] += len(kept)
     if len(to_encode):
-        block = upserts.after.take(to_encode)
-        _add(block.keys, block.orders_R, encoder.encode(block.features, block.embeddings), result)
+        _add(upserts, to_encode, encoder.encode(upserts.features(to_encode), upserts.embedding_values(to_encode)), result)
         result.work[ENCODED] += len(to_encode)
     return result
 
@@ -49,26 +52,26 @@ def _find_changed_inputs(upserts: FoldedUpserts, dependencies: Dependencies) -> 
 
 
 def _find_usable_rows(
-    encoder: RowEncoder, upserts: FoldedUpserts, places: np.ndarray, old_values: OldValues
+    encoder: RowEncoder, upserts: FoldedUpserts, places: np.ndarray, old_rows_of: OldRows
 ) -> tuple[np.ndarray, np.ndarray]:
     """The places whose stored row was made from the components as they were before this batch, and those rows."""
-    keys, places_list = upserts.after.keys, places.tolist()
-    values = old_values([keys[place] for place in places_list])
+    values = old_rows_of(upserts.keys.take(places))
     row_bytes = ORDER.itemsize + encoder.layout.row_bytes
-    is_row_R = np.fromiter((value is not None and len(value) == row_bytes for value in values), np.bool_, len(values))
-    for place in np.flatnonzero(~is_row_R).tolist():
-        if (value := values[place]) is not None:
+    is_row_R = values.sizes() == row_bytes
+    for value in values.take(np.flatnonzero(~is_row_R)).to_list():
+        if value is not None:
             decode_increment_hash(encoder.layout, value)  # a tombstone, or Corrupted
-    rows = [value for value, is_row in zip(values, is_row_R.tolist(), strict=True) if is_row and value is not None]
-    values_RB = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), row_bytes)
+    rows_T = np.empty(np.count_nonzero(is_row_R) * row_bytes, np.uint8)
+    pack_into(values.take(is_row_R), rows_T, 0)
+    values_RB = rows_T.reshape(-1, row_bytes)
     orders_R = np.ascontiguousarray(values_RB[:, : ORDER.itemsize]).view(ORDER).reshape(-1)
     is_usable_R = (orders_R["input_hash"] == upserts.hashes_before(places[is_row_R])) & (orders_R["dead"] == 0)
     old_rows = np.ascontiguousarray(values_RB[is_usable_R, ORDER.itemsize :]).view(encoder.layout.dtype).reshape(-1)
     return places[is_row_R][is_usable_R], old_rows
 
 
-def _add(keys: Sequence[bytes], orders_R: np.ndarray, rows: np.ndarray, result: RowChanges) -> None:
-    assert rows.shape == (len(keys),), f"encoder gave {rows.shape} rows for {len(keys)} items"
-    values_RB = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(keys), -1) for part in (orders_R, rows)], axis=1)
-    whole, size = values_RB.tobytes(), values_RB.shape[1]
-    result.changes += zip(keys, [whole[at : at + size] for at in range(0, len(whole), size)], strict=True)
+def _add(upserts: FoldedUpserts, places: np.ndarray, rows: np.ndarray, result: RowChanges) -> None:
+    assert rows.shape == (len(places),), f"encoder gave {rows.shape} rows for {len(places)} items"
+    parts = (upserts.orders(places), rows)
+    values_RB = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(places), -1) for part in parts], axis=1)
+    result.together.append((upserts.keys.take(places), join_rows(values_RB)))

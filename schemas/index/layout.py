@@ -10,14 +10,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import Id, IdKind, decode_index_key
-from schemas.limits import DELTA_RECORD_BYTES_MAX, TEXT_ID_BYTES_MAX
+from schemas.limits import DELTA_RECORD_BYTES_MAX
 from schemas.model.spec import ModelSpec
 
 FORMAT = 1
@@ -40,8 +40,8 @@ assert ORDER.itemsize == 37
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
 _DELTA_HEADER = struct.Struct("<4sHBBqIQqqqI")
 _KEY_LENGTH = struct.Struct("<H")
-_KEY_LENGTHS = [_KEY_LENGTH.pack(length) for length in range(TEXT_ID_BYTES_MAX + 1)]
 _CHECKSUM_BYTES = 8
+_DELTA_ROOM_BYTES = 1024  # for what a delta record holds besides changes
 _BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
 _ID_KINDS = (IdKind.INT64, IdKind.TEXT)
 _INT64_KEY_BYTES = 8
@@ -263,15 +263,19 @@ class DeltaRecord:
 
 def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
     """One Kafka record of index-deltas (FORMAT.md section 8)."""
-    h = record.header
+    packed = b"".join(chain.from_iterable((_KEY_LENGTH.pack(len(key)), key, value) for key, value in record.changes))
+    return encode_packed_delta(kind, record.header, len(record.changes), packed)
+
+
+def encode_packed_delta(kind: IdKind, header: DeltaHeader, rows: int, packed: bytes) -> bytes:
+    """The same of changes that lie side by side: the length of a key (uint16), the key, the increment value, and the next."""
+    h = header
     head = _DELTA_HEADER.pack(
-        _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, len(record.changes)
+        _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, rows
     )
-    changes = list(chain.from_iterable(record.changes))
-    keys, parts = changes[::2], [head] * (1 + 3 * len(record.changes))
-    parts[1::3], parts[2::3], parts[3::3] = [_KEY_LENGTHS[len(key)] for key in keys], keys, changes[1::2]
-    body = b"".join(parts)
-    return body + _checksum(body)
+    checksum = hashlib.blake2b(head, digest_size=_CHECKSUM_BYTES)
+    checksum.update(packed)
+    return b"".join((head, packed, checksum.digest()))
 
 
 def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
@@ -299,18 +303,11 @@ def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> Iterator[tuple
         at = value_end
 
 
-def plan_delta_records(
-    header: DeltaHeader, changes: Sequence[tuple[bytes, bytes]], bytes_max: int = DELTA_RECORD_BYTES_MAX
-) -> list[DeltaRecord]:
-    """Cuts one micro-batch's changes into records of at most `bytes_max`, sequence counting up. At least one record."""
-    ends = list(accumulate([2 + len(key) + len(value) for key, value in changes]))
+def plan_delta_cuts(ends: Sequence[int], bytes_max: int = DELTA_RECORD_BYTES_MAX) -> list[slice]:
+    """Cuts one micro-batch's packed changes, each given as the place where it ends, into records of at most `bytes_max`. At least one."""
     cuts, start, before = [], 0, 0
-    while len(ends) > start + 1 and ends[-1] - before > bytes_max - 1024:
-        end = max(start + 1, bisect_right(ends, before + bytes_max - 1024))
-        cuts.append(changes[start:end])
+    while len(ends) > start + 1 and ends[-1] - before > bytes_max - _DELTA_ROOM_BYTES:
+        end = max(start + 1, bisect_right(ends, before + bytes_max - _DELTA_ROOM_BYTES))
+        cuts.append(slice(start, end))
         start, before = end, ends[end - 1]
-    cuts.append(changes[start:])
-    return [
-        DeltaRecord(DeltaHeader(header.version, header.shard, header.sequence + i, header.next_offsets, header.source_ms), tuple(cut))
-        for i, cut in enumerate(cuts)
-    ]
+    return [*cuts, slice(start, len(ends))]

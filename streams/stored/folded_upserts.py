@@ -8,17 +8,18 @@ Arrays: U upserts in their order, I items that they touch, S steps that told som
 """
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import numba
 import numpy as np
 
+from infra.held_rows import hash_key
+from infra.joined import Joined, copy_into, is_same, join_some, pack_into, read_only
+from schemas.model.compiled import kernel
 from streams.core.item_state import FEATURES_HEADER, FeaturesUpdate
 from streams.stored.bucket_hash import WORK_WORDS, digest_64, start_words
 from streams.stored.feature_texts import FeatureTexts
-from streams.stored.item_block import ItemBlock, Joined, check_features, cut_joined_block, cut_orders, join_some
+from streams.stored.item_block import EmbeddingValues, check_embeddings, check_features, cut_embedding_values, cut_orders
 from streams.stored.upserts import Upserts
 
 # What became of an update: it lost; it told what was known; it told something new of a live item; the item had no row before.
@@ -40,11 +41,11 @@ class ChangedTexts:
 
 @dataclass(frozen=True, slots=True)
 class FoldedUpserts:
-    """outcomes_I uint8: the most that became of an item's upserts; `after`: the items as they are after the batch; components: features as they are
-    to be stored; before: as they were stored, and the stored embeddings; applied: how many upserts were not superseded."""
+    """outcomes_I uint8: the most that became of an item's upserts; keys; components: features as they are to be stored after the batch; before: as they
+    were stored; embeddings: as they are stored; applied: how many upserts were not superseded."""
 
     outcomes_I: np.ndarray
-    after: ItemBlock
+    keys: Joined
     components: Joined
     before: Joined
     embeddings: Joined
@@ -63,44 +64,71 @@ class FoldedUpserts:
         hashes: np.ndarray = cut_orders(self.before.take(places), self.embeddings.take(places))["input_hash"]
         return hashes
 
-    def stored(self) -> tuple[list[bytes], list[bytes]]:
+    def orders(self, places: np.ndarray) -> np.ndarray:
+        """ORDER [R] of these items after the batch."""
+        return cut_orders(self.components.take(places), self.embeddings.take(places))
+
+    def features(self, places: np.ndarray) -> FeatureTexts:
+        """Features of these items after the batch."""
+        components = self.components.take(places)
+        return FeatureTexts(components.bytes_T, components.starts_R + _HEAD, components.ends_R)
+
+    def embedding_values(self, places: np.ndarray) -> EmbeddingValues:
+        """Embeddings of these items."""
+        return cut_embedding_values(self.embeddings.take(places))
+
+    def stored(self) -> tuple[Joined, Joined]:
         """Keys and components of every item whose component is another than before."""
-        stored_I = self.outcomes_I != SUPERSEDED
-        whole, components = self.components.bytes_T.tobytes(), self.components.take(stored_I)
-        spans = zip(components.starts_R.tolist(), components.ends_R.tolist(), strict=True)
-        return list(compress(self.after.keys, stored_I.tolist())), [whole[start:end] for start, end in spans]
+        places = np.flatnonzero(self.outcomes_I != SUPERSEDED)
+        return self.keys.take(places), self.components.take(places)
 
 
-def find_items(upserts: Upserts) -> tuple[list[bytes], np.ndarray]:
+def find_items(upserts: Upserts) -> tuple[Joined, np.ndarray]:
     """The keys of the items that upserts touch, and item_U, the place of each upsert's item among them."""
-    keys = upserts.columns().keys
-    items = list(dict.fromkeys(keys))
-    if len(items) == len(keys):
-        return items, np.arange(len(keys))
-    place_of = {key: place for place, key in enumerate(items)}
-    return items, np.fromiter(map(place_of.__getitem__, keys), np.int64, len(keys))
+    keys, item_U = upserts.columns().keys, np.empty(len(upserts), np.int64)
+    first_I = np.empty(len(upserts), np.int64)
+    slots_S = np.full(1 << (2 * len(upserts)).bit_length(), -1, np.int64)
+    items = _find_items(*keys, slots_S, item_U, first_I)
+    return keys.take(first_I[:items]), item_U
 
 
-def fold_upserts(
-    upserts: Upserts, items: list[bytes], item_U: np.ndarray, features: Sequence[bytes | None], embeddings: Sequence[bytes | None]
-) -> FoldedUpserts:
+def fold_upserts(upserts: Upserts, items: Joined, item_U: np.ndarray, features: Joined, embeddings: Joined) -> FoldedUpserts:
     """Folds upserts, in their order, into items, given with their components as they are stored. Raises Corrupted."""
-    before, stored_embeddings = join_some(features), join_some(embeddings)
-    check_features(before)
+    check_features(features)
+    check_embeddings(embeddings)
     _, orders_U3, raw = upserts.columns()
-    count = len(upserts)
-    arena_T = np.empty(len(before.bytes_T) + int((raw.ends_R - raw.starts_R).sum()) + _HEAD * count, np.uint8)
-    arena_T[: len(before.bytes_T)] = before.bytes_T
-    starts_I, ends_I, outcomes_I = before.starts_R.copy(), before.ends_R.copy(), np.zeros(len(items), np.uint8)
-    steps_U5 = np.empty((count, 5), np.int64)
-    at = len(before.bytes_T)
+    count, sizes_I, is_stored_I = len(upserts), features.sizes(), features.starts_R >= 0
+    at, starts_I, ends_I = int(sizes_I.sum()), np.cumsum(sizes_I) - sizes_I, np.cumsum(sizes_I)
+    starts_I[~is_stored_I] = -1
+    arena_T = np.empty(at + int((raw.ends_R - raw.starts_R).sum()) + _HEAD * count, np.uint8)
+    pack_into(features, arena_T, 0)
+    before = Joined(read_only(arena_T), starts_I.copy(), ends_I.copy())
+    outcomes_I, steps_U5 = np.zeros(items.rows, np.uint8), np.empty((count, 5), np.int64)
     steps, applied = _fold(arena_T, at, item_U, *raw, orders_U3, _UNSALTED_8, starts_I, ends_I, outcomes_I, steps_U5)
-    arena_T.flags.writeable = False  # as buffers from stored bytes are: a kernel is compiled for either kind
     items_S, *spans = np.ascontiguousarray(steps_U5[:steps].T)
-    changed = ChangedTexts(items_S, FeatureTexts(arena_T, spans[0], spans[1]), FeatureTexts(arena_T, spans[2], spans[3]))
-    components = Joined(arena_T, starts_I, ends_I)
-    after = cut_joined_block(items, components, stored_embeddings)
-    return FoldedUpserts(outcomes_I, after, components, before, stored_embeddings, changed, applied)
+    texts_T = before.bytes_T
+    changed = ChangedTexts(items_S, FeatureTexts(texts_T, spans[0], spans[1]), FeatureTexts(texts_T, spans[2], spans[3]))
+    return FoldedUpserts(outcomes_I, items, Joined(texts_T, starts_I, ends_I), before, embeddings, changed, applied)
+
+
+@kernel
+def _find_items(
+    keys_T: np.ndarray, starts_U: np.ndarray, ends_U: np.ndarray, slots_S: np.ndarray, item_U: np.ndarray, first_I: np.ndarray
+) -> int:
+    """How many items; first_I: the first upsert of each."""
+    items, mask = 0, slots_S.shape[0] - 1
+    for u in range(starts_U.shape[0]):
+        slot = hash_key(keys_T, starts_U[u], ends_U[u]) & mask
+        while slots_S[slot] >= 0:
+            first = first_I[slots_S[slot]]
+            if is_same(keys_T, starts_U[first], ends_U[first], keys_T, starts_U[u], ends_U[u]):
+                break
+            slot = (slot + 1) & mask
+        if slots_S[slot] < 0:
+            slots_S[slot], first_I[items] = items, u
+            items += 1
+        item_U[u] = slots_S[slot]
+    return items
 
 
 _kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -139,24 +167,6 @@ def _is_newer(order_3: np.ndarray, text: np.ndarray, at: int) -> bool:
     return order_3[2] > _read_whole(text, at + _INDEX_AT, 2)
 
 
-@_kernel
-def _copy(source: np.ndarray, begin: int, end: int, out: np.ndarray, at: int) -> int:
-    """Where it ends in `out`."""
-    for i in range(end - begin):
-        out[at + i] = source[begin + i]
-    return at + end - begin
-
-
-@_kernel
-def _are_equal(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: int, end_b: int) -> bool:
-    if end_a - begin_a != end_b - begin_b:
-        return False
-    same = 0
-    while same < end_a - begin_a and a[begin_a + same] == b[begin_b + same]:
-        same += 1
-    return same == end_a - begin_a
-
-
 @numba.njit(nogil=True, cache=True)
 def _fold(
     arena_T: np.ndarray,
@@ -181,9 +191,9 @@ def _fold(
             continue
         is_live = start >= 0 and arena_T[start + _DEAD_AT] == 0
         applied, starts_I[item] = applied + 1, at
-        if is_live and _are_equal(arena_T, start + _HEAD, end, raw_T, raw, raw_end):
+        if is_live and is_same(arena_T, start + _HEAD, end, raw_T, raw, raw_end):
             outcome = REPEATED
-            _copy(arena_T, start, end, arena_T, at)
+            copy_into(arena_T, start, end, arena_T, at)
             _write_order(arena_T, at, orders_U3[u])
             at += end - start
         else:
@@ -193,7 +203,7 @@ def _fold(
             arena_T[at + _DEAD_AT] = 0
             _write_whole(arena_T, at + _HASH_AT, 8, np.int64(digest_64(raw_T, raw, raw_end - raw, start_8, work)))
             text = at + _HEAD
-            at = _copy(raw_T, raw, raw_end, arena_T, text)
+            at = copy_into(raw_T, raw, raw_end, arena_T, text)
             if is_live:
                 steps_U5[steps, 0] = item
                 steps_U5[steps, 1], steps_U5[steps, 2], steps_U5[steps, 3], steps_U5[steps, 4] = start + _HEAD, end, text, at
@@ -207,7 +217,8 @@ def _fold(
 def compile_fold() -> None:
     """Takes the kernel from numba's cache, or compiles it."""
     upserts = Upserts.of([FeaturesUpdate(b"", 1, 0, 0, False, b"{}")])
-    fold_upserts(upserts, *find_items(upserts), [None], [None])
+    none = join_some([None])
+    fold_upserts(upserts, *find_items(upserts), none, none)
     _loaded.set()
 
 

@@ -8,12 +8,12 @@ Arrays: R items, T bytes, M width of the embedding.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple, overload
+from typing import overload
 
 import numba
 import numpy as np
 
+from infra.joined import Joined, join_some, join_stored
 from schemas.errors import Corrupted
 from schemas.index.layout import HASH_FACTOR, ORDER
 from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
@@ -26,18 +26,6 @@ _EMBEDDING_CHANGED, _EMBEDDING_HASH = 10, 20
 _ORDER_EMBEDDING, _ORDER_HASH, _ORDER_BYTES = 18, 28, ORDER.itemsize
 _FACTOR = np.uint64(HASH_FACTOR)
 _BYTE = np.uint64(255)
-
-
-class Joined(NamedTuple):
-    """R stored values side by side: bytes_T uint8, from starts_R (-1 = none) to ends_R."""
-
-    bytes_T: np.ndarray
-    starts_R: np.ndarray
-    ends_R: np.ndarray
-
-    def take(self, places: np.ndarray) -> "Joined":
-        """Some of them."""
-        return Joined(self.bytes_T, self.starts_R[places], self.ends_R[places])
 
 
 class EmbeddingValues(Sequence[np.ndarray | None]):
@@ -103,14 +91,19 @@ def cut_item_block(keys: list[bytes], features: Sequence[bytes], embeddings: Seq
 def cut_joined_block(keys: list[bytes], features: Joined, embeddings: Joined) -> ItemBlock:
     """The same of components that were joined."""
     check_features(features)
-    _check_embeddings(embeddings)
-    values_R = np.where(embeddings.starts_R < 0, -1, embeddings.starts_R + _EMBEDDING_HEAD)
+    check_embeddings(embeddings)
     return ItemBlock(
         keys,
         cut_orders(features, embeddings),
         FeatureTexts(features.bytes_T, features.starts_R + _FEATURES_HEAD, features.ends_R),
-        EmbeddingValues(embeddings.bytes_T, values_R, embeddings.ends_R),
+        cut_embedding_values(embeddings),
     )
+
+
+def cut_embedding_values(embeddings: Joined) -> EmbeddingValues:
+    """The values in embedding components."""
+    values_R = np.where(embeddings.starts_R < 0, -1, embeddings.starts_R + _EMBEDDING_HEAD)
+    return EmbeddingValues(embeddings.bytes_T, values_R, embeddings.ends_R)
 
 
 def cut_orders(features: Joined, embeddings: Joined) -> np.ndarray:
@@ -118,24 +111,6 @@ def cut_orders(features: Joined, embeddings: Joined) -> np.ndarray:
     orders = np.empty((len(features.starts_R), _ORDER_BYTES), np.uint8)
     _cut_orders(features.bytes_T, features.starts_R, embeddings.bytes_T, embeddings.starts_R, orders)
     return orders.reshape(-1).view(ORDER)
-
-
-def join_stored(values: Sequence[bytes]) -> Joined:
-    """Values that lie apart, all of them there."""
-    ends_R = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
-    starts_R = np.concatenate((np.zeros(min(1, len(values)), np.int64), ends_R[:-1]))
-    return Joined(np.frombuffer(b"".join(values), np.uint8), starts_R, ends_R)
-
-
-def join_some(values: Sequence[bytes | None]) -> Joined:
-    """Values that lie apart, some of them missing."""
-    joined = join_stored([value for value in values if value is not None])
-    if len(joined.starts_R) == len(values):
-        return joined
-    at_R = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    starts_R, ends_R = np.full(len(values), -1, np.int64), np.full(len(values), -1, np.int64)
-    starts_R[at_R], ends_R[at_R] = joined.starts_R, joined.ends_R
-    return Joined(joined.bytes_T, starts_R, ends_R)
 
 
 def check_features(joined: Joined) -> None:
@@ -151,7 +126,8 @@ def has_dead(features: Joined) -> bool:
     return bool(features.bytes_T[features.starts_R + DEAD_AT].any())
 
 
-def _check_embeddings(joined: Joined) -> None:
+def check_embeddings(joined: Joined) -> None:
+    """Raises Corrupted (`bad_embedding_component`) for one that is not a header and whole numbers."""
     sizes = (joined.ends_R - joined.starts_R)[joined.starts_R >= 0]
     torn = sizes[(sizes < _EMBEDDING_HEAD) | ((sizes - _EMBEDDING_HEAD) % 4 != 0)]
     if len(torn):

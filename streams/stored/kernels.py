@@ -3,11 +3,14 @@
 from pathlib import Path
 
 from infra.compiled_once import compiled_once, is_compiled
+from infra.held_rows import compile_held_rows
+from infra.joined import compile_joined
 from schemas.model import item_network, signer
 from streams.stored.changed_inputs import compile_changes
 from streams.stored.folded_upserts import compile_fold
 from streams.stored.item_block import compile_blocks
 from streams.stored.item_columns import compile_columns
+from streams.stored.packed_changes import compile_changes_packed
 from streams.stored.plain_records import load_records
 
 _SOURCES = Path(__file__).parent
@@ -17,8 +20,11 @@ _MODEL_SOURCES = Path(item_network.__file__).parent
 def load_kernels() -> None:
     """Takes every kernel from numba's cache, or compiles it (once per machine: 10 s against 1)."""
     with compiled_once("stored", _SOURCES):
+        compile_joined()
+        compile_held_rows()
         compile_columns()
         compile_blocks()
+        compile_changes_packed()
         compile_changes()
         compile_fold()
         load_records()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from infra.joined import Joined, join_rows, join_stored
 from schemas.ids import IdKind
 from schemas.limits import FEATURES_PER_SCHEMA_MAX, UPDATES_PER_RECORD_MAX
-from streams.stored.item_block import Joined, join_stored
 from streams.stored.record_texts import COLUMNS, ID_BEGIN, ID_END, ITEM, RAW_BEGIN, RAW_END, UPDATE_BYTES_MIN, VERSION, read_record
 from streams.stored.upserts import UpsertColumns
 
@@ -55,15 +55,13 @@ class PlainRecords:
         keys = self._int64_keys() if kind is IdKind.INT64 else self._text_keys(np.repeat(self.values.starts_R, counts_N))
         return UpsertColumns(keys, orders_U3, Joined(self.raw_T, self.fields_U9[:, RAW_BEGIN].copy(), self.fields_U9[:, RAW_END].copy()))
 
-    def _int64_keys(self) -> list[bytes]:
+    def _int64_keys(self) -> Joined:
         """`encode_index_key` of each."""
-        whole = (self.fields_U9[:, ITEM].copy().view(np.uint64) ^ _SIGN_BIT).astype(">u8").tobytes()
-        return [whole[at : at + 8] for at in range(0, len(whole), 8)]
+        whole_U = (self.fields_U9[:, ITEM].copy().view(np.uint64) ^ _SIGN_BIT).astype(">u8")
+        return join_rows(whole_U.view(np.uint8).reshape(-1, 8))
 
-    def _text_keys(self, begins_U: np.ndarray) -> list[bytes]:
-        whole = self.values.bytes_T.tobytes()
-        ends = (begins_U + self.fields_U9[:, ID_END]).tolist()
-        return [whole[begin:end] for begin, end in zip((begins_U + self.fields_U9[:, ID_BEGIN]).tolist(), ends, strict=True)]
+    def _text_keys(self, begins_U: np.ndarray) -> Joined:
+        return Joined(self.values.bytes_T, begins_U + self.fields_U9[:, ID_BEGIN], begins_U + self.fields_U9[:, ID_END])
 
 
 def read_plain_records(values: Sequence[bytes], kind: IdKind, partition: int, partitions: int) -> PlainRecords | None:

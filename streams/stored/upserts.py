@@ -11,14 +11,14 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from infra.joined import Joined, join_runs, join_stored
 from streams.core.item_state import FeaturesUpdate
-from streams.stored.item_block import Joined, join_stored
 
 
 class UpsertColumns(NamedTuple):
     """keys of the index; orders_U3 int64: event version, offset, index; raw: canonical features."""
 
-    keys: Sequence[bytes]
+    keys: Joined
     orders_U3: np.ndarray
     raw: Joined
 
@@ -35,8 +35,8 @@ class Upserts(Sequence[FeaturesUpdate]):
     def of(cls, updates: Sequence[FeaturesUpdate]) -> "Upserts":
         """From upserts that lie apart, each with a version."""
         orders_U3 = np.array([(update.version, update.offset, update.index) for update in updates], np.int64).reshape(-1, 3)
-        columns = UpsertColumns([update.key for update in updates], orders_U3, join_stored([update.raw for update in updates]))
-        return cls(columns, 0, len(updates))
+        keys, raw = join_stored([update.key for update in updates]), join_stored([update.raw for update in updates])
+        return cls(UpsertColumns(keys, orders_U3, raw), 0, len(updates))
 
     @classmethod
     def join(cls, parts: "Sequence[Upserts]") -> "Upserts":
@@ -47,19 +47,21 @@ class Upserts(Sequence[FeaturesUpdate]):
                 runs[-1] = Upserts(part._columns, runs[-1].begin, part.end)
             else:
                 runs.append(part)
-        return runs[0] if len(runs) == 1 else _copy_runs([run.columns() for run in runs])
+        if len(runs) < 2:
+            return runs[0] if runs else cls.of([])
+        keys, orders_U3, raw = zip(*(run.columns() for run in runs), strict=True)
+        return cls(UpsertColumns(join_runs(keys), np.concatenate(orders_U3), join_runs(raw)), 0, sum(map(len, runs)))
 
     def columns(self) -> UpsertColumns:
         """Only these."""
         keys, orders_U3, raw = self._columns
-        cut = slice(self.begin, self.end)
-        return UpsertColumns(keys[cut], orders_U3[cut], Joined(raw.bytes_T, raw.starts_R[cut], raw.ends_R[cut]))
+        return UpsertColumns(keys.cut(self.begin, self.end), orders_U3[self.begin : self.end], raw.cut(self.begin, self.end))
 
     def take(self, places: Sequence[int]) -> "Upserts":
         """Some of them."""
         keys, orders_U3, raw = self.columns()
         at = np.array(places, np.int64)
-        return Upserts(UpsertColumns([keys[place] for place in places], orders_U3[at], raw.take(at)), 0, len(places))
+        return Upserts(UpsertColumns(keys.take(at), orders_U3[at], raw.take(at)), 0, len(places))
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -76,19 +78,5 @@ class Upserts(Sequence[FeaturesUpdate]):
         keys, orders_U3, raw = self._columns
         at = (self.end if place < 0 else self.begin) + place
         version, offset, index = orders_U3[at].tolist()
-        return FeaturesUpdate(keys[at], version, offset, index, False, raw.bytes_T[raw.starts_R[at] : raw.ends_R[at]].tobytes())
-
-
-def _copy_runs(runs: Sequence[UpsertColumns]) -> Upserts:
-    """Texts of the runs side by side."""
-    keys = [key for run in runs for key in run.keys]
-    if not keys:
-        return Upserts.of([])
-    buffers = {id(run.raw.bytes_T): run.raw.bytes_T for run in runs}
-    sizes = [len(buffer) for buffer in buffers.values()]
-    begins = dict(zip(buffers, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
-    starts_R = np.concatenate([run.raw.starts_R + begins[id(run.raw.bytes_T)] for run in runs])
-    ends_R = np.concatenate([run.raw.ends_R + begins[id(run.raw.bytes_T)] for run in runs])
-    bytes_T = np.concatenate(list(buffers.values()))
-    bytes_T.flags.writeable = False
-    return Upserts(UpsertColumns(keys, np.concatenate([run.orders_U3 for run in runs]), Joined(bytes_T, starts_R, ends_R)), 0, len(keys))
+        key, text = keys.cut(at, at + 1).present()[0], raw.cut(at, at + 1).present()[0]
+        return FeaturesUpdate(key, version, offset, index, False, text)

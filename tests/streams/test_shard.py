@@ -13,7 +13,7 @@ from infra.kafka.reader import SourceRecord
 from infra.rocks import Database
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import encode_index_key, partition_of
-from schemas.index.layout import ORDER, decode_delta, decode_increment, is_newer
+from schemas.index.layout import ORDER, decode_delta, decode_increment, is_newer, plan_delta_cuts
 from schemas.index.manifest import Part, PartFile
 from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
@@ -305,19 +305,13 @@ def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_lose
 def test_large_changes_are_cut_into_delta_records_and_only_the_last_claims_the_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.shard.plan_delta_records", lambda header, changes: _plan(header, changes, 1_500))
+    monkeypatch.setattr("streams.shard.plan_delta_cuts", lambda ends: plan_delta_cuts(ends, 1_500))
     shard = open_test_shard(tmp_path / "s")
     shard.start_version(HashEncoder(0), {})
     result = shard.apply([features_record(0, *(upsert(item, 1) for item in ITEMS[:20]))])
     headers = [decode_delta({}, e.value).header for e in result.outbox]
     assert len(headers) > 3 and [h.sequence for h in headers] == list(range(len(headers)))
     assert {h.next_offsets for h in headers[:-2]} == {(0, 0)} and {h.next_offsets for h in headers[-2:]} == {(1, 0)}
-
-
-def _plan(header: object, changes: object, bytes_max: int) -> object:
-    from schemas.index.layout import plan_delta_records
-
-    return plan_delta_records(header, changes, bytes_max)
 
 
 def test_a_directory_of_another_shard_or_index_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Bytes of rows, blocks, increments and deltas: golden files, round trips, and a flipped byte that is never read as data."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ from schemas.index.layout import (
     encode_block,
     encode_delta,
     encode_increment,
+    encode_packed_delta,
     int64_ids,
     is_newer,
-    plan_delta_records,
+    plan_delta_cuts,
     row_layout,
 )
 from tests.schemas.catalogue import small_spec
@@ -104,9 +106,12 @@ def test_a_cut_block_is_never_read(length: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_deltas_survive_being_cut_into_records(kind: IdKind) -> None:
     record = delta_of(kind)
-    cut = plan_delta_records(record.header, record.changes, bytes_max=1024 + 80)
-    assert [r.header.sequence for r in cut] == list(range(99, 99 + len(cut))) and len(cut) > 1
-    read = [decode_delta({17: layout(kind)}, encode_delta(kind, r)) for r in cut]
+    packed = [len(key).to_bytes(2, "little") + key + value for key, value in record.changes]
+    cuts = plan_delta_cuts(list(itertools.accumulate(map(len, packed))), bytes_max=1024 + 80)
+    assert len(cuts) > 1 and all(sum(map(len, packed[cut])) <= 80 or cut.stop == cut.start + 1 for cut in cuts)
+    made = [encode_packed_delta(kind, record.header, cut.stop - cut.start, b"".join(packed[cut])) for cut in cuts]
+    assert plan_delta_cuts([]) == [slice(0, 0)]
+    read = [decode_delta({17: layout(kind)}, raw) for raw in made]
     assert tuple(c for r in read for c in r.changes) == record.changes
     assert decode_delta({}, encode_delta(kind, record)).changes == ()
 

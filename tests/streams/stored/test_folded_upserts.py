@@ -2,10 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.joined import join_some, join_stored
 from schemas.errors import Corrupted
 from schemas.index.layout import component_hash
 from streams.core.item_state import (
@@ -52,8 +54,11 @@ def fold(items: list[Step]) -> FoldedUpserts:
     embeddings = {key: None if e is None else encode_embedding_component(e) for key, (_, e, _) in zip(keys, items, strict=True)}
     upserts = Upserts.of(updates)
     touched, item_U = find_items(upserts)
-    assert [touched[item] for item in item_U.tolist()] == [update.key for update in updates]
-    return fold_upserts(upserts, touched, item_U, [features[key] for key in touched], [embeddings[key] for key in touched])
+    found = touched.present()
+    assert [found[item] for item in item_U.tolist()] == [update.key for update in updates]
+    return fold_upserts(
+        upserts, touched, item_U, join_some([features[key] for key in found]), join_some([embeddings[key] for key in found])
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -61,7 +66,7 @@ def fold(items: list[Step]) -> FoldedUpserts:
 def test_components_orders_outcomes_and_steps_are_those_of_one_fold_after_the_other(items: list[Step]) -> None:
     folded, expected, steps, applied = fold(items), {}, [], 0
     for i, (stored, embedding, upserts) in enumerate(items):
-        place, outcomes, now = folded.after.keys.index(bytes([i])), [SUPERSEDED], stored
+        place, outcomes, now = folded.keys.present().index(bytes([i])), [SUPERSEDED], stored
         for *order, raw in upserts:
             after = fold_features(now, FeaturesUpdate(bytes([i]), *order, False, raw))
             if after is None:
@@ -74,9 +79,10 @@ def test_components_orders_outcomes_and_steps_are_those_of_one_fold_after_the_ot
         assert folded.outcomes_I[place] == max(outcomes)
         if now is not stored and now is not None:
             expected[bytes([i])] = encode_features_component(now)
-            assert folded.after.orders_R[place].tobytes() == encode_order(now, embedding)
-            assert text_of(folded.after.features, place) == now.raw
-    assert (dict(zip(*folded.stored(), strict=True)), folded.applied) == (expected, applied)
+            assert folded.orders(np.array([place])).tobytes() == encode_order(now, embedding)
+            assert text_of(folded.features(np.array([place])), 0) == now.raw
+    keys, components = folded.stored()
+    assert (dict(zip(keys.present(), components.present(), strict=True)), folded.applied) == (expected, applied)
     texts = [(text_of(folded.steps.before, s), text_of(folded.steps.after, s)) for s in range(len(folded.steps.items_S))]
     assert sorted(zip(folded.steps.items_S.tolist(), texts, strict=True)) == sorted((place, (a, b)) for place, a, b in steps)
 
@@ -98,6 +104,6 @@ def test_the_state_before_is_told_of_what_changed() -> None:
 def test_a_torn_component_is_named() -> None:
     one = Upserts.of([FeaturesUpdate(b"k", 1, 0, 0, False, b"{}")])
     with pytest.raises(Corrupted, match="bad_features_component: features component of 44 bytes"):
-        fold_upserts(one, *find_items(one), [bytes(44)], [None])
+        fold_upserts(one, *find_items(one), join_stored([bytes(44)]), join_some([None]))
     with pytest.raises(Corrupted, match="bad_embedding_component"):
-        fold_upserts(one, *find_items(one), [None], [bytes(29)])
+        fold_upserts(one, *find_items(one), join_some([None]), join_stored([bytes(29)]))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.model.compiled import part
+from schemas.model.vector_blocks import address, load_word
 
 U = np.uint64
 _IV = np.array(
@@ -112,10 +113,13 @@ def digest_64(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w:
     done = 0
     while True:
         take = min(_BLOCK_BYTES, length - done)
-        for i in range(16):
+        words = take >> 3
+        for i in range(words):
+            w[i] = load_word(address(text) + begin + done + 8 * i)
+        for i in range(words, 16):
             w[i] = U(0)
-        for i in range(take):
-            w[i >> 3] |= U(text[begin + done + i]) << U(8 * (i & 7))
+        for i in range(8 * words, take):
+            w[words] |= U(text[begin + done + i]) << U(8 * (i & 7))
         done += take
         _compress(w, done, done == length)
         if done == length:

@@ -3,19 +3,22 @@
 Here: `find_changed_inputs`, and `compare_inputs` for texts that lie in buffers. Not here: the table (core/stale.py), which is also the answer for
 texts that are not plain.
 Canonical texts differ exactly where values are printed differently, and their names ascend, so two texts are walked in step, and only entries whose
-bytes differ are looked at.
+bytes differ are looked at. What both begin with, up to the last name in it, and what both end with, is passed over.
 
 Arrays: P pairs of texts, F names.
 """
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
+from infra.joined import is_same
+from schemas.model.compiled import kernel, part
+from schemas.model.vector_blocks import address, load_word
 from streams.stored.feature_texts import FeatureTexts
+from streams.stored.text_words import WORD_BYTES
 
-_QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL = (ord(c) for c in '"\\,:{[]n')
+_QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL, _UNDERSCORE = (ord(c) for c in '"\\,:{[]n_')
 _BAD = -1
 
 Pair = tuple[bytes, bytes]  # canonical features before and after a change
@@ -38,10 +41,7 @@ def compare_inputs(before: FeatureTexts, after: FeatureTexts, names: Sequence[st
     return changed_P, known_P
 
 
-_kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
-
-@_kernel
+@part
 def _end_of_text(text: np.ndarray, at: int, end: int) -> int:
     """The place of the closing quote of a text that begins at `at`; `end` or beyond if there is none."""
     while at < end and text[at] != _QUOTE:
@@ -49,7 +49,7 @@ def _end_of_text(text: np.ndarray, at: int, end: int) -> int:
     return at
 
 
-@_kernel
+@part
 def _end_of_value(text: np.ndarray, at: int, end: int) -> int:
     """The place after a value; -1 for what holds other values than plain ones."""
     if text[at] == _QUOTE:
@@ -70,7 +70,7 @@ def _end_of_value(text: np.ndarray, at: int, end: int) -> int:
     return at
 
 
-@_kernel
+@part
 def _end_of_entry(text: np.ndarray, at: int, end: int) -> tuple[int, int]:
     """(the place of the name's closing quote, the place after the value) of the entry at `at`; -1: it is not plain."""
     if text[at] != _QUOTE:
@@ -82,7 +82,7 @@ def _end_of_entry(text: np.ndarray, at: int, end: int) -> tuple[int, int]:
     return name_end, value_end if value_end <= end and (value_end == end or text[value_end] == _COMMA) else _BAD
 
 
-@_kernel
+@part
 def _order(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: int, end_b: int) -> int:
     """Below, equal to or above 0 as one name is to another."""
     for i in range(min(end_a - begin_a, end_b - begin_b)):
@@ -91,7 +91,7 @@ def _order(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: int,
     return (end_a - begin_a) - (end_b - begin_b)
 
 
-@_kernel
+@part
 def _is_wanted(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray) -> bool:
     f, count = 0, name_ends_F1.shape[0] - 1
     while f < count and _order(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1]) != 0:
@@ -99,30 +99,56 @@ def _is_wanted(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_e
     return f < count
 
 
-@_kernel
+@part
 def _tells(text: np.ndarray, at: int, name_end: int, value_end: int, names: np.ndarray, name_ends_F1: np.ndarray) -> bool:
     """Whether an entry that the other text lacks tells something of a wanted name: null counts as absent."""
     is_null = value_end - name_end == 6 and text[name_end + 2] == _NULL
     return not is_null and _is_wanted(text, at + 1, name_end, names, name_ends_F1)
 
 
-@_kernel
+@part
 def _is_same_entry(a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, end: int) -> bool:
     size = end_a - at_a
     if at_b + size > end or (at_b + size < end and b[at_b + size] != _COMMA):
         return False
-    same = 0
-    while same < size and a[at_a + same] == b[at_b + same]:
-        same += 1
-    return same == size
+    return is_same(a, at_a, end_a, b, at_b, at_b + size)
 
 
-@_kernel
+@part
+def _pass_alike(a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, end_b: int) -> int:
+    """How many bytes both begin with, up to an entry. A comma, a name in quotes and a colon can only be between entries: in a text the quotes would end
+    it or be escaped, and in a list no colon follows."""
+    size, same, is_one = min(end_a - at_a, end_b - at_b), 0, True
+    while is_one and same + WORD_BYTES <= size:
+        is_one = load_word(address(a) + at_a + same) == load_word(address(b) + at_b + same)
+        same += WORD_BYTES if is_one else 0
+    back = at_a + same - 1
+    while back > at_a:
+        if a[back] == _COMMA and a[back + 1] == _QUOTE:
+            name_end = _end_of_name(a, back + 2, end_a)
+            if name_end > back + 2 and name_end + 1 < end_a and a[name_end] == _QUOTE and a[name_end + 1] == _COLON:
+                return back + 1 - at_a
+        back -= 1
+    return 0
+
+
+@part
+def _end_of_name(text: np.ndarray, at: int, end: int) -> int:
+    while at < end and (48 <= text[at] <= 57 or 65 <= text[at] <= 90 or 97 <= text[at] <= 122 or text[at] == _UNDERSCORE):
+        at += 1
+    return at
+
+
+@part
 def _compare_texts(
     a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, end_b: int, names: np.ndarray, name_ends_F1: np.ndarray
 ) -> tuple[bool, bool]:
     """(whether a wanted value differs, whether that is known) of the entries from at_a to end_a and from at_b to end_b, in step: names ascend."""
+    alike = _pass_alike(a, at_a, end_a, b, at_b, end_b)
+    at_a, at_b = at_a + alike, at_b + alike
     while at_a < end_a or at_b < end_b:
+        if is_same(a, at_a, end_a, b, at_b, end_b):
+            break
         name_a, value_a, name_b, value_b, order = 0, 0, 0, 0, 0
         if at_a < end_a:
             name_a, value_a = _end_of_entry(a, at_a, end_a)
@@ -150,7 +176,7 @@ def _compare_texts(
     return False, True
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _compare(
     text_a: np.ndarray,
     starts_a: np.ndarray,

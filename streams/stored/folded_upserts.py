@@ -10,12 +10,11 @@ Arrays: U upserts in their order, I items that they touch, S steps that told som
 import threading
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from infra.held_rows import hash_key
 from infra.joined import Joined, copy_into, is_same, join_some, pack_into, read_only
-from schemas.model.compiled import kernel
+from schemas.model.compiled import kernel, part
 from streams.core.item_state import FEATURES_HEADER, FeaturesUpdate
 from streams.stored.bucket_hash import WORK_WORDS, digest_64, start_words
 from streams.stored.feature_texts import FeatureTexts
@@ -104,7 +103,9 @@ def fold_upserts(upserts: Upserts, items: Joined, item_U: np.ndarray, features: 
     pack_into(features, arena_T, 0)
     before = Joined(read_only(arena_T), starts_I.copy(), ends_I.copy())
     outcomes_I, steps_U5 = np.zeros(items.rows, np.uint8), np.empty((count, 5), np.int64)
-    steps, applied = _fold(arena_T, at, item_U, *raw, orders_U3, _UNSALTED_8, starts_I, ends_I, outcomes_I, steps_U5)
+    steps, applied = _fold(
+        arena_T, at, item_U, *raw, orders_U3, _UNSALTED_8, np.empty(WORK_WORDS, np.uint64), starts_I, ends_I, outcomes_I, steps_U5
+    )
     items_S, *spans = np.ascontiguousarray(steps_U5[:steps].T)
     texts_T = before.bytes_T
     changed = ChangedTexts(items_S, FeatureTexts(texts_T, spans[0], spans[1]), FeatureTexts(texts_T, spans[2], spans[3]))
@@ -131,10 +132,7 @@ def _find_items(
     return items
 
 
-_kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
-
-@_kernel
+@part
 def _read_whole(text: np.ndarray, at: int, size: int) -> int:
     """A whole number of `size` bytes, little end first."""
     whole = np.uint64(0)
@@ -143,20 +141,20 @@ def _read_whole(text: np.ndarray, at: int, size: int) -> int:
     return np.int64(whole)
 
 
-@_kernel
+@part
 def _write_whole(out: np.ndarray, at: int, size: int, whole: int) -> None:
     for i in range(size):
         out[at + i] = np.uint8((np.uint64(whole) >> np.uint64(8 * i)) & np.uint64(255))
 
 
-@_kernel
+@part
 def _write_order(out: np.ndarray, at: int, order_3: np.ndarray) -> None:
     _write_whole(out, at, 8, order_3[0])
     _write_whole(out, at + _OFFSET_AT, 8, order_3[1])
     _write_whole(out, at + _INDEX_AT, 2, order_3[2])
 
 
-@_kernel
+@part
 def _is_newer(order_3: np.ndarray, text: np.ndarray, at: int) -> bool:
     """Whether an order is above that of the component at `at`."""
     version, offset = _read_whole(text, at, 8), _read_whole(text, at + _OFFSET_AT, 8)
@@ -167,7 +165,7 @@ def _is_newer(order_3: np.ndarray, text: np.ndarray, at: int) -> bool:
     return order_3[2] > _read_whole(text, at + _INDEX_AT, 2)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _fold(
     arena_T: np.ndarray,
     at: int,
@@ -177,13 +175,14 @@ def _fold(
     raw_ends_U: np.ndarray,
     orders_U3: np.ndarray,
     start_8: np.ndarray,
+    work: np.ndarray,
     starts_I: np.ndarray,
     ends_I: np.ndarray,
     outcomes_I: np.ndarray,
     steps_U5: np.ndarray,
 ) -> tuple[int, int]:
     """(steps, upserts applied). starts_I, ends_I: the component of each item in the arena, whose free part begins at `at`."""
-    steps, applied, work = 0, 0, np.empty(WORK_WORDS, np.uint64)
+    steps, applied = 0, 0
     for u in range(item_U.shape[0]):
         item, raw, raw_end = item_U[u], raw_starts_U[u], raw_ends_U[u]
         start, end = starts_I[item], ends_I[item]

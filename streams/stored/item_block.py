@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-import numba
 import numpy as np
 
 from infra.joined import Joined, join_some, join_stored
 from schemas.errors import Corrupted
 from schemas.index.layout import HASH_FACTOR, ORDER
+from schemas.model.compiled import kernel, part
 from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
 from streams.stored.feature_texts import FeatureTexts
 
@@ -134,7 +134,7 @@ def check_embeddings(joined: Joined) -> None:
         raise Corrupted("bad_embedding_component", f"embedding component of {torn[0]} bytes, expected {_EMBEDDING_HEAD} + 4 a number")
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _word(bytes_T: np.ndarray, at: int) -> int:
     word = np.uint64(0)
     for i in range(8):
@@ -142,7 +142,7 @@ def _word(bytes_T: np.ndarray, at: int) -> int:
     return word
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, embedding_starts_R: np.ndarray, out: np.ndarray) -> None:
     """What `encode_stored_order` makes of each live item, side by side: uint8 [R, 37]."""
     for r in range(starts_R.shape[0]):
@@ -162,7 +162,7 @@ def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, e
         out[r, _ORDER_BYTES - 1] = text_T[start + _CHANGED_END]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _copy_values(bytes_T: np.ndarray, starts_R: np.ndarray, has_R: np.ndarray, out_RT: np.ndarray) -> None:
     for r in range(starts_R.shape[0]):
         if has_R[r]:

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
-from infra.joined import Joined, join_rows, join_stored
+from infra.joined import Joined, join_rows, join_stored, read_only
 from schemas.ids import IdKind
 from schemas.limits import FEATURES_PER_SCHEMA_MAX, UPDATES_PER_RECORD_MAX
+from schemas.model.compiled import kernel
 from streams.stored.record_texts import COLUMNS, ID_BEGIN, ID_END, ITEM, RAW_BEGIN, RAW_END, UPDATE_BYTES_MIN, VERSION, read_record
 from streams.stored.upserts import UpsertColumns
 
@@ -73,12 +73,16 @@ def read_plain_records(values: Sequence[bytes], kind: IdKind, partition: int, pa
     joined = join_stored(values)
     fields_U9 = np.empty((len(joined.bytes_T) // UPDATE_BYTES_MIN + 1, COLUMNS), np.int64)
     raw_T, counts_N = np.empty(len(joined.bytes_T), np.uint8), np.empty(len(values), np.int64)
-    updates, size = _read_records(*joined, kind is IdKind.TEXT, partition, partitions, fields_U9, raw_T, counts_N)
-    raw_T.flags.writeable = False  # as buffers from stored bytes are: a kernel is compiled for either kind
-    return PlainRecords(joined, fields_U9[:updates], raw_T[:size], [0, *np.cumsum(counts_N).tolist()])
+    updates, size = _read_records(*joined, kind is IdKind.TEXT, partition, partitions, fields_U9, raw_T, counts_N, *_new_entries())
+    return PlainRecords(joined, fields_U9[:updates], read_only(raw_T[:size]), [0, *np.cumsum(counts_N).tolist()])
 
 
-@numba.njit(nogil=True, cache=True)
+def _new_entries() -> tuple[np.ndarray, np.ndarray]:
+    """What a kernel keeps of the entries of one update, and their order by name."""
+    return np.empty((FEATURES_PER_SCHEMA_MAX, 4), np.int64), np.zeros(FEATURES_PER_SCHEMA_MAX + 1, np.int64)
+
+
+@kernel
 def _read_records(
     bytes_T: np.ndarray,
     starts_N: np.ndarray,
@@ -89,10 +93,11 @@ def _read_records(
     fields_U: np.ndarray,
     raw_T: np.ndarray,
     counts_N: np.ndarray,
+    entries: np.ndarray,
+    places: np.ndarray,
 ) -> tuple[int, int]:
     """(updates, bytes of their canonical features); counts_N: updates of each record, 0: it is not plain."""
     updates, size = 0, 0
-    entries, places = np.empty((FEATURES_PER_SCHEMA_MAX, 4), np.int64), np.zeros(FEATURES_PER_SCHEMA_MAX + 1, np.int64)
     for n in range(starts_N.shape[0]):
         text = bytes_T[starts_N[n] : ends_N[n]]
         free = fields_U[updates : updates + UPDATES_PER_RECORD_MAX]
@@ -124,7 +129,8 @@ class _Loading:
 
     def _load(self) -> None:
         joined = join_stored([b"{}"])
-        _read_records(*joined, False, 0, 1, np.empty((1, COLUMNS), np.int64), np.empty(2, np.uint8), np.empty(1, np.int64))
+        fields_U9, raw_T, counts_N = np.empty((1, COLUMNS), np.int64), np.empty(2, np.uint8), np.empty(1, np.int64)
+        _read_records(*joined, False, 0, 1, fields_U9, raw_T, counts_N, *_new_entries())
         self.is_loaded = True
 
 

@@ -9,9 +9,9 @@ without escapes, numbers as they are printed again: at most 15 digits, no needle
 Arrays: T bytes of a record, U updates of it, E entries of one update's features.
 """
 
-import numba
 import numpy as np
 
+from infra.joined import copy_into, is_same
 from schemas.limits import (
     BAG_VALUES_MAX,
     EMBEDDING_WIDTH_MAX,
@@ -19,6 +19,7 @@ from schemas.limits import (
     NAME_CHARS_MAX,
     TEXT_ID_BYTES_MAX,
 )
+from schemas.model.compiled import part
 
 _QUOTE, _ESCAPE, _COMMA, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,{}[]')
 _MINUS, _POINT, _ZERO, _NINE, _SPACE, _UNDERSCORE, _DELETE = ord("-"), ord("."), ord("0"), ord("9"), ord(" "), ord("_"), 0x7F
@@ -38,19 +39,13 @@ COLUMNS = 9
 UPSERT, REMOVE, UPSERT_BY_PYTHON = 1, 2, 3
 
 
-_kernel = numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
-
-@_kernel
+@part
 def _begins(text: np.ndarray, at: int, expected: np.ndarray) -> bool:
-    size = 0 if at + expected.shape[0] > text.shape[0] else expected.shape[0]
-    same = 0
-    while same < size and text[at + same] == expected[same]:
-        same += 1
-    return same == expected.shape[0]
+    size = expected.shape[0]
+    return at + size <= text.shape[0] and is_same(text, at, at + size, expected, 0, size)
 
 
-@_kernel
+@part
 def _whole(text: np.ndarray, at: int) -> tuple[int, int]:
     """(place after it, value) of a whole number as it is printed; the place is -1 for any other."""
     negative = text[at] == _MINUS
@@ -65,7 +60,7 @@ def _whole(text: np.ndarray, at: int) -> tuple[int, int]:
     return at, -value if negative else value
 
 
-@_kernel
+@part
 def _pass_number(text: np.ndarray, at: int) -> tuple[int, bool]:
     """(place after a number, whether it is as it is printed again); the place is -1 for what is none."""
     negative = text[at] == _MINUS
@@ -104,7 +99,7 @@ def _pass_number(text: np.ndarray, at: int) -> tuple[int, bool]:
     return at, plain
 
 
-@_kernel
+@part
 def _pass_text(text: np.ndarray, at: int, bytes_max: int) -> tuple[int, bool]:
     """(place after the closing quote, whether it is short printable ASCII without escapes) of a text that begins after its quote."""
     begin, end, plain = at, text.shape[0], True
@@ -121,14 +116,14 @@ def _pass_text(text: np.ndarray, at: int, bytes_max: int) -> tuple[int, bool]:
     return at + 1, plain and at - begin <= bytes_max
 
 
-@_kernel
+@part
 def _pass_scalar(text: np.ndarray, at: int) -> tuple[int, bool]:
     if text[at] == _QUOTE:
         return _pass_text(text, at + 1, FEATURE_TEXT_BYTES_MAX)
     return _pass_number(text, at)  # which begins with a digit or a minus, or is none
 
 
-@_kernel
+@part
 def _pass_value(text: np.ndarray, at: int) -> tuple[int, bool]:
     """(place after a value, whether it is plain); the place is -1 for what no feature holds."""
     if _begins(text, at, _TRUE) or _begins(text, at, _NULL):
@@ -153,7 +148,7 @@ def _pass_value(text: np.ndarray, at: int) -> tuple[int, bool]:
     return _BAD, False
 
 
-@_kernel
+@part
 def _is_name(text: np.ndarray, begin: int, end: int) -> bool:
     if end == begin or end - begin > NAME_CHARS_MAX or _ZERO <= text[begin] <= _NINE:
         return False
@@ -164,7 +159,7 @@ def _is_name(text: np.ndarray, begin: int, end: int) -> bool:
     return True
 
 
-@_kernel
+@part
 def _compare(text: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
     size_a, size_b = a[1] - a[0], b[1] - b[0]
     for i in range(min(size_a, size_b)):
@@ -173,7 +168,7 @@ def _compare(text: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
     return size_a - size_b
 
 
-@_kernel
+@part
 def _sort_names(text: np.ndarray, entries: np.ndarray, count: int, places: np.ndarray) -> bool:
     """Puts the places of ascending names into `places`, beginning with those of the update before (places[-1] of them); False: a name twice."""
     if places[-1] != count:
@@ -194,51 +189,69 @@ def _sort_names(text: np.ndarray, entries: np.ndarray, count: int, places: np.nd
     return True
 
 
-@_kernel
+@part
 def _write_features(text: np.ndarray, entries: np.ndarray, count: int, places: np.ndarray, raw: np.ndarray, size: int) -> int:
     """The canonical text of sorted entries into `raw` from `size` on; where it ends. Each entry is written from its quote to its value's end."""
     raw[size] = _OPEN
-    size += 1
-    for e in range(count):
+    size, e = size + 1, 0
+    while e < count:
         if e > 0:
             raw[size] = _COMMA
             size += 1
-        begin, end = entries[places[e], 0] - 1, entries[places[e], 3]
-        for i in range(begin, end):
-            raw[size + i - begin] = text[i]
-        size += end - begin
+        first = e
+        while e + 1 < count and places[e + 1] == places[e] + 1:  # neighbours go together, with their commas
+            e += 1
+        size = copy_into(text, entries[places[first], 0] - 1, entries[places[e], 3], raw, size)
+        e += 1
     raw[size] = _CLOSE
     return size + 1
 
 
-@_kernel
-def _read_features(text: np.ndarray, at: int, entries: np.ndarray) -> tuple[int, int, bool]:
-    """(place after the closing bracket, entries, whether all are plain) of features that begin after their bracket."""
-    end, count, plain = text.shape[0], 0, True
+@part
+def _read_name(text: np.ndarray, at: int, entry: np.ndarray, is_known: bool) -> tuple[int, bool]:
+    """(place of the value after a name and its colon, whether the name is that of `entry`, which is_known says to be one of this text). Fills in the name."""
+    if is_known:
+        size = entry[2] - entry[0] + 1
+        if at + size < text.shape[0] and is_same(text, at, at + size, text, entry[0] - 1, entry[2]):
+            entry[0], entry[1], entry[2] = at + 1, at + size - 2, at + size
+            return at + size, True
+    if text[at] != _QUOTE:
+        return _BAD, False
+    name = at + 1
+    at, good = _pass_text(text, name, NAME_CHARS_MAX)
+    if at < 0 or not good or not _is_name(text, name, at - 1) or at + 1 >= text.shape[0] or text[at] != ord(":"):
+        return _BAD, False
+    entry[0], entry[1], entry[2] = name, at - 1, at + 1
+    return at + 1, False
+
+
+@part
+def _read_features(text: np.ndarray, at: int, entries: np.ndarray, known: int) -> tuple[int, int, bool, bool]:
+    """(place after the closing bracket, entries, whether all are plain, whether they have the names of the `known` entries of the update before, in that
+    order) of features that begin after their bracket."""
+    end, count, plain, alike = text.shape[0], 0, True, True
     if at < end and text[at] == _CLOSE:
-        return at + 1, 0, True
+        return at + 1, 0, True, known == 0
     while at + 1 < end:
-        if text[at] != _QUOTE or count == entries.shape[0]:
-            return _BAD, 0, False
-        name = at + 1
-        at, good = _pass_text(text, name, NAME_CHARS_MAX)
-        if at < 0 or not good or not _is_name(text, name, at - 1) or at + 1 >= end or text[at] != ord(":"):
-            return _BAD, 0, False
-        entries[count, 0], entries[count, 1], entries[count, 2] = name, at - 1, at + 1
-        at, good = _pass_value(text, at + 1)
+        if count == entries.shape[0]:
+            return _BAD, 0, False, False
+        at, is_same_name = _read_name(text, at, entries[count], count < known)
+        if at < 0:
+            return _BAD, 0, False, False
+        at, good = _pass_value(text, at)
         if at < 0 or at >= end:
-            return _BAD, 0, False
+            return _BAD, 0, False, False
         entries[count, 3] = at
-        plain, count = plain and good, count + 1
+        plain, alike, count = plain and good, alike and is_same_name, count + 1
         if text[at] == _CLOSE:
-            return at + 1, count, plain
+            return at + 1, count, plain, alike and count == known
         if text[at] != _COMMA:
-            return _BAD, 0, False
+            return _BAD, 0, False, False
         at += 1
-    return _BAD, 0, False
+    return _BAD, 0, False, False
 
 
-@_kernel
+@part
 def _murmur2(text: np.ndarray, begin: int, end: int) -> int:
     """schemas/ids.py `murmur2`."""
     length, m, mask = end - begin, np.uint64(0x5BD1E995), np.uint64(0xFFFFFFFF)
@@ -259,7 +272,7 @@ def _murmur2(text: np.ndarray, begin: int, end: int) -> int:
     return np.int64((h ^ (h >> np.uint64(15))) & np.uint64(0x7FFFFFFF))
 
 
-@_kernel
+@part
 def _read_id(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> int:
     """The place after an id of the catalogue's kind; a whole number may stand in quotes."""
     quoted = text[at] == _QUOTE
@@ -281,7 +294,7 @@ def _read_id(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> int
     return at
 
 
-@_kernel
+@part
 def _read_head(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> int:
     """Operation, id and version of an update; the place where its features begin."""
     if _begins(text, at, _UPSERT):
@@ -302,7 +315,7 @@ def _read_head(text: np.ndarray, at: int, is_text: bool, field: np.ndarray) -> i
     return at + _FEATURES.shape[0]
 
 
-@_kernel
+@part
 def read_record(
     text: np.ndarray,
     is_text: bool,
@@ -315,7 +328,7 @@ def read_record(
     places: np.ndarray,
 ) -> tuple[int, int]:
     """(updates, where their canonical features end in `raw`, in which they begin at `size`); no updates: the record is not plain."""
-    end, at = text.shape[0], _HEAD.shape[0]
+    end, at, known = text.shape[0], _HEAD.shape[0], 0  # entries of the update before, whose names are in order in `places`
     if not _begins(text, 0, _HEAD):
         return 0, 0
     for update in range(fields.shape[0]):
@@ -324,17 +337,19 @@ def read_record(
         at = _read_head(text, at, is_text, field)
         if at < 0 or _murmur2(text, field[ID_BEGIN], field[ID_END]) % partitions != partition:
             return 0, 0
-        at, count, plain = _read_features(text, at, entries)
+        at, count, plain, alike = _read_features(text, at, entries, known)
         if at < 0 or at + 1 >= end or text[at] != _CLOSE:
             return 0, 0
         at += 1
         field[END], field[RAW_BEGIN] = at, size
-        if field[OP] == UPSERT and plain and _sort_names(text, entries, count, places):
-            size = _write_features(text, entries, count, places, raw, size)
+        if field[OP] == UPSERT and plain and (alike or _sort_names(text, entries, count, places)):
+            size, known = _write_features(text, entries, count, places, raw, size), count
         elif field[OP] == UPSERT:
-            field[OP] = UPSERT_BY_PYTHON
+            field[OP], known = UPSERT_BY_PYTHON, 0
         elif not plain:
             return 0, 0
+        else:
+            known = 0
         field[RAW_END] = size
         if text[at] == _LIST_END:
             return (update + 1, size) if at + 2 == end and text[at + 1] == _CLOSE else (0, 0)

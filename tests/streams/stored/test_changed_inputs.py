@@ -11,7 +11,7 @@ from streams.stored.changed_inputs import find_changed_inputs
 
 NAMES = ["a", "ab", "b", "z_1"]
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 1e30, 0.1 + 0.2, 10**25])
-texts = st.sampled_from(["", 'q"uote', 'x","a":1', "\\", "\\\\", "é", "[1,2]", "null", "{"])
+texts = st.sampled_from(["", ",", 'q"uote', 'x","a":1', "\\", "\\\\", "é", "[1,2]", "null", "{"])
 plain = scalars | texts | st.lists(scalars | texts, max_size=3)
 features = st.dictionaries(st.sampled_from([*NAMES, "c"]), plain, max_size=5)
 

@@ -26,9 +26,11 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class HeldRows:
-    """Rows by key. A row is settled (it can be read elsewhere, and let go of) or not."""
+    """Rows by key. A row is settled (it can be read elsewhere, and let go of) or not. `is_complete`: it holds every row that there is, so that a key which is
+    not held has no value."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_complete: bool = False) -> None:
+        self.is_complete = is_complete
         self._make(_ENTRIES_MIN, _BYTES_MIN)
 
     def _make(self, entries_max: int, bytes_max: int) -> None:
@@ -51,7 +53,7 @@ class HeldRows:
     def get(self, keys: Joined) -> Joined:
         """The value of each key; its start is NONE where there is none, UNKNOWN where the key is not held. Good until the next `put`."""
         starts_R, ends_R = np.empty(keys.rows, np.int64), np.empty(keys.rows, np.int64)
-        _get(self._arena_T, self._entries_E, self._slots_S, *keys, starts_R, ends_R)
+        _get(self._arena_T, self._entries_E, self._slots_S, *keys, NONE if self.is_complete else UNKNOWN, starts_R, ends_R)
         return Joined(self._readable_T, starts_R, ends_R)
 
     def put(self, keys: Joined, values: Joined, settled: bool) -> None:
@@ -68,6 +70,7 @@ class HeldRows:
 
     def let_go(self) -> None:
         """Forgets every row that is settled."""
+        self.is_complete = False
         self._remake(True, 0, 0)
 
     def _remake(self, only_unsettled: bool, rows: int, size: int) -> None:
@@ -127,6 +130,7 @@ def _get(
     keys_T: np.ndarray,
     key_starts_R: np.ndarray,
     key_ends_R: np.ndarray,
+    not_held: int,
     starts_R: np.ndarray,
     ends_R: np.ndarray,
 ) -> None:
@@ -136,7 +140,7 @@ def _get(
         if e >= 0:
             starts_R[r], ends_R[r] = entries_E[e, _VALUE], entries_E[e, _VALUE_END]
         else:
-            starts_R[r] = ends_R[r] = UNKNOWN
+            starts_R[r] = ends_R[r] = not_held
 
 
 @kernel

@@ -27,6 +27,9 @@ from schemas.limits import JOURNAL_BYTES_MAX, JOURNALED_ROWS_KEPT_BYTES_MAX
 JOURNAL = "journal"
 _ENTRY_KEY = struct.Struct(">Q")
 _COUNTS = struct.Struct("<HI")  # bytes of a family's name, rows
+_READ_ALL_MIN = 256  # rows that one call misses: fewer are asked for one by one
+_READ_ALL_PAGE = 2_048
+_BYTES_OF_STORED = 2  # of rows in memory for each byte of compressed tables
 
 Rows = tuple[Joined, Joined]  # keys and values
 
@@ -40,7 +43,7 @@ class JournaledBatch:
         self.plain = plain
         self._runs: dict[str, list[Rows]] = {family: [] for family in families}
         self._single: dict[str, tuple[list[bytes], list[bytes]]] = {}
-        self.removes = False  # whether it takes rows out of a journaled family
+        self.removes: set[str] = set()  # journaled families that it takes rows out of
 
     def __len__(self) -> int:
         return len(self.plain) + sum(keys.rows for keys, _ in self.rows().values())
@@ -67,12 +70,12 @@ class JournaledBatch:
 
     def delete(self, family: str, key: bytes) -> None:
         """Remove `key`."""
-        self.removes |= family in self._runs
+        self.removes |= self._runs.keys() & {family}
         self.plain.delete(family, key)
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
-        self.removes |= family in self._runs
+        self.removes |= self._runs.keys() & {family}
         self.plain.delete_range(family, start, end)
 
 
@@ -85,12 +88,19 @@ class JournaledDatabase:
 
     def _load(self) -> None:
         """What the journal holds, oldest first."""
-        self._held = {family: HeldRows() for family in self._families}  # lately written or read
+        self._held = {family: self._new_held(family) for family in self._families}  # lately written or read
         self._journal_bytes = 0
         self._entries: list[bytes] = []  # keys of the journal
         self._next_entry = 0
         for key, entry in self._database.scan(JOURNAL):
             self._hold(key, len(entry), decode_journal_entry(entry))
+
+    def _new_held(self, family: str) -> HeldRows:
+        """Nothing of a family is held yet, which is all of it where its tables are empty."""
+        scan = self._database.scan(family)
+        is_empty = next(scan, None) is None
+        scan.close()
+        return HeldRows(is_complete=is_empty)
 
     def _hold(self, entry_key: bytes, entry_bytes: int, rows: Mapping[str, Rows]) -> None:
         for family, (keys, values) in rows.items():
@@ -125,10 +135,32 @@ class JournaledDatabase:
         if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
             self._let_go()
             found = self._held[family].get(keys)
+        if np.count_nonzero(found.starts_R == UNKNOWN) >= _READ_ALL_MIN and self._fits():
+            self._read_all(family)
+            found = self._held[family].get(keys)
         missing = keys.take(np.flatnonzero(found.starts_R == UNKNOWN))
-        values = join_some(self._database.multi_get(family, missing.present()))
-        self._held[family].put(missing, values, settled=True)
+        if missing.rows:
+            values = join_some(self._database.multi_get(family, missing.present()))
+            self._held[family].put(missing, values, settled=True)
         return self._held[family].get(keys)
+
+    def _fits(self) -> bool:
+        """Whether memory has room for all that is in table files, as far as RocksDB can say."""
+        facts = self._database.facts()
+        needed = _BYTES_OF_STORED * facts.bytes + ROW_COST_BYTES * facts.keys
+        return self._held_bytes() + needed <= JOURNALED_ROWS_KEPT_BYTES_MAX
+
+    def _read_all(self, family: str) -> None:
+        """A family row after row: a quarter of the cost of asking for each, and then it is known what is not there."""
+        held, scan = self._held[family], self._database.scan(family)
+        while page := scan.take(_READ_ALL_PAGE):
+            keys, values = join_stored([key for key, _ in page]), join_stored([value for _, value in page])
+            older = np.flatnonzero(held.get(keys).starts_R == UNKNOWN)  # what is held may be newer
+            held.put(keys.take(older), values.take(older), settled=True)
+            if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
+                scan.close()
+                return
+        held.is_complete = True
 
     def _held_bytes(self) -> int:
         return sum(held.bytes for held in self._held.values())
@@ -184,7 +216,8 @@ class JournaledDatabase:
             for key, value in zip(keys.present(), values.present(), strict=True):
                 batch.plain.put(family, key, value)
         self._database.write(batch.plain, sync)
-        self._forget()
+        for family in batch.removes | batch.rows().keys():
+            self._held[family] = self._new_held(family)
 
     def settle(self) -> None:
         """Takes every row of the journal into table files and empties it."""
@@ -202,9 +235,6 @@ class JournaledDatabase:
             held.settle()
         if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
             self._let_go()
-
-    def _forget(self) -> None:
-        self._held = {family: HeldRows() for family in self._families}
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
@@ -241,7 +271,7 @@ class JournaledDatabase:
     def close(self) -> None:
         """Frees the directory."""
         self._database.close()
-        self._forget()
+        self._held = {family: HeldRows() for family in self._families}
 
 
 class MergedScan(Iterator[tuple[bytes, bytes]]):

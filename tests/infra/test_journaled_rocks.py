@@ -58,7 +58,8 @@ def test_it_reads_as_dictionaries_do_whatever_is_settled_evicted_and_reopened(
     seed: int, plain: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(infra.journaled_rocks, "JOURNAL_BYTES_MAX", 200)
-    monkeypatch.setattr(infra.journaled_rocks, "JOURNALED_ROWS_KEPT_BYTES_MAX", 2_000)
+    monkeypatch.setattr(infra.journaled_rocks, "JOURNALED_ROWS_KEPT_BYTES_MAX", 2_000 if seed % 2 else 20_000)
+    monkeypatch.setattr(infra.journaled_rocks, "_READ_ALL_MIN", 256 if seed % 2 else 2)  # at 20,000 bytes all rows fit
     chance, model = random.Random(seed), {family: dict[bytes, bytes]() for family in (*JOURNALED, PLAIN)}
     database = JournaledDatabase(plain, JOURNALED)
     for _ in range(60):

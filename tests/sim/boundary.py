@@ -131,6 +131,7 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     removal = SimpleNamespace(rmtree=boundary.remove)
     return [
         (infra.journaled_rocks, "JOURNAL_BYTES_MAX", _JOURNAL_BYTES_MAX),
+        (infra.journaled_rocks, "_READ_ALL_MIN", 1 if boundary.world.seed % 4 == 1 else 2),
         (streams.base_rows, "read_full_part", boundary.read_full_part),
         (streams.base_rows, "read_incremental_part", boundary.read_incremental_part),
         (streams.base_rows, "verify_part", boundary.verify_part),

@@ -21,7 +21,7 @@ from typing import Any
 
 from infra.clock import Clock
 from infra.failpoints import failpoint
-from infra.joined import Joined, prefix_each
+from infra.joined import Joined, join_stored, prefix_each
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
@@ -222,10 +222,7 @@ class Shard:
         def old_rows_of(keys: Joined) -> Joined:
             return self._database.get_joined(INCREMENTS, prefix_each(prefix, keys))
 
-        def old_values(keys: Sequence[bytes]) -> list[bytes | None]:
-            return self._database.multi_get(INCREMENTS, [prefix + key for key in keys])
-
-        rows = encode_row_changes(encoder, dependencies, folded.items, old_values)
+        rows = encode_row_changes(encoder, dependencies, folded.items, lambda keys: old_rows_of(join_stored(keys)).to_list())
         if folded.upserts is not None:
             rows += encode_upsert_rows(encoder, dependencies, folded.upserts, old_rows_of)
         return rows

@@ -1,5 +1,6 @@
 """The rows of Table 4: what they score, that each part takes part, and the open loop under them."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -95,6 +96,21 @@ def test_the_open_loop_sends_call_one_before_retrieval_and_call_two_with_its_sta
     assert send_requests(engine, refused, 1_000, 0.002, 0.0).count(REFUSED) == 2
 
 
-def test_the_highest_rate_is_found_by_bisection_and_is_zero_where_none_holds() -> None:
-    assert 60 < find_rate_max(lambda rate: rate <= 64, 10, 100, 6) <= 64
-    assert find_rate_max(lambda rate: False, 10, 100, 6) == 0
+def test_the_highest_rate_is_found_between_two_steps_of_a_bisection_and_is_zero_where_none_holds() -> None:
+    def p99_ms_at(rate: float) -> float:
+        return 5 * 2 ** (rate / 10)
+
+    assert find_rate_max(p99_ms_at, 40, 10, 100, 2) == pytest.approx(30)
+    assert find_rate_max(lambda rate: 5 if rate <= 64 else math.inf, 40, 10, 100, 6) == pytest.approx(64, abs=2)
+    assert find_rate_max(lambda rate: math.inf, 40, 10, 100, 6) == 0
+    assert find_rate_max(lambda rate: 5, 40, 10, 100, 3) == pytest.approx(100, abs=12)  # a rate that nobody tried is not claimed
+
+
+def test_a_rate_that_failed_beside_a_neighbour_is_tried_once_more() -> None:
+    tried: list[float] = []
+
+    def p99_ms_at(rate: float) -> float:
+        tried.append(rate)
+        return 100 if tried.count(rate) == 1 else 10
+
+    assert find_rate_max(p99_ms_at, 40, 10, 100, 1) == 55 and tried == [10, 10, 55, 55]

@@ -67,6 +67,7 @@ class _Side:
         """One more window."""
         for outcome, sketch in seen.sketches.items():
             self.latencies.sketches[outcome].merge(sketch)
+        self.latencies.late.merge(seen.late)
 
 
 def measure_switch(plan: SwitchPlan) -> Figures:
@@ -169,6 +170,8 @@ def _add_figures(figures: Figures, steady: _Side, switching: _Side) -> None:
     figures.add("steady_p99_ms", p99_ms, "ms")
     figures.add("switching_p50_ms", loaded.quantile(OK, 0.5), "ms")
     figures.add("switching_p99_ms", loaded_p99_ms, "ms")
+    figures.add("steady_late_p99_ms", at_rest.late.get_quantile_value(0.99), "ms")
+    figures.add("switching_late_p99_ms", loaded.late.get_quantile_value(0.99), "ms")
     figures.add("p95_ratio", _ratio(loaded.quantile(OK, 0.95), at_rest.quantile(OK, 0.95)), "ratio")
     figures.add("p99_ratio", _ratio(loaded_p99_ms, p99_ms), "ratio")
     figures.add("refused", at_rest.count(REFUSED) + loaded.count(REFUSED), "count")

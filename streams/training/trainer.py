@@ -1,6 +1,7 @@
 """Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
 
-Here: loss, optimiser, schedule, the vectors of behaviours. Not here: where data comes from (topic_events.py), files (schemas/model/checkpoint.py).
+Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), where data comes from (topic_events.py), files of a
+model (schemas/model/checkpoint.py).
 
 The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
 rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
@@ -39,6 +40,7 @@ from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
+from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
 from streams.training.length_groups import group_by_length, take_users
 from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
@@ -144,7 +146,7 @@ class _Run:
     def __init__(self, network: AifNetwork, data: TrainingSet, options: TrainOptions, team: Team) -> None:
         self._network, self._data, self._options, self._team = network, data, options, team
         self._chance = np.random.default_rng(options.seed)
-        self._optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
+        self._optimiser = Adam(network.parameters(), options.learning_rate)
         self._vectors = VectorTable(network, data)
         self.losses: list[tuple[float, float]] = []
 
@@ -159,21 +161,20 @@ class _Run:
         if self.step % VECTORS_EVERY == 0:
             self._vectors.renew()
         requests = self._chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
-        self._optimiser.param_groups[0]["lr"] = options.learning_rate * _schedule(share)
+        self._optimiser.learning_rate = options.learning_rate * _schedule(share)
         batch = data.batch(requests, options.behaviours_max)
         found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss, self._team.logits).losses
         self.losses.append((float(found.copr.detach()), float(found.click.detach())))
 
     def state(self, about: Mapping[str, Any]) -> TrainerState:
         """What to go on from. Only where `VECTORS_EVERY` divides the step: there the table of vectors is renewed anyway."""
-        moments = self._optimiser.state_dict()["state"]
         losses = np.array(self.losses, np.float64).reshape(-1, 2)
-        return TrainerState(self.step, self._network.state_dict(), moments, losses, self._chance.bit_generator.state, about)
+        return TrainerState(self.step, self._network.state_dict(), self._optimiser.moments, losses, self._chance.bit_generator.state, about)
 
     def restore(self, state: TrainerState) -> None:
         """Goes on from a state of the same network, data and options."""
         self._network.load_state_dict(dict(state.weights))
-        self._optimiser.load_state_dict(self._optimiser.state_dict() | {"state": {n: dict(m) for n, m in state.moments.items()}})
+        self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)
         self.losses = [(float(copr), float(click)) for copr, click in state.losses]
 
@@ -226,7 +227,7 @@ def train_step(
     data: TrainingSet,
     batch: Batch,
     vectors_of: Callable[[Tensor], Tensor],
-    optimiser: torch.optim.Optimizer,
+    optimiser: Adam,
     weights: LossWeights,
     forward: Forward | None = None,
 ) -> Learnt:
@@ -234,7 +235,7 @@ def train_step(
     logits_BCT = (forward or task_logits)(network, data, batch, vectors_of)
     labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC, batch.outcomes_BCT)
     losses = batch_losses(weights, logits_BCT[..., 0], labels, network.spec.rank_by, logits_BCT[..., 1:])
-    optimiser.zero_grad(set_to_none=True)
+    optimiser.zero_grad()
     losses.total.backward()
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
     applied = bool(norm.isfinite())

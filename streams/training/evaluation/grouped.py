@@ -13,6 +13,7 @@ import torch
 
 from schemas.model.inputs import map_tensors
 from schemas.model.network import AifNetwork
+from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
 from streams.training.losses import LossWeights
@@ -46,7 +47,7 @@ def ungroup(data: TrainingSet) -> TrainingSet:
 
 def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int, behaviours_max: int) -> float:
     """Impressions learnt per second of the processor, by the median step of some; the network is changed. A busy machine must not show."""
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-4, fused=True)
+    optimiser = Adam(network.parameters(), 1e-4)
     vectors_RD = network.item_rows(data.items.inputs)[0].detach()
     chance = np.random.default_rng(0)
     rates = []

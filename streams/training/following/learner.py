@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from schemas.errors import Misconfigured
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
+from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
 from streams.training.losses import LossWeights, loss_weights
 from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, train_step
@@ -72,7 +72,7 @@ class OnlineLearner:
     def __init__(self, network: AifNetwork, options: OnlineOptions) -> None:
         self.network, self._options = network, options
         self._chance = np.random.default_rng(options.seed)
-        self._optimiser = torch.optim.Adam(network.parameters(), lr=options.learning_rate, weight_decay=1e-6, fused=True)
+        self._optimiser = Adam(network.parameters(), options.learning_rate)
         self.steps = self.refused = 0
 
     def learn(self, data: TrainingSet) -> Iterator[Scored]:
@@ -89,7 +89,7 @@ class OnlineLearner:
     def _learn_batch(self, data: TrainingSet, requests: np.ndarray, vectors: VectorTable) -> Scored:
         """One step; fewer requests than a batch has move the weights by as much less."""
         share = len(requests) / self._options.batch_requests * min(1.0, (self.steps + 1) / _WARM_UP_STEPS)
-        self._optimiser.param_groups[0]["lr"] = self._options.learning_rate * share
+        self._optimiser.learning_rate = self._options.learning_rate * share
         batch = data.batch(requests, self._options.behaviours_max)
         learnt = train_step(self.network, data, batch, vectors.of, self._optimiser, self._options.loss)
         self.steps += learnt.applied
@@ -99,13 +99,13 @@ class OnlineLearner:
 
     def state(self, about: Mapping[str, Any]) -> TrainerState:
         """What to go on from, between two rounds."""
-        moments = self._optimiser.state_dict()["state"]
-        return TrainerState(self.steps, self.network.state_dict(), moments, np.zeros((0, 2)), self._chance.bit_generator.state, about)
+        return TrainerState(
+            self.steps, self.network.state_dict(), self._optimiser.moments, np.zeros((0, 2)), self._chance.bit_generator.state, about
+        )
 
     def restore(self, state: TrainerState) -> None:
         """Goes on from a state of the same network and options."""
         self.network.load_state_dict(dict(state.weights))
-        moments = {number: dict(named) for number, named in state.moments.items()}
-        self._optimiser.load_state_dict(self._optimiser.state_dict() | {"state": moments})
+        self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)
         self.steps = state.step

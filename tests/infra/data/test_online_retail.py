@@ -47,6 +47,7 @@ def test_split_candidates_and_popularity_are_those_of_the_description(retail: Ma
     assert np.mean(recall) == pytest.approx(0.229, abs=2e-3)
 
 
+@pytest.mark.campaign
 def test_items_are_told_as_of_their_version(retail: MappedCatalogue) -> None:
     versions = {u.version for u in retail.items()}
     assert max(versions) == OCTOBER_MS and len(versions) == 11

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from infra.broker.record import is_held, read_record, recorded_address, running_broker
 from infra.broker.server import answers, start_broker, stop_broker
+from infra.kafka.reader import TopicFollower
 from infra.processes import wait_until
 from schemas.errors import Incompatible, Misconfigured
 
@@ -31,8 +33,17 @@ def _read_all(bootstrap_servers: str, topic: str, count: int) -> list[bytes]:
         consumer.close()
 
 
+def _follow(follower: TopicFollower, count: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    deadline = time.monotonic() + 60
+    while len(values) < count:
+        assert time.monotonic() < deadline, f"{len(values)} records only, positions {follower.positions}"
+        values += [record.value for record in follower.poll(100, 0.2)]
+    return values
+
+
 @pytest.mark.timeout(180)
-def test_a_killed_broker_comes_back_at_its_address_with_its_data_and_refuses_a_second_one(tmp_path: Path) -> None:
+def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_follow_it_and_refuses_a_second_one(tmp_path: Path) -> None:
     broker = start_broker(tmp_path / "data")
     try:
         address = broker.bootstrap_servers
@@ -41,11 +52,14 @@ def test_a_killed_broker_comes_back_at_its_address_with_its_data_and_refuses_a_s
         _publish(address, "kept", b"before")
         with pytest.raises(Incompatible, match=str(broker.record.pid)):
             start_broker(tmp_path / "data")
-        broker.kill()
-        assert not is_held(tmp_path / "data")
-        broker = start_broker(tmp_path / "data")
-        assert broker.bootstrap_servers == address
-        _publish(address, "kept", b"after")
+        with TopicFollower(address, "kept", {0: 0}) as follower:
+            assert _follow(follower, 1) == [b"before"]
+            broker.kill()
+            assert not is_held(tmp_path / "data") and follower.poll(10, 0.2) == []
+            broker = start_broker(tmp_path / "data")
+            assert broker.bootstrap_servers == address
+            _publish(address, "kept", b"after")
+            assert _follow(follower, 1) == [b"after"]
         assert _read_all(address, "kept", 2) == [b"before", b"after"]
     finally:
         broker.stop()

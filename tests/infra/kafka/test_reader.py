@@ -1,10 +1,9 @@
-"""Reading outside a group: exact bounds, own positions, no silent jumps."""
+"""Reading outside a group: exact bounds, own positions, no silent jumps. That a follower outlives a broker: tests/infra/broker/test_server.py."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import aiokafka
 import pytest
@@ -13,7 +12,6 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from infra.broker.server import start_broker
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower, read_topic
 from schemas.errors import Incompatible, Unavailable
@@ -171,22 +169,3 @@ def test_a_follower_of_a_topic_that_does_not_exist_says_so(bootstrap_servers: st
         pytest.raises(Incompatible, match="topic_gone"),
     ):
         _poll_until(follower, bool)
-
-
-def test_a_follower_goes_on_after_the_broker_was_restarted(tmp_path: Path) -> None:
-    broker = start_broker(tmp_path / "broker")
-    try:
-        _create(broker.bootstrap_servers, TOPIC, 1)
-        _produce(broker.bootstrap_servers, TOPIC, range(10), (0,))
-        with TopicFollower(broker.bootstrap_servers, TOPIC, {0: 0}) as follower:
-            _poll_until(follower, lambda records: len(records) == 10)
-            address = broker.bootstrap_servers
-            broker.stop()
-            assert follower.poll(10, 0.2) == []
-            broker = start_broker(tmp_path / "broker")
-            assert broker.bootstrap_servers == address
-            _produce(address, TOPIC, range(10, 20), (0,))
-            more = _poll_until(follower, lambda records: len(records) == 10)
-            assert [r.offset for r in more] == list(range(10, 20))
-    finally:
-        broker.stop()

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from schemas.errors import Corrupted
+from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
-from streams.training.trainer import VECTORS_EVERY, TrainOptions, fit
+from streams.training.trainer import VECTORS_EVERY, TrainOptions, TrainReport, fit
 from streams.training.trainer_state import StateFile, TrainerState, decode_state, encode_state
 from tests.streams.training.test_trainer import network_of, taste_world
 
 OPTIONS = TrainOptions(steps_max=50, batch_requests=8, seed=3)
+Undisturbed = tuple[TrainReport, dict[str, torch.Tensor]]
 
 
 class Killed(Exception):
@@ -32,37 +34,50 @@ def killed_after(data: TrainingSet, steps: int, states: StateFile) -> None:
         fit(network_of(data, seed=9), data, OPTIONS, count, states)
 
 
+@pytest.fixture(scope="module")
+def data() -> TrainingSet:
+    return taste_world()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: TrainingSet) -> Undisturbed:
+    """What a fit that nobody kills tells, and its weights."""
+    network = network_of(data, seed=9)
+    report = fit(network, data, OPTIONS)
+    return report, network.state_dict()
+
+
+def same_weights(network: AifNetwork, expected: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(expected.values(), network.state_dict().values(), strict=True))
+
+
 @pytest.mark.parametrize("steps", [19, 21, 45])
-def test_a_killed_fit_that_goes_on_ends_with_the_same_weights_bit_for_bit(tmp_path: Path, steps: int) -> None:
-    data = taste_world()
-    whole = network_of(data, seed=9)
-    expected = fit(whole, data, OPTIONS)
+def test_a_killed_fit_that_goes_on_ends_with_the_same_weights_bit_for_bit(
+    data: TrainingSet, undisturbed: Undisturbed, tmp_path: Path, steps: int
+) -> None:
+    expected, weights = undisturbed
     states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
     killed_after(data, steps, states)
     assert states.path.exists() == (steps > VECTORS_EVERY)
     again = network_of(data, seed=9 if steps < VECTORS_EVERY else 1)  # what it starts from does not matter once there is a state
     found = fit(again, data, OPTIONS, states=states)
     assert (found.steps, found.copr, found.click) == (expected.steps, expected.copr, expected.click)
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
+    assert same_weights(again, weights)
 
 
-def test_a_fit_that_is_killed_twice_still_ends_the_same(tmp_path: Path) -> None:
-    data = taste_world()
-    whole, again = network_of(data, seed=9), network_of(data, seed=9)
-    fit(whole, data, OPTIONS)
+def test_a_fit_that_is_killed_twice_still_ends_the_same(data: TrainingSet, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    again = network_of(data, seed=9)
     states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
     killed_after(data, 25, states)
     killed_after(data, 25, states)
     fit(again, data, OPTIONS, states=states)
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
+    assert same_weights(again, undisturbed[1])
 
 
-def test_keeping_states_changes_nothing(tmp_path: Path) -> None:
-    data = taste_world()
-    plain, kept = network_of(data, seed=9), network_of(data, seed=9)
-    fit(plain, data, OPTIONS)
+def test_keeping_states_changes_nothing(data: TrainingSet, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    kept = network_of(data, seed=9)
     fit(kept, data, OPTIONS, states=StateFile(tmp_path / "state", every_steps=VECTORS_EVERY))
-    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), kept.state_dict().values(), strict=True))
+    assert same_weights(kept, undisturbed[1])
 
 
 def state() -> TrainerState:

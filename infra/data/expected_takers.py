@@ -19,7 +19,6 @@ Arrays: I items, X behaviours, P pairs of item and user, R examples, F numbers.
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.linear_model import PoissonRegressor
 
 from infra.data.interactions import Interactions
 
@@ -112,6 +111,8 @@ def _count_takers(item_X: np.ndarray, user_X: np.ndarray, items: int) -> np.ndar
 
 def _expect_log(examples: list[_Examples], past_IF: np.ndarray) -> np.ndarray:
     """The logarithm of each item's rate, [I], learnt from the examples."""
+    from sklearn.linear_model import PoissonRegressor
+
     numbers_RF = np.concatenate([e.numbers_RF for e in examples]).astype(np.float64)
     mean_F, scale_F = numbers_RF.mean(axis=0), np.maximum(numbers_RF.std(axis=0), 1e-9)
     learnt = PoissonRegressor(alpha=_RIDGE, solver="newton-cholesky", max_iter=100)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import orthogonal_procrustes
 from scipy.sparse import csr_array, diags_array
-from sklearn.utils.extmath import randomized_svd
 
 from infra.data.interactions import Interactions
 
@@ -45,6 +44,8 @@ class TogetherVectors:
 
 def together_vectors(positives: Interactions, items: int, width: int, time_ms: int) -> np.ndarray:
     """The vectors as of one time, on axes of their own: [I, E] float64."""
+    from sklearn.utils.extmath import randomized_svd
+
     before = positives.before(time_ms)
     latest = slice(max(0, before - TAKEN_ROWS_MAX), before)
     user_X, item_X = positives.user_X[latest], positives.item_X[latest]

@@ -1,16 +1,13 @@
 """Embeddings where a file has none: text columns by TF-IDF and SVD, and groups of items by k-means over embeddings.
 
 Here: deterministic functions of texts and vectors (fixed seeds; values rounded, so that the last bits of a parallel sum do not show).
+What fits loads scikit-learn, over a second of a core; a mapping without texts never does.
 Source: scikit-learn. Arrays: T texts, E width, I items.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from sklearn.cluster import MiniBatchKMeans
-from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.preprocessing import normalize
 
 from schemas.errors import Misconfigured
 
@@ -23,6 +20,9 @@ class TextEmbedder:
     """Words and pairs of words by TF-IDF, projected by SVD to at most `width` numbers of length 1. `width` is what was reached."""
 
     def __init__(self, texts: Sequence[str], width: int) -> None:
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
         fitted = list(texts[:FITTED_TEXTS_MAX])
         common = 2 if len(fitted) >= 200 else 1  # a term of one text tells nothing of another
         self._terms = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=common, max_features=_TERMS_MAX)
@@ -37,6 +37,8 @@ class TextEmbedder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """[T, width] float64, rounded; zeros for a text without a known word."""
+        from sklearn.preprocessing import normalize
+
         weights = self._terms.transform(texts)
         projected = weights.toarray() if self._svd is None else self._svd.transform(weights)
         return np.round(normalize(projected), _DECIMALS) + 0.0  # + 0.0: no minus zero
@@ -44,6 +46,8 @@ class TextEmbedder:
 
 def cluster_embeddings(embeddings_IE: np.ndarray, fitted_I: np.ndarray, clusters: int) -> np.ndarray:
     """The group of each item, [I] int64, by k-means fitted on the items `fitted_I` (bool)."""
+    from sklearn.cluster import MiniBatchKMeans
+
     count = min(clusters, len(np.unique(embeddings_IE[fitted_I], axis=0)))
     if count < 2:
         return np.zeros(len(embeddings_IE), np.int64)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import ndcg_score, roc_auc_score
 
 from streams.training.metrics import (
     calibration,
@@ -22,6 +21,8 @@ from streams.training.metrics import (
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=60))
 def test_gauc_is_sklearns_auc_per_user_weighted_by_impressions(rows: list[tuple[int, int, bool]]) -> None:
+    from sklearn.metrics import roc_auc_score
+
     user, score, clicked = (np.array(column) for column in zip(*rows, strict=True))
     parts = [(np.sum(user == u), user == u) for u in np.unique(user) if 0 < clicked[user == u].sum() < np.sum(user == u)]
     found = gauc(user, score.astype(float), clicked)
@@ -55,6 +56,8 @@ def test_hits_and_recall_are_those_of_a_plain_loop(seed: int, k: int) -> None:
 
 
 def test_ndcg_is_sklearns() -> None:
+    from sklearn.metrics import ndcg_score
+
     chance = np.random.default_rng(0)
     scores, gains = chance.random((5, 20)), chance.random((5, 20))
     assert ndcg(scores, gains, 7) == pytest.approx(ndcg_score(gains, scores, k=7))
@@ -73,6 +76,8 @@ def test_expected_auc_counts_every_pair_of_two_candidates_by_its_probabilities(s
 
 
 def test_with_certain_clicks_expected_auc_is_sklearns_auc() -> None:
+    from sklearn.metrics import roc_auc_score
+
     chance = np.random.default_rng(1)
     scores, clicked = chance.integers(0, 9, (4, 30)).astype(float), chance.random((4, 30)) < 0.3
     expected = [roc_auc_score(clicked[u], scores[u]) for u in range(4)]
@@ -89,6 +94,8 @@ def test_what_is_not_counted_is_as_if_it_were_not_there() -> None:
 
 
 def test_drawn_clicks_give_the_expected_auc_on_average() -> None:
+    from sklearn.metrics import roc_auc_score
+
     chance = np.random.default_rng(2)
     scores, p = chance.standard_normal((1, 400)), chance.random((1, 400)) * 0.4
     drawn = chance.random((300, 400)) < p

@@ -33,6 +33,7 @@ from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import IdKind
 
 _KINDS_MAX = 64
+_WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
 
 
 class MappedSources:
@@ -271,10 +272,10 @@ class MappedSources:
         return cluster_embeddings(matrix, (rows.created_I <= self.now_ms) & matrix.any(axis=1), source.clusters)
 
     def window_ms(self) -> int:
-        """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation."""
+        """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation, four weeks at most."""
         if self.mapping.sampling.window_days is not None:
             return round(self.mapping.sampling.window_days * DAY_MS)
-        return max(1, self.end_ms - self.now_ms)
+        return max(1, min(self.end_ms - self.now_ms, _WINDOW_DAYS_MAX * DAY_MS))
 
 
 def _no_interactions() -> Interactions:

@@ -97,7 +97,7 @@ class Sampling:
     negatives: int = 20
     positives_max: int = 4
     pool_days: float = 28.0
-    window_days: float | None = None  # None: as long as the evaluation
+    window_days: float | None = None  # None: as long as the evaluation, four weeks at most
     every_days: float | None = None  # None: window_days
     positive_kinds: tuple[str, ...] = ()  # none: every kind
     seed: int = 0

@@ -47,6 +47,7 @@ from streams.training.similarity_start import start_from_similarity
 from streams.training.trainer import default_spec, fit, train_options
 
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
+SEEN_OFTEN = 4  # times that a request is learnt: beyond it a network knows the requests by heart, and its first hundred suffer
 MODEL = "aif"
 LOSSES: Mapping[str, LossWeights] = {
     "copr": DEFAULT_LOSS,
@@ -117,6 +118,8 @@ def run_data(options: DataOptions) -> Figures:
         for doubt in find_doubts(catalogue.sources):
             say(f"warning: {doubt}")
         network, data = _join(catalogue, options, chosen, progress)
+        if mapping.impressions is None and (times := chosen.steps * chosen.batch_requests / max(1, len(data))) > SEEN_OFTEN:
+            say(f"warning: {len(data):,} sampled requests are few: each is learnt {times:.0f} times; a shorter window_days gives more")
         task = progress.add_task("percent of the training", total=100)
         report = fit(network, data, train_options(chosen), lambda share: progress.update(task, completed=round(100 * share)))
         progress.update(task, completed=100)

@@ -116,6 +116,13 @@ def test_sampled_windows_end_before_the_evaluation(text_shop: MappedCatalogue) -
         assert any(user == record.user_id and t < record.time_ms for user, _, t in known), "only users with a history"
 
 
+@pytest.mark.parametrize(("start", "days"), [("2024-04-05", 10), ("2024-03-10", 28)])
+def test_a_sampled_window_is_as_long_as_the_evaluation_and_four_weeks_at_most(tmp_path: Path, start: str, days: int) -> None:
+    mapping = write_text_shop(tmp_path)
+    mapping.write_text(mapping.read_text().replace("window_days = 7\n", "").replace("from = 2024-04-05", f"from = {start}"))
+    assert round(_open(mapping).sources.window_ms() / DAY_MS) == days
+
+
 def test_behaviours_are_in_order_of_time_and_filtered(text_shop: MappedCatalogue) -> None:
     behaviours = list(text_shop.behaviours())
     times = [b.time_ms for b in behaviours]

@@ -161,14 +161,14 @@ def decode_infer(message: Any) -> InferCall:
         raise RejectedInput(
             "bad_request", f"{len(message.inputs)} inputs and {len(message.outputs)} outputs, expected at most {_INPUTS_MAX}"
         )
-    if raws and len(raws) != len(message.inputs):
-        raise RejectedInput("bad_tensor", f"{len(raws)} raw_input_contents for {len(message.inputs)} inputs; send one for each, or none")
-    inputs = [_decode_input(one, raws[place] if raws else None) for place, one in enumerate(message.inputs)]
     for owner in (*message.inputs, *message.outputs):
         if owner.parameters:
             raise RejectedInput(
                 "bad_request", f"{owner.name[:80]}: parameters {', '.join(owner.parameters)[:120]} are not supported; leave them out"
             )
+    if raws and len(raws) != len(message.inputs):
+        raise RejectedInput("bad_tensor", f"{len(raws)} raw_input_contents for {len(message.inputs)} inputs; send one for each, or none")
+    inputs = [_decode_input(one, raws[place] if raws else None) for place, one in enumerate(message.inputs)]
     return InferCall(message.id, inputs, [WantedOutput(one.name[:80]) for one in message.outputs], _decode_parameters(message.parameters))
 
 

@@ -1,6 +1,6 @@
 """What an error is in gRPC: status, and a message that opens with our code. The sister of http_errors.py.
 
-RejectedInput   INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version
+RejectedInput   INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version, UNIMPLEMENTED for a method
 Incompatible    FAILED_PRECONDITION: the version of the token is gone
 Unavailable     RESOURCE_EXHAUSTED too many requests in work, DEADLINE_EXCEEDED, UNAVAILABLE the rest; with retry-after-ms in the trailers
 anything else   INTERNAL with an id that is in the log
@@ -20,6 +20,7 @@ _STATUS: Mapping[str, grpc.StatusCode] = {
     "unauthorized": Code.UNAUTHENTICATED,
     "unknown_model": Code.NOT_FOUND,
     "unknown_version": Code.NOT_FOUND,
+    "no_such_method": Code.UNIMPLEMENTED,
     "overloaded": Code.RESOURCE_EXHAUSTED,
     "deadline_passed": Code.DEADLINE_EXCEEDED,
     "watermark_not_reached": Code.DEADLINE_EXCEEDED,

@@ -19,6 +19,7 @@ from serving.access import Access
 from serving.front import Front
 from serving.grpc_api import SERVICE, GrpcApi, abort
 from serving.listener import Tls
+from serving.open_inference import NOT_HERE
 from serving.ports import bind_port, bracketed, connections_max
 from serving.proto.pool import POOL
 from serving.short_turns import new_threads_take_short_turns
@@ -50,6 +51,7 @@ class GrpcListener:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, POOL)
+        self._server.add_generic_rpc_handlers((_OtherMethods(f"{SERVICE} has {', '.join(api.handlers())}; {NOT_HERE}"),))  # asked last
         self.address = f"{bracketed(host)}:{_bind(self._server, host, port, tls)}"
         self._ready: bool | None = None
 
@@ -89,6 +91,17 @@ class _TokenCheck(grpc.aio.ServerInterceptor):
             except RejectedInput as error:
                 return _refusing(error, handler_call_details.method)
         return await continuation(handler_call_details)
+
+
+class _OtherMethods(grpc.GenericRpcHandler):
+    """Refuses whatever method no other handler has."""
+
+    def __init__(self, there: str) -> None:
+        self._there = there
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+        method = handler_call_details.method
+        return _refusing(RejectedInput("no_such_method", f"{method[:80]}: there is no such method; {self._there}"), method)
 
 
 def _refusing(error: RejectedInput, method: str) -> grpc.RpcMethodHandler:

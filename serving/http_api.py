@@ -107,6 +107,7 @@ class HttpApi:
             _check_method(path, method, "GET")
             return self._looks[path]()
         if path == PREFIX or path.startswith(f"{PREFIX}/"):
+            self._inference.check_route(path)
             _check_method(path, method, "GET")
             return self._inference.look(path)
         known = ", ".join((*self._calls, *self._looks, f"{PREFIX}/..."))

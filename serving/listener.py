@@ -27,7 +27,7 @@ from granian.server.embed import Server as GranianServer
 
 from infra.processes import wait_until
 from schemas.errors import Misconfigured, Unavailable
-from schemas.limits import HTTP_HEADER_BYTES_MAX
+from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
 from serving.ports import bind_port, bracketed, connections_max, listen
 from serving.short_turns import new_threads_take_short_turns
 
@@ -83,6 +83,7 @@ class Listener:
             application,
             address=host,
             port=self.port,
+            backlog=CONNECTIONS_MAX,
             backpressure=connections_max(),
             http=HTTPModes.http1,
             http1_settings=HTTP1Settings(header_read_timeout=int(idle_s * 1000), max_buffer_size=HTTP_HEADER_BYTES_MAX),

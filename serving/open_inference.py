@@ -37,6 +37,7 @@ from serving.rank_call import RankCall, Ranked
 MODEL_NAME = "prerank"
 SERVER_NAME = "aif"
 EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "schedule_policy(timeout)")
+NOT_HERE = "Triton's model configuration, repository, shared memory, trace, log and stream extensions are not here"
 OUTPUTS = ("item_ids", "scores")
 _ID_TYPES: Mapping[IdKind, str] = {IdKind.INT64: "INT64", IdKind.TEXT: BYTES}
 _CONTEXT = "context."

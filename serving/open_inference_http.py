@@ -16,7 +16,7 @@ from typing import Any
 from schemas.errors import RejectedInput
 from serving.core.infer_body import decode_infer_body, encode_infer_answer
 from serving.http_reply import Reply, json_reply
-from serving.open_inference import MODEL_NAME, OpenInference
+from serving.open_inference import MODEL_NAME, NOT_HERE, OpenInference
 
 PREFIX = "/v2"
 PROBES = frozenset({"/v2/health/live", "/v2/health/ready"})
@@ -48,8 +48,14 @@ class OpenInferenceHttp:
             return f"/v2/models/.../{match[3] or ''}".rstrip("/")
         return path if path in (PREFIX, *PROBES) else "other"
 
+    def check_route(self, path: str) -> None:
+        """Raises RejectedInput (`no_such_route`) for a path below the prefix that is none of these."""
+        if path not in (PREFIX, *PROBES) and _match(path) is None:
+            there = f"health, models/{MODEL_NAME}, models/stats"
+            raise RejectedInput("no_such_route", f"{path[:80]}: there is no such route; below {PREFIX} there are {there}; {NOT_HERE}")
+
     def look(self, path: str) -> Reply:
-        """A route without a body. Raises RejectedInput (`no_such_route`, `unknown_model`, `unknown_version`), Unavailable."""
+        """A route without a body. Raises RejectedInput (`unknown_model`, `unknown_version`), Unavailable. REQUIRES: `check_route`."""
         if path == PREFIX:
             return json_reply(200, self._operations.server_metadata())
         if path == "/v2/health/live":
@@ -59,10 +65,7 @@ class OpenInferenceHttp:
         if path == "/v2/models/stats":
             return json_reply(200, {"model_stats": self._operations.model_statistics("", "")})
         match = _match(path)
-        if match is None:
-            raise RejectedInput(
-                "no_such_route", f"{path[:80]}: there is no such route; below {PREFIX} there are health, models/{MODEL_NAME}"
-            )
+        assert match is not None, f"{path} is no route"
         return self._look_at_model(match[1], match[2] or "", match[3])
 
     async def infer(self, path: str, raw: bytes, headers: Any, received_s: float, budget_ms: int | None) -> Reply:

@@ -284,7 +284,6 @@ def test_a_message_beyond_the_bound_is_refused_packed_or_not(channel: grpc.Chann
     assert {ask(channel, "ModelInfer", bytes(BODY_BYTES_MAX + 1))} == too_many
     assert {ask(channel, "ModelInfer", bytes(20 * BODY_BYTES_MAX), compression=grpc.Compression.Gzip)} == too_many
     assert {ask(channel, "ModelInfer", b"", metadata=[("x", "a" * 100_000)])} == too_many
-    assert ask(channel, "ModelStreamInfer", b"") is grpc.StatusCode.UNIMPLEMENTED
     assert ask(channel, "ModelInfer", infer_message()) is grpc.StatusCode.OK
 
 

@@ -213,6 +213,28 @@ def test_another_model_and_an_unknown_parameter_are_named(stock: Stock) -> None:
         stock.call("infer", "prerank", stock.inputs(), parameters={"top_n": 5})
     with pytest.raises(InferenceServerException, match="sequence_"):
         stock.call("infer", "prerank", stock.inputs(), sequence_id=3)
+    elsewhere = stock.inputs()
+    elsewhere[0].set_shared_memory("region", 8)
+    with pytest.raises(InferenceServerException, match=r"shared_memory_region.* not supported"):
+        stock.call("infer", "prerank", elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("get_model_config", ("prerank",)),
+        ("get_model_repository_index", ()),
+        ("load_model", ("prerank",)),
+        ("get_trace_settings", ()),
+        ("get_log_settings", ()),
+        ("get_system_shared_memory_status", ()),
+        ("unregister_cuda_shared_memory", ()),
+    ],
+)
+def test_an_extension_of_tritons_that_is_not_here_is_refused_with_what_is(stock: Stock, name: str, args: tuple[str, ...]) -> None:
+    with pytest.raises(InferenceServerException, match=r"there is no such .*; Triton's .* repository, .* are not here") as caught:
+        stock.call(name, *args)
+    assert caught.value.status() in ("404", "StatusCode.UNIMPLEMENTED")
 
 
 def test_a_timeout_in_microseconds_is_the_requests_deadline() -> None:

@@ -61,10 +61,10 @@ def serve(
 def query(
     user: Annotated[str, typer.Argument(help="The user's id.")],
     items: Annotated[Path | None, typer.Option(help="Candidates: a file with one id a line.")] = None,
-    random: Annotated[int | None, typer.Option(help="Candidates: this many items of the live version, drawn at random.")] = None,
+    random: Annotated[int | None, typer.Option(min=1, help="Candidates: this many items of the live version, drawn at random.")] = None,
     seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
-    top_k: Annotated[int, typer.Option(help="How many to show.")] = 10,
-    deadline_ms: Annotated[int, typer.Option(help="Time the server may take.")] = 2_000,
+    top_k: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
+    deadline_ms: Annotated[int, typer.Option(min=1, help="Time the server may take.")] = 2_000,
     trace: Annotated[bool, typer.Option("--trace", help="In two calls, as a merger does it, and draw where the time went.")] = False,
     retrieval: Annotated[
         str, typer.Option(help="With --trace: how long retrieval takes; fixed:MS, uniform:MS,MS, lognormal:MS,SIGMA.")
@@ -77,7 +77,7 @@ def query(
     from infra.settings import load_settings
     from schemas.requests import PrerankRequest
     from serving.catalogue import draw_items, read_items
-    from serving.client import client_of
+    from serving.client import client_of, make_body
     from serving.settings import ServerSettings
 
     settings = load_settings(ServerSettings, {"index": {"store": store}})
@@ -89,8 +89,9 @@ def query(
         say("\n".join(lines))
         answer = merged.answer
     else:
+        fields = {"user_id": user, "item_ids": candidates, "top_k": top_k, "deadline_ms": deadline_ms}
         with client_of(settings.serve, url) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
-            answer = client.prerank(PrerankRequest(user_id=user, item_ids=candidates, top_k=top_k, deadline_ms=deadline_ms))
+            answer = client.prerank(make_body(PrerankRequest, fields))
     if as_json:
         typer.echo(answer.model_dump_json())
     else:

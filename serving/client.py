@@ -65,7 +65,7 @@ class AifClient:
             "deadline_ms": deadline_ms,
             "carry_state": carry_state,
         }
-        return self._post("/v1/user", _body(UserRequest, fields), UserAnswer)
+        return self._post("/v1/user", make_body(UserRequest, fields), UserAnswer)
 
     def rank(
         self,
@@ -92,7 +92,7 @@ class AifClient:
             "deadline_ms": deadline_ms,
             "user_state": user_state,
         }
-        return self._post("/v1/rank", _body(RankRequest, fields), RankAnswer)
+        return self._post("/v1/rank", make_body(RankRequest, fields), RankAnswer)
 
     def rank_frame(self, user_id: Id, item_ids: Any, **options: Any) -> "pd.DataFrame":
         """`rank` for a notebook: columns item_id, score and one probability per task, best first; `frame.attrs` says what it was made of.
@@ -189,8 +189,8 @@ def _by_task(probabilities: Sequence[float]) -> Mapping[str, float]:
     return {"probability" if task == 0 else f"probability_{task}": value for task, value in enumerate(probabilities)}
 
 
-def _body(kind: type[A], fields: Mapping[str, Any]) -> A:
-    """A body from plain values. RejectedInput (`bad_request`) where the server would refuse it anyway."""
+def make_body(kind: type[A], fields: Mapping[str, Any]) -> A:
+    """A request's body from plain values. RejectedInput (`bad_request`) where the server would refuse it anyway."""
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as error:

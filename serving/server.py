@@ -25,7 +25,7 @@ from infra.control_log import ControlLog
 from infra.files import write_file_durably
 from infra.index_store import open_index_store
 from infra.metrics import Metrics
-from schemas.errors import Incompatible
+from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from serving.access import check_exposure
@@ -237,13 +237,22 @@ async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda
 
 
 def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
+    """Raises Misconfigured (`no_cuda`) where it is wanted and missing."""
+    if wanted == "cpu" or _has_cuda():
+        return wanted if wanted != "auto" else "cuda"
+    if wanted == "cuda":
+        raise Misconfigured(
+            "no_cuda", "device cuda is wanted and torch finds no CUDA device here; install its driver, or give --device cpu"
+        )
+    return "cpu"
+
+
+def _has_cuda() -> bool:
     if not _NVIDIA.exists():
-        return "cpu"
+        return False
     import torch  # seconds, which a machine without such a device need not pay
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.cuda.is_available()
 
 
 def _name_index(init: Init) -> str:

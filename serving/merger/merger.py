@@ -167,7 +167,7 @@ class Merger:
             raise request.passed() from error
         except httpx.TransportError as error:
             server.lost_until_s = time.monotonic() + _LOST_S
-            raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); the next server is asked", 0.0) from error
+            raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); is `aif serve` running there?", 0.0) from error
         finally:
             server.in_flight -= 1
         server.lost_until_s = float("-inf")

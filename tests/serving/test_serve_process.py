@@ -24,6 +24,7 @@ from tests.serving.engine.samples import make_version
 from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
 
 AIF = [sys.executable, "-c", "from infra.cli import main; main()"]
+NVIDIA = Path("/dev/nvidiactl")
 WAIT_S = 120.0  # a first run compiles the kernels
 
 
@@ -73,6 +74,8 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         wait_until(lambda: not child.alive(), 20, "the server to end")
         assert child.process.wait() == 0, child.log_tail()
         assert f"listening on {url}" in (tmp_path / "server.log").read_text()
+        refused = run(["query", "", "--items", str(chosen), "--url", url], variables)
+        assert refused.returncode == 1 and "bad_request: user_id" in refused.stderr and "Traceback" not in refused.stderr
         failed = run(["query", "1", "--items", str(chosen), "--url", url], variables)
         assert failed.returncode == 1 and "server_unreachable" in failed.stderr and "aif serve" in failed.stderr
     finally:
@@ -84,6 +87,7 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
     [
         ({"serve": {"port": 99_999}}, {}, "99999"),
         ({"engine": {"device": "tpu"}}, {}, "tpu"),
+        pytest.param({"engine": {"device": "cuda"}}, {}, "--device cpu", marks=pytest.mark.skipif(NVIDIA.exists(), reason="has a GPU")),
         ({"index": {"store": "ftp://files"}}, {}, "ftp://files"),
         ({}, {"AIF_SERVE__PROT": "1"}, "AIF_SERVE__PORT"),
         ({}, {"AIF_KAFKA__BOOTSTRAP_SERVERS": ""}, "aif broker start"),

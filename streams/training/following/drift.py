@@ -8,8 +8,9 @@ world's eCPM of that period. Then the follower learns what the period showed: it
     recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
 
 What can be recovered at all: the truth of one period ago still finds .94 of the ten best, so a model as good as the one at the start would recover
-.80 to .87 (`ceiling_share`; .82 in the world of seed 0, which is the reported one). A model trained anew on 6,400 requests of the newest period, as many as the first one had and 2.7 times what the period
-showed, comes to less, and the follower to the same: what is lost is not the learner's. Share at the periods at which both were measured:
+.80 to .87 (`ceiling_share`; .82 in the world of seed 0, which is the reported one). A model trained anew on 6,400 requests of the newest period, as
+many as the first one had and 2.7 times what the period showed, comes to little more than the follower: of what is missing, most is not the learner's.
+Share at the periods at which both were measured:
 
     seed of the world    follower    trained anew    ceiling_share
     11                   .80         .83             .87

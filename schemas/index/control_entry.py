@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
@@ -58,6 +59,7 @@ class Entry:
 
 _FIELDS = {f.name for f in dataclasses.fields(Entry)}
 _NUMBERS = frozenset({"at_ms", "version", "revision"})  # all others but `init` are texts
+_INIT_TYPES = {"shards": int, "user_partitions": int, "id_kind": str, "topics": dict, "topic_ids": dict, "format": int}
 _KINDS = tuple(EntryKind)  # a kind that is a list is compared, not hashed
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -83,11 +85,20 @@ def decode_entry(raw: bytes) -> Entry:
     if kind not in _KINDS:
         raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
     try:
-        init = fields.pop("init", None)
-        decoded_init = None if init is None else Init(**{**init, "id_kind": IdKind(init["id_kind"])})
+        init = _decode_init(fields.pop("init", None))
         for name in fields.keys() & _FIELDS:
             if type(fields[name]) is not (int if name in _NUMBERS else str):
                 raise TypeError(f"{name} is {fields[name]!r}")
-        return Entry(EntryKind(kind), init=decoded_init, **{k: v for k, v in fields.items() if k in _FIELDS})
-    except (TypeError, ValueError, KeyError) as error:
+        return Entry(EntryKind(kind), init=init, **{k: v for k, v in fields.items() if k in _FIELDS})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Corrupted("bad_control_entry", f"control entry of kind {kind!r} does not have its fields: {error}") from error
+
+
+def _decode_init(fields: Any) -> Init | None:
+    if fields is None:
+        return None
+    for name, value in fields.items():
+        texts = value.values() if isinstance(value, dict) else ()
+        if type(value) is not _INIT_TYPES[name] or any(type(text) is not str for text in texts):
+            raise TypeError(f"init.{name} is {value!r}")
+    return Init(**{**fields, "id_kind": IdKind(fields["id_kind"])})

@@ -224,6 +224,26 @@ def test_an_entry_with_a_field_of_another_type_is_corrupted(changes: dict[str, o
         decode_entry(json.dumps(raw).encode())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shards": "2"},
+        {"shards": True},
+        {"topics": 5},
+        {"topic_ids": {"a": 1}},
+        {"topic_ids": []},
+        {"format": None},
+        {"id_kind": []},
+        {"x": 1},
+    ],
+)
+def test_an_index_without_the_types_of_its_identity_is_corrupted(changes: dict[str, object]) -> None:
+    init = {"shards": 2, "user_partitions": 1, "id_kind": "int64", "topics": {"a": "b"}, **changes}
+    for given in (init, [], "init", 1):
+        with pytest.raises(Corrupted, match="bad_control_entry"):
+            decode_entry(json.dumps({"kind": "init", "at_ms": 1, "init": given}).encode())
+
+
 @pytest.mark.parametrize("decode", [decode_entry, decode_manifest, decode_seal, decode_snapshot])
 def test_a_file_of_nothing_but_brackets_is_corrupted(decode: Callable[[bytes], object]) -> None:
     with pytest.raises(Corrupted, match="does not read"):

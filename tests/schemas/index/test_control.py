@@ -239,9 +239,9 @@ def test_an_entry_with_a_field_of_another_type_is_corrupted(changes: dict[str, o
 )
 def test_an_index_without_the_types_of_its_identity_is_corrupted(changes: dict[str, object]) -> None:
     init = {"shards": 2, "user_partitions": 1, "id_kind": "int64", "topics": {"a": "b"}, **changes}
-    for given in (init, [], "init", 1):
+    for one in (init, [], "init", 1):
         with pytest.raises(Corrupted, match="bad_control_entry"):
-            decode_entry(json.dumps({"kind": "init", "at_ms": 1, "init": given}).encode())
+            decode_entry(json.dumps({"kind": "init", "at_ms": 1, "init": one}).encode())
 
 
 @pytest.mark.parametrize("decode", [decode_entry, decode_manifest, decode_seal, decode_snapshot])

@@ -1,8 +1,8 @@
 """`aif bench crash`: a worker, its builders and the broker are killed again and again under traffic; then everything is counted.
 
     kinds     kill -9 at a named failpoint (infra/failpoints.py), kill -9 at a random moment, SIGSTOP for longer than the session timeout and
-              then CONT, kill -9 of the broker, a disk that is full or broken for some seconds; a new checkpoint now and then, so that builds
-              and seals are hit too
+              then CONT, kill -9 of the broker, a disk that is full or broken for some seconds, kill -9 of a process that the worker started
+              (a builder, their template, the judge of checkpoints); a new checkpoint now and then, so that builds and seals are hit too
     recovery  without a hand: the worker is started again at once, as a service manager would; caught up = readers were told that everything
               published before the kill is applied
     judged    by a plain fold of the topics (crash_traffic.py) against the counters of the shards and the set of dead letters, and by the digest
@@ -11,6 +11,7 @@
 Everything is drawn from `seed`; moments are real, so a run is repeatable in kind, not in detail.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -24,7 +25,7 @@ from typing import Any
 
 from infra.bench.crash_traffic import DeadLetter, Traffic, count_topic
 from infra.bench.report import Figures
-from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, tell
+from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, started_by, tell
 from infra.broker.server import start_broker
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
@@ -42,8 +43,8 @@ _CATCH_UP_S_MAX = 120.0
 _RANDOM_S = (0.2, 4.0)
 _PASSES_MAX = dict.fromkeys(WRITING, 40) | dict.fromkeys(VERSIONING, 3) | {"before-checkpoint": 2}
 _DISK_FAILS_S = 3.0  # for so long
-FAILPOINT, MOMENT, FREEZE, BROKER, FULL, BROKEN = "failpoint", "moment", "freeze", "broker", "disk_full", "disk_broken"
-_WEIGHTS = {FAILPOINT: 50, MOMENT: 35, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3}
+FAILPOINT, MOMENT, FREEZE, BROKER, FULL, BROKEN, BUILDER = "failpoint", "moment", "freeze", "broker", "disk_full", "disk_broken", "builder"
+_WEIGHTS = {FAILPOINT: 48, MOMENT: 33, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3, BUILDER: 4}
 _DISK_FAULTS = {FULL: DISK_FULL, BROKEN: DISK_BROKEN}
 
 
@@ -58,7 +59,7 @@ class Plan:
 
     @property
     def new_version(self) -> bool:
-        return self.name in VERSIONING or self.name == "before-checkpoint"
+        return self.name in VERSIONING or self.name == "before-checkpoint" or self.kind == BUILDER
 
 
 def plan_kills(kills: int, seed: int) -> list[Plan]:
@@ -115,10 +116,10 @@ class Campaign:
         if plan.new_version:
             self.stage.publish_model(self.catalogue, seed=self.versions)
             self.versions += 1
-        if plan.kind in (FREEZE, BROKER, FULL, BROKEN):
+        if plan.kind in (FREEZE, BROKER, FULL, BROKEN, BUILDER):
             time.sleep(plan.after_s)
-            act = {FREEZE: self._freeze, BROKER: self._kill_broker}.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind]))
-            began, ends = act()
+            acts = {FREEZE: self._freeze, BROKER: self._kill_broker, BUILDER: lambda: self._kill_builder(plan)}
+            began, ends = (acts.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind])))()
         else:
             self._wait_moment(plan)
             began = time.monotonic()
@@ -164,6 +165,14 @@ class Campaign:
         broker.kill()
         self.stage.broker = start_broker(broker.data_dir)
         assert self.stage.broker.bootstrap_servers == broker.bootstrap_servers, "the broker came back at another address"
+        return began, self._ends_from_now()
+
+    def _kill_builder(self, plan: Plan) -> tuple[float, dict[int, tuple[int, ...]]]:
+        """One of the processes that the worker started, while a new version is on its way; which goes live all the same."""
+        assert self.worker is not None
+        began, started = time.monotonic(), sorted(started_by(self.worker))
+        with contextlib.suppress(ProcessLookupError, IndexError):  # it has just ended, or none runs
+            os.kill(random.Random(plan.after_s).choice(started), signal.SIGKILL)
         return began, self._ends_from_now()
 
     def _fail_disk(self, fault: str) -> tuple[float, dict[int, tuple[int, ...]]]:

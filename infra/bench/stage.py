@@ -227,6 +227,17 @@ def processor_s(child: Child) -> float:
     return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
+def started_by(child: Child) -> set[int]:
+    """Processes that a child started, or these started, and which still run."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(stat.parent.name)] = int(parent)
+    return {pid for pid, parent in parents.items() if child.pid in (parent, parents.get(parent))}
+
+
 def tell(message: str, began: float | None = None) -> float:
     """A line of progress on standard error; returns now, for the next one."""
     now = time.monotonic()

@@ -6,6 +6,7 @@ makes a process look dead, and a watcher that was itself stopped for a while beg
 """
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
@@ -15,10 +16,11 @@ _WATCHER_LATE_S = 5.0
 
 
 async def beat(path: Path, every_s: float = BEAT_EVERY_S) -> None:
-    """Touches the file for as long as this event loop turns; ends when it is cancelled."""
-    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    """Touches the file for as long as this event loop turns; ends when it is cancelled. A disk that is full or broken is one beat less, not the last."""
     while True:
-        await asyncio.to_thread(path.touch)
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(path.touch)
         await asyncio.sleep(every_s)
 
 

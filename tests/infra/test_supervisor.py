@@ -1,5 +1,6 @@
 """A supervised child is started again when it dies, given up when that does not help, and stays stopped when it is stopped."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.heartbeat import beat
 from infra.processes import Child, start_child, wait_until
 from infra.supervisor import RESTARTS_MAX, Supervised
 from schemas.errors import Unavailable
@@ -58,3 +60,17 @@ def test_a_child_without_a_sign_of_life_is_ended_and_started_again_and_one_that_
     finally:
         for one in both:
             one.stop()
+
+
+def test_a_disk_that_takes_nothing_for_a_while_does_not_end_the_beating(tmp_path: Path) -> None:
+    folder = tmp_path / "worker"
+    folder.write_text("in the way")
+
+    async def live() -> None:
+        beating = asyncio.create_task(beat(folder / "heartbeat", 0.001))
+        await asyncio.wait({beating}, timeout=0.05)
+        folder.unlink()
+        await asyncio.to_thread(wait_until, (folder / "heartbeat").exists, 20, "a beat")
+        beating.cancel()
+
+    asyncio.run(live())

@@ -19,6 +19,7 @@ from streams.stored.feature_texts import FeatureTexts
 from streams.stored.text_words import WORD_BYTES
 
 _QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL, _UNDERSCORE = (ord(c) for c in '"\\,:{[]n_')
+_ZERO, _NINE, _A, _Z, _SMALL_A, _SMALL_Z = (ord(c) for c in "09AZaz")
 _BAD = -1
 
 Pair = tuple[bytes, bytes]  # canonical features before and after a change
@@ -134,7 +135,7 @@ def _pass_alike(a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, 
 
 @part
 def _end_of_name(text: np.ndarray, at: int, end: int) -> int:
-    while at < end and (48 <= text[at] <= 57 or 65 <= text[at] <= 90 or 97 <= text[at] <= 122 or text[at] == _UNDERSCORE):
+    while at < end and (_ZERO <= text[at] <= _NINE or _A <= text[at] <= _Z or _SMALL_A <= text[at] <= _SMALL_Z or text[at] == _UNDERSCORE):
         at += 1
     return at
 

@@ -1,7 +1,8 @@
-"""Compiled kernels of this folder and of the item network, loaded ahead: what is asked later never waits for a compiler."""
+"""Compiled kernels of this folder, of the rows in memory (infra) and of the item network, loaded ahead: what is asked later never waits for a compiler."""
 
 from pathlib import Path
 
+from infra import held_rows
 from infra.compiled_once import compiled_once, is_compiled
 from infra.held_rows import compile_held_rows
 from infra.joined import compile_joined
@@ -14,14 +15,16 @@ from streams.stored.packed_changes import compile_changes_packed
 from streams.stored.plain_records import load_records
 
 _SOURCES = Path(__file__).parent
+_ROW_SOURCES = Path(held_rows.__file__).parent
 _MODEL_SOURCES = Path(item_network.__file__).parent
 
 
 def load_kernels() -> None:
     """Takes every kernel from numba's cache, or compiles it (once per machine: 10 s against 1)."""
-    with compiled_once("stored", _SOURCES):
+    with compiled_once("rows", _ROW_SOURCES):
         compile_joined()
         compile_held_rows()
+    with compiled_once("stored", _SOURCES):
         compile_columns()
         compile_blocks()
         compile_changes_packed()
@@ -35,5 +38,5 @@ def load_kernels() -> None:
 
 def load_compiled_kernels() -> None:
     """Takes them from the cache if all are there: for processes that others wait for."""
-    if is_compiled("stored", _SOURCES) and is_compiled("items", _MODEL_SOURCES):
+    if is_compiled("rows", _ROW_SOURCES) and is_compiled("stored", _SOURCES) and is_compiled("items", _MODEL_SOURCES):
         load_kernels()

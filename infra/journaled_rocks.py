@@ -151,7 +151,7 @@ class JournaledDatabase:
         return self._held_bytes() + needed <= JOURNALED_ROWS_KEPT_BYTES_MAX
 
     def _read_all(self, family: str) -> None:
-        """A family row after row: a quarter of the cost of asking for each, and then it is known what is not there."""
+        """A family row after row, which costs less than to ask for each; and then it is known what is not there."""
         held, scan = self._held[family], self._database.scan(family)
         while page := scan.take(_READ_ALL_PAGE):
             keys, values = join_stored([key for key, _ in page]), join_stored([value for _, value in page])

@@ -123,7 +123,15 @@ class MappedSources:
     @cached_property
     def now_ms(self) -> int:
         """From when the held-out users are measured: nothing from then on is told, except by price_changes and arrivals."""
-        return self.period.start_ms if self.period is not None else int(self.item_rows.time_R[-1])
+        return self.period.start_ms if self.period is not None else self._last_row_ms()
+
+    def _last_row_ms(self) -> int:
+        """The latest time that the items' files tell: all of them counts where nobody did anything."""
+        times, history = [int(self.item_rows.time_R[-1]), int(self.item_rows.created_I.max())], self.mapping.item_history
+        if history is not None:
+            known_after_ms = round(self.mapping.known_after_days * DAY_MS)
+            times += [int(read_times(rows, "time").max(initial=0)) + known_after_ms for rows in self.table(history).blocks()]
+        return max(times)
 
     @cached_property
     def end_ms(self) -> int:

@@ -324,6 +324,16 @@ def test_items_alone_can_be_imported_and_say_what_training_needs(tmp_path: Path)
     assert len(list(catalogue.arrivals(3, 1))) == 3
 
 
+def test_items_alone_are_told_with_all_that_their_dates_and_properties_say(tmp_path: Path) -> None:
+    text = (
+        '[items]\nfile = "items.csv"\nid = "id"\ncreated = "since"\n[item_history]\nfile = "items.csv"\nid = "id"\nknown_after_days = 1\n'
+    )
+    text += 'time = { value = "2000-01-01" }\n[item_history.features]\ncolour = { column = "value", where = \'name == "colour"\' }\n'
+    cells = {"id": [1, 1, 2], "name": ["colour", "size", "colour"], "value": ["red", "5", "blue"], "since": ["2024-01-01"] * 3}
+    catalogue = _open(write_items(tmp_path, text, **cells))  # type: ignore[arg-type]
+    assert [(u.item_id, u.features) for u in catalogue.items()] == [(1, {"colour": "red"}), (2, {"colour": "blue"})]
+
+
 def test_several_rows_of_an_item_with_times_are_its_versions(tmp_path: Path) -> None:
     mapping = write_items(
         tmp_path,

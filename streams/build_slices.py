@@ -1,4 +1,4 @@
-"""Finished slices of a full part that is being built, so that a killed build goes on where it was (design.md section 5, step 2).
+"""Finished slices of a full part that is being built, so that a killed build goes on where it was.
 
     00000.sst, 00000.json    rows of the first SLICE_ITEMS items, and what they are: last key, rows, checksum, source offsets
     00001.sst, ...           the items after that key

@@ -1,4 +1,4 @@
-"""The full part of one shard of a version, from a checkpoint of the shard (design.md section 5, step 2).
+"""The full part of one shard of a version, from a checkpoint of the shard.
 
 Here: the work. Not here: the job (build_jobs.py), the processes that do it (builder_pool.py), who asks for it (reconcile.py).
 

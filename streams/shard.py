@@ -1,4 +1,4 @@
-"""A shard: partition p of item-features and new-items, held in one RocksDB directory with one owner (design.md section 4).
+"""A shard: partition p of item-features and new-items, held in one RocksDB directory with one owner (docs/PROTOCOL.md, A).
 
     features     index key -> features component            embeddings  index key -> embedding component
     increments   version (u64 big-endian) + index key -> order and row, of every version that receives increments

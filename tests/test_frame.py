@@ -141,3 +141,13 @@ def test_an_error_of_ours_is_one_message_with_its_code_and_exit_code_1() -> None
 def test_a_wrong_command_is_exit_code_2() -> None:
     code = "import sys, infra.cli; sys.argv = ['aif', 'no-such-command']; infra.cli.main()"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 2
+
+
+def test_every_rule_that_the_code_cites_stands_in_the_protocol() -> None:
+    text = (ROOT / "docs" / "PROTOCOL.md").read_text()
+    told = set(re.findall(r"^(?:\| |- \*\*)([A-DI]\d{1,2})", text, re.MULTILINE))
+    cited = re.compile(r"(?:\(|protocol |invariants? |, | to | and |# )([A-DI]\d{1,2})(?=[).,;: ])")
+    code = [path for path in _tracked_files() if path.suffix == ".py" and path.parts[len(ROOT.parts)] in ("schemas", "streams", "serving", "infra")]
+    unknown = {(path.name, rule) for path in code for rule in cited.findall(path.read_text()) if rule not in told}
+    assert unknown == set()
+    assert len(told) > 30

@@ -1,4 +1,4 @@
-"""Sending rejected updates once more: which, at what rate, never twice (conventions.md, dead letters).
+"""Sending rejected updates once more: which, at what rate, never twice.
 
     read_dead_letters   the records of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record)
     plan_redrive        pure: those that a filter takes, without those sent before, at most so many

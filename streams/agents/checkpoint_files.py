@@ -1,4 +1,4 @@
-"""Reading a file that a message names, without letting the message choose more than it may (I10, conventions.md "Checkpoints").
+"""Reading a file that a message names, without letting the message choose more than it may (I10).
 
 Here: the address and the way to the bytes. Not here: what is in them.
 Invariants: the scheme is `file` or the address is a plain absolute path; it is decoded once; the path lies under an allowed folder by its

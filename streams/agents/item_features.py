@@ -1,4 +1,4 @@
-"""The agent of item-features: batches of the topic go to the shards of their partitions (design.md section 4).
+"""The agent of item-features: batches of the topic go to the shards of their partitions (docs/PROTOCOL.md, A).
 
 Here: what Faust's agent calls. Not here: the agent's shell (streams/faust_shell.py), the shard (streams/shard.py).
 """

@@ -8,7 +8,7 @@ keeps its order; it never touches the embedding.
 A row carries the orders at which its components last *changed*, not those of the last event: an identical re-sent event makes no row, and if it
 raised the order of later rows, a shard that was set back (a lost end of its log, an older copy) and lives through other interleavings
 could send rows that readers refuse and then hold back the one they would take.
-Source: design.md section 4; LWW register (Shapiro et al. 2011) per component.
+Source: LWW register (Shapiro et al. 2011) per component.
 """
 
 import json

@@ -6,10 +6,12 @@ packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, 
 take the files that the process may open, and with them the HTTP port. A client's library connects anew by itself.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -25,6 +27,7 @@ from serving.proto.pool import POOL
 from serving.short_turns import new_threads_take_short_turns
 
 _STREAMS_MAX = 64  # requests at once on one connection
+_REOPEN_S = 1.0
 _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
 _CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
@@ -36,30 +39,27 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers must not share a port in silence
 )
 
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.grpc")
+
 
 class GrpcListener:
     """A gRPC server; `address` is where ("host:port")."""
 
     def __init__(self, api: GrpcApi, front: Front, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
         """Binds; nothing is answered before `open`. Raises Misconfigured (`port_taken`, `address_unusable`)."""
-        self._server = grpc.aio.server(
-            interceptors=[] if front.access.open else [_TokenCheck(front.access)],
-            options=(*_OPTIONS, *_bounds(int(idle_s * 1000))),
-            maximum_concurrent_rpcs=_CALLS_MAX,
-        )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(api.handlers())),))
+        self._api, self._access, self._tls, self._idle_s = api, front.access, tls, idle_s
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, POOL)
-        self._server.add_generic_rpc_handlers((_OtherMethods(f"{SERVICE} has {', '.join(api.handlers())}; {NOT_HERE}"),))  # asked last
-        self.address = f"{bracketed(host)}:{_bind(self._server, host, port, tls)}"
+        self._host = host
+        self._server, self._port = self._bind(port)
+        self.address = f"{bracketed(host)}:{self._port}"
         self._ready: bool | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """From now on calls are answered."""
         await self.show_ready(False)
-        with new_threads_take_short_turns():
-            await self._server.start()
+        await self._start()
+        self._watch = asyncio.create_task(self._keep_open())
 
     async def show_ready(self, ready: bool) -> None:
         """What the health service answers from now on."""
@@ -72,8 +72,45 @@ class GrpcListener:
 
     async def close(self, grace_s: float) -> None:
         """Takes no more calls, lets what is in work finish within `grace_s`, and ends."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+
+    async def _start(self) -> None:
+        with new_threads_take_short_turns():
+            await self._server.start()
+
+    async def _keep_open(self) -> None:
+        """Opens the port anew where the library gave it up: a method's name that is no UTF-8 ends grpc.aio's loop, and with it the port and every call."""
+        while True:
+            try:
+                await asyncio.shield(self._server.wait_for_termination())  # cancelled itself, it would spoil `stop`
+                return
+            except Exception as error:
+                logger.error("grpc_port_lost", address=self.address, exc_info=error)
+            while True:
+                try:
+                    self._server, _ = self._bind(self._port)
+                    await self._start()
+                    break
+                except Misconfigured as taken:
+                    logger.error("grpc_port_not_open", reason=taken.message)
+                    await asyncio.sleep(_REOPEN_S)
+
+    def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
+        """A server that has not started, on `port` or on any free one (0)."""
+        server = grpc.aio.server(
+            interceptors=[] if self._access.open else [_TokenCheck(self._access)],
+            options=(*_OPTIONS, *_bounds(int(self._idle_s * 1000))),
+            maximum_concurrent_rpcs=_CALLS_MAX,
+        )
+        handlers = dict(self._api.handlers())
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, POOL)
+        server.add_generic_rpc_handlers((_OtherMethods(f"{SERVICE} has {', '.join(handlers)}; {NOT_HERE}"),))  # asked last
+        return server, _bind(server, self._host, port, self._tls)
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):

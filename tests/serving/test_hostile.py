@@ -296,6 +296,25 @@ def test_bytes_that_are_not_grpc_leave_the_port_up(front: Front, channel: grpc.C
     assert ask(channel, "ModelInfer", infer_message()) is grpc.StatusCode.OK
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def test_a_method_that_is_no_text_takes_the_port_from_nobody(front: Front, channel: grpc.Channel) -> None:
+    host, _, port = front.grpc.rpartition(":")
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/\xff", b":authority": b"a", b"content-type": b"application/grpc"}
+    headers = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in (fields | {b"te": b"trailers"}).items()
+    )
+    with socket.create_connection((host, int(port)), timeout=20) as raw:
+        raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 5, 1, headers))
+        while (part := raw.recv(65_536)) and b"grpc-" not in part:  # the library's last word: its port is gone
+            pass
+    ok = grpc.StatusCode.OK
+    wait_until(lambda: ask(channel, "ModelInfer", infer_message(), wait_for_ready=True) is ok, 20, "the port to answer again")
+
+
 def test_clients_that_go_away_leave_no_request_in_work(front: Front, client: httpx.Client) -> None:
     parts = urlsplit(front.url)
     for _ in range(20):

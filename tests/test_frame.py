@@ -147,7 +147,11 @@ def test_every_rule_that_the_code_cites_stands_in_the_protocol() -> None:
     text = (ROOT / "docs" / "PROTOCOL.md").read_text()
     told = set(re.findall(r"^(?:\| |- \*\*)([A-DI]\d{1,2})", text, re.MULTILINE))
     cited = re.compile(r"(?:\(|protocol |invariants? |, | to | and |# )([A-DI]\d{1,2})(?=[).,;: ])")
-    code = [path for path in _tracked_files() if path.suffix == ".py" and path.parts[len(ROOT.parts)] in ("schemas", "streams", "serving", "infra")]
+    code = [
+        path
+        for path in _tracked_files()
+        if path.suffix == ".py" and path.parts[len(ROOT.parts)] in ("schemas", "streams", "serving", "infra")
+    ]
     unknown = {(path.name, rule) for path in code for rule in cited.findall(path.read_text()) if rule not in told}
     assert unknown == set()
     assert len(told) > 30

@@ -14,7 +14,7 @@ from typing import Any
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
 from schemas.errors import RejectedInput
-from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, decode_record, decode_updates
+from schemas.events import Behaviour, BehavioursRecord, Rejection, UserFeaturesRecord, decode_record, decode_updates
 from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
 from schemas.topics import USER_FEATURES
 from schemas.users import BehaviourEvent
@@ -39,24 +39,24 @@ class UserChange:
 
 @dataclass(frozen=True, slots=True)
 class DecodedUserRecord:
-    """A record as changes of users, and how many of its updates are wrong."""
+    """A record as changes of users, and which of its updates are wrong and why."""
 
     record: SourceRecord
     changes: Sequence[UserChange]
-    wrong: int = 0
+    rejections: Sequence[Rejection] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.changes))
 
 
 def decode_user_record(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
-    """A record of either topic. Nothing is raised: what is wrong is counted (protocol A10)."""
+    """A record of either topic. Nothing is raised: what is wrong is a rejection (protocol A10)."""
     try:
         if record.topic == USER_FEATURES:
             return DecodedUserRecord(record, [_decode_profile(record, kind, partitions)])
         return _decode_behaviours(record, kind, partitions)
-    except RejectedInput:
-        return DecodedUserRecord(record, [], 1)
+    except RejectedInput as error:
+        return DecodedUserRecord(record, [], [Rejection(0, error.code, error.message, error.disposition)])
 
 
 def _decode_profile(record: SourceRecord, kind: IdKind, partitions: int) -> UserChange:
@@ -77,7 +77,7 @@ def _decode_behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> D
     for _, b in decoded.accepted:
         change = changes.setdefault(b.user_id, UserChange(b.user_id, record.offset, False))
         change.events.append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))
-    return DecodedUserRecord(record, list(changes.values()), len(decoded.rejected))
+    return DecodedUserRecord(record, list(changes.values()), decoded.rejected)
 
 
 def _text_key(record: SourceRecord) -> str:

@@ -1,7 +1,7 @@
 """The thread that keeps the server's view of users up to date, from where the view stands.
 
 Here: whether the view may go on (else it is made again, with the reason), holes, readiness, what happens when the broker is away. Not here: what a
-record does to the view (user_store.py).
+record does to the view (user_store.py), dead letters (user_dead_letters.py, which starts and ends with it).
 Ready = it has reached the end offsets that it read at its own start; it stays ready afterwards (an older view answers, and the answer
 does not pretend otherwise: a user's history is not part of a version).
 Holes: user-features is compacted, so its offsets have gaps. A gap in user-behaviours is read again once; if it stays, the records are gone for every
@@ -20,6 +20,7 @@ from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
 from schemas.topics import USER_BEHAVIOURS
 from serving.core.user_view import VIEW_TOPICS, TopicRange, find_misfit
+from serving.user_dead_letters import UserDeadLetters
 from serving.user_store import UserStore
 
 _RECORDS_MAX = 500  # of one poll: the lock and the GIL are given back in between
@@ -40,19 +41,27 @@ class UserFollower:
         self._log_at_start: dict[str, TopicRange] | None = None
         self._sought: set[tuple[str, int, int]] = set()  # gaps that were read again
         self._thread = threading.Thread(target=self._run, name="user-follower", daemon=True)
-        self.last_error = ""
+        self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
+        self._error = ""
         self.rebuilt_because = ""
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread, and the one that sends dead letters."""
         self._thread.start()
+        self._letters.start()
 
     def close(self) -> None:
         """Stops the thread and waits for it, then closes the view."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
+        self._letters.close()
         self._store.close()
+
+    @property
+    def last_error(self) -> str:
+        """Why the view stands still, or what was refused is not dead-lettered; empty while all goes on."""
+        return self._error or self._letters.last_error
 
     @property
     def ready(self) -> bool:
@@ -69,10 +78,10 @@ class UserFollower:
             try:
                 self._follow()
             except AifError as error:
-                self.last_error = str(error)
+                self._error = str(error)
                 self._mend(error)
             except Exception as error:  # the view grows old, the server goes on; the reason is in /v1/status
-                self.last_error = f"unexpected: {error!r}"
+                self._error = f"unexpected: {error!r}"
             self._stopping.wait(_RETRY_S)
 
     def _mend(self, error: AifError) -> None:
@@ -89,8 +98,11 @@ class UserFollower:
         log = self._check_log()
         with contextlib.ExitStack() as stack:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]
-            self.last_error, seen_s = "", float("-inf")
+            self._error, seen_s = "", float("-inf")
             while not self._stopping.is_set():
+                if self._store.is_full_of_refused:  # the sender of dead letters says why
+                    self._stopping.wait(_RETRY_S)
+                    continue
                 moved = [self._step(follower) for follower in followers]
                 if not self._ready.is_set() and all(f.has_reached(log[f.topic].ends) for f in followers):
                     self._ready.set()

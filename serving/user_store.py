@@ -1,10 +1,11 @@
 """The server's own view of users: the fold of user-features and user-behaviours (schemas/users.py) in a RocksDB directory.
 
-Here: records to the fold, one WriteBatch = users + next offsets (what is written is never half of a record, and a restart goes on from the offsets),
+Here: records to the fold, one WriteBatch = users + refused records + next offsets (never half of a record, and a restart goes on from the offsets),
 snapshots of one user, the decoded users in memory. Not here: the topics (user_follower.py), opening (user_store_start.py), decoding and what a batch
 changes (user_batch.py), bytes (core/user_view.py), model inputs.
-Invariants: a record that cannot be read, or that lies in a partition its user does not hash to, is skipped and counted (protocol A10), never fatal;
-folding a record twice changes nothing; a snapshot is of one moment and never changes afterwards. One writer thread, any readers.
+Invariants: a record that cannot be read, or that lies in a partition its user does not hash to, is skipped and counted (protocol A10), never fatal,
+and kept until whoever sends dead letters (user_dead_letters.py) has it in its topic; what finds no room in the view is not wrong, and only counted;
+folding a record twice changes nothing; a snapshot is of one moment and never changes afterwards. One thread folds, one forgets what was sent, any read.
 Memory is bounded: decoded users by number and by behaviours, least recently used first out; the rest is on disk, and losing all of it costs a
 replay of the log.
 """
@@ -16,18 +17,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database, open_database
 from schemas.behaviour_columns import BehaviourColumns
 from schemas.ids import Id, IdKind, encode_index_key
-from schemas.limits import BEHAVIOURS_PER_USER_MAX, WRITE_BATCH_UPDATES_MAX
+from schemas.limits import BEHAVIOURS_PER_USER_MAX, DEAD_LETTERS_WAITING_BYTES_MAX, WRITE_BATCH_UPDATES_MAX
 from serving.core.user_view import Head, ViewState, decode_events, decode_head, decode_view_state, encode_block_key, encode_view_state
+from serving.refused_records import RefusedRecord, encode_refused, refused_key
 from serving.user_batch import BEHAVIOURS, HEADS, PROFILES, DecodedUserRecord, UserBatch, UserChange, decode_user_record
 
-META = "meta"
-FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META)
+META, REFUSED = "meta", "refused"
+FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META, REFUSED)
 STATE_KEY = b"state"
 
 HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of user-behaviours
@@ -67,6 +70,7 @@ class UserStore:
         self._decoded_behaviours = 0
         self._lock = threading.Lock()
         self.state = self._read_state()
+        self.refused_bytes = sum(len(raw) for _, raw in database.scan(REFUSED))
         self.skipped = 0
 
     def __len__(self) -> int:
@@ -163,7 +167,7 @@ class UserStore:
             if record.offset < self.state.next_offsets.get(record.topic, {}).get(record.partition, 0):
                 continue
             portion.append(decode_user_record(record, self._id_kind, self._partitions))
-            size += len(portion[-1])
+            size += len(portion[-1]) + len(portion[-1].rejections)
             if size >= WRITE_BATCH_UPDATES_MAX:
                 yield portion
                 portion, size = [], 0
@@ -180,14 +184,20 @@ class UserStore:
         for one in portion:
             offsets.setdefault(one.record.topic, {})[one.record.partition] = one.record.offset + 1
         after = dataclasses.replace(self.state, next_offsets=offsets, users=len(self) + batch.new_users)
-        self._commit(batch.encode(), after, folded)
-        return sum(one.wrong + len(one) for one in portion) - sum(map(len, folded))
+        refused = {refused_key(one.record): encode_refused(RefusedRecord(one.record, one.rejections)) for one in portion if one.rejections}
+        self._commit(batch.encode(), after, folded, refused)
+        return sum(len(one.rejections) + len(one) for one in portion) - sum(map(len, folded))
 
-    def _commit(self, batch: Batch, state: ViewState, folded: Sequence[UserChange] = ()) -> None:
+    def _commit(
+        self, batch: Batch, state: ViewState, folded: Sequence[UserChange] = (), refused: Mapping[bytes, bytes] = MappingProxyType({})
+    ) -> None:
         batch.put(META, STATE_KEY, encode_view_state(state))
+        for key, raw in refused.items():
+            batch.put(REFUSED, key, raw)
         with self._lock:  # a reader sees a user before or after, on disk and in memory alike
             self._database.write(batch)
             self.state = state
+            self.refused_bytes += sum(map(len, refused.values()))
             for change in folded:
                 self._fold_decoded(change)
 
@@ -206,6 +216,34 @@ class UserStore:
         self._decoded_behaviours += len(behaviours) - len(history.behaviours)
         self._keep_bounds()
 
+    # --- what was refused ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_full_of_refused(self) -> bool:
+        """Whether so much waits for its dead letters that nothing more should be folded."""
+        return self.refused_bytes >= DEAD_LETTERS_WAITING_BYTES_MAX
+
+    def read_refused(self, bytes_max: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Records that wait for their dead letters (refused_records.py), as (key, bytes), from behind a key on: about `bytes_max`, at least one."""
+        rows: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            for row in self._database.scan(REFUSED, after + b"\0"):
+                rows.append(row)
+                bytes_max -= len(row[1])
+                if bytes_max <= 0:
+                    break
+        return rows
+
+    def forget_refused(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Their dead letters are in the topic. Under a key that holds other bytes by now, of another log, they stay."""
+        with self._lock:
+            stored = self._database.multi_get(REFUSED, [key for key, _ in rows])
+            batch, same = self._database.new_batch(), [row for row, now in zip(rows, stored, strict=True) if row[1] == now]
+            for key, _ in same:
+                batch.delete(REFUSED, key)
+            self._database.write(batch)
+            self.refused_bytes -= sum(len(raw) for _, raw in same)
+
     # --- the directory -------------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
@@ -216,7 +254,7 @@ class UserStore:
             self._database = open_database(self._database.path, FAMILIES)
             self._decoded.clear()
             self._decoded_behaviours = 0
-            self.state = ViewState()
+            self.state, self.refused_bytes = ViewState(), 0
 
     def reopen(self) -> None:
         """The way out after a write that failed (a full disk)."""

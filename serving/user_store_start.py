@@ -18,7 +18,7 @@ from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from serving.user_store import FAMILIES, StoreBounds, UserStore
 
-FORMAT = 1  # of the directory; another one lies elsewhere
+FORMAT = 2  # of the directory; another one lies elsewhere. 1 passed over bad records without keeping them for dead letters
 _SERVERS_PER_HOST_MAX = 64
 _log = logging.getLogger("aif.serving.users")
 

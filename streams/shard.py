@@ -12,8 +12,6 @@ same log, same offsets: same components, counters and rows, whatever the batches
 """
 
 import dataclasses
-import functools
-import importlib.metadata
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.joined import Joined, join_stored, prefix_each
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
-from infra.kafka.dead_letters import encode_dead_letter
+from infra.kafka.dead_letters import code_version, encode_dead_letter
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, DiskFacts, open_database
 from schemas.errors import Incompatible, Unavailable
@@ -390,9 +388,3 @@ class Shard:
 
 def _version_key(version: int) -> bytes:
     return VERSION_PREFIX + b"%019d" % version
-
-
-@functools.cache
-def code_version() -> str:
-    """Version of this code, as dead letters name it."""
-    return importlib.metadata.version("aif")

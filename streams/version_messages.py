@@ -11,12 +11,11 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
+from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
 from schemas.events import IndexEvent, Rejection, encode_record
 from schemas.topics import INDEX_EVENTS
-from streams.shard import code_version
 
 _ACKNOWLEDGED_S_MAX = 10.0
 _CLOSE_S_MAX = 2.0

@@ -1,10 +1,12 @@
-"""What a rejected record becomes in its dead-letter topic. Pure: who sends it (a shard's outbox) is elsewhere.
+"""What a rejected record becomes in its dead-letter topic. Pure: who sends it (a shard's outbox, a server's view of users, training) is elsewhere.
 
 Key, value and headers go unchanged, byte for byte; the reason is in further headers, with the names that existing consoles show.
 One dead letter is one rejected update, so its identity is (topic, partition, offset, `aif.index`): a redrive sends only that update and
 a checker counts distinct identities (A5).
 """
 
+import functools
+import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -56,6 +58,12 @@ class DeadLetterSource:
 def dead_letter_topic(topic: str) -> str:
     """The dead-letter topic of an input topic, both without prefix."""
     return DEAD_LETTER_PREFIX + topic
+
+
+@functools.cache
+def code_version() -> str:
+    """Version of this code, as dead letters name it."""
+    return importlib.metadata.version("aif")
 
 
 def encode_dead_letter(

@@ -128,7 +128,8 @@ def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner:
     ]
     update = _update_of(letter)
     if update is None:
-        return Redriven(letter.identity, letter.source.partition, letter.record.key or b"", letter.record.value, headers)
+        partition, key = _place(_fields_of(letter, owner), letter, partitions, id_kind, owner)
+        return Redriven(letter.identity, partition, key, letter.record.value, headers)
     partition, key = _place(update, letter, partitions, id_kind, owner)
     value = json.dumps({"schema": 1, "updates": [update]}, separators=(",", ":")).encode()
     return Redriven(letter.identity, partition, key, value, headers)
@@ -144,6 +145,15 @@ def _update_of(letter: DeadLetter) -> Any | None:
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
     return update if isinstance(update, dict) else None
+
+
+def _fields_of(letter: DeadLetter, owner: str) -> Mapping[str, Any]:
+    """Of a record that is no list of updates: its fields, or those that its key says where it has no value; empty where it does not read."""
+    try:
+        fields = {owner: (letter.record.key or b"").decode()} if letter.record.value is None else json.loads(letter.record.value)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _place(update: Mapping[str, Any], letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> tuple[int, bytes]:

@@ -13,14 +13,13 @@ from functools import cached_property
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
+from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
 from infra.kafka.reader import SourceRecord
 from infra.kafka.redrive import read_dead_letters
 from schemas.errors import AifError, RejectedInput
 from schemas.events import Rejection
 from schemas.limits import MIB
 from schemas.topics import IMPRESSIONS
-from streams.shard import code_version
 
 _SETTLE_S_MAX = 5.0
 _PURGED_S_MAX = 0.1

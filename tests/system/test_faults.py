@@ -24,7 +24,7 @@ from schemas.index.lifecycle import State
 from schemas.index.manifest import manifest_path
 from schemas.limits import BODY_BYTES_MAX, RECORD_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
-from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
+from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
 from streams.canary import make_users
 from streams.core.canary import CanaryRules
 from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System, schema_of
@@ -89,12 +89,42 @@ def bad_embeddings(good: Iterator[int]) -> list[tuple[bytes | None, dict[int, st
     ]
 
 
+def bad_behaviours(good: int, stray: int) -> list[tuple[bytes | None, dict[int, str]]]:
+    """The same of user-behaviours, which servers judge."""
+
+    def behaviour(**changes: Any) -> dict[str, Any]:
+        return {"user_id": good, "item_id": 1, "time_ms": 1, **changes}
+
+    return [
+        (b"\xff{not json", {0: "not_json"}),
+        (None, {0: "empty_record"}),
+        (b" " * (RECORD_BYTES_MAX + 1), {0: "record_too_large"}),
+        (json.dumps({"schema": 2, "updates": [behaviour()]}).encode(), {0: "bad_record"}),
+        (record(behaviour(), behaviour(user_id=stray), behaviour(item_id="x y")), {1: "wrong_partition", 2: "bad_id"}),
+        (record(behaviour(time_ms="now"), behaviour()), {0: "bad_update"}),
+    ]
+
+
+def bad_profiles(stray: int) -> list[tuple[bytes | None, dict[int, str]]]:
+    """The same of user-features."""
+    return [
+        (b"[" * 100_000, {0: "not_json"}),
+        (None, {0: "bad_id"}),  # its key is no id
+        (json.dumps({"schema": 1, "user_id": stray, "features": {}}).encode(), {0: "wrong_partition"}),
+    ]
+
+
 def test_bad_records_are_dead_lettered_once_with_the_reason_and_their_neighbours_are_applied(running: System) -> None:
     cases = [
         (ITEM_FEATURES, value, wrong)
         for value, wrong in bad_features(new_ids(SHARD, 10_000), next(new_ids(1 - SHARD, 10_000)))
     ] + [(NEW_ITEMS, value, wrong) for value, wrong in bad_embeddings(new_ids(SHARD, 30_000))]  # fmt: skip
+    user, stranger = next(new_ids(SHARD, 70_000)), next(new_ids(1 - SHARD, 70_000))
+    of_users = [(USER_BEHAVIOURS, *case) for case in bad_behaviours(user, stranger)] + [
+        (USER_FEATURES, *case) for case in bad_profiles(stranger)
+    ]
     sent = [(topic, running.produce(topic, SHARD, value), wrong) for topic, value, wrong in cases]
+    sent += [(topic, running.produce(topic, SHARD, value, b"\xff"), wrong) for topic, value, wrong in of_users]
     # Not bad: whether a value fits is the model's affair, which takes its default instead.
     odd = {"category": [1, 2], "price": "cheap", "stock": None, "never_heard_of": True}
     odd_id, last_id = next(new_ids(SHARD, 50_000)), next(new_ids(SHARD, 60_000))
@@ -107,9 +137,11 @@ def test_bad_records_are_dead_lettered_once_with_the_reason_and_their_neighbours
     accepted = [u["item_id"] for t, s, wrong in sent if t == ITEM_FEATURES for i, u in enumerate(updates_of(s.value)) if whole(wrong, i)]
     assert len(accepted) >= 6 and all(score(running, item) is not None for item in accepted)
 
-    expected = {(s.topic, SHARD, s.offset, index, code): s.value for _, s, wrong in sent for index, code in wrong.items()}
-    found = [(d, r.value) for topic in (ITEM_FEATURES, NEW_ITEMS) for d, r in running.dead_letters(topic)]
-    assert {(d.topic, d.partition, d.offset, d.index, d.code): value for d, value in found} == expected
+    expected = {(s.topic, SHARD, s.offset, index, code): (s.key, s.value) for _, s, wrong in sent for index, code in wrong.items()}
+    topics = (ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES)
+    wait_until(lambda: sum(len(running.dead_letters(topic)) for topic in topics) >= len(expected), WAIT_S, "the dead letters of the server")
+    found = [(d, r) for topic in topics for d, r in running.dead_letters(topic)]
+    assert {(d.topic, d.partition, d.offset, d.index, d.code): (r.key, r.value) for d, r in found} == expected
     assert len(found) == len(expected) and all(d.reason and d.disposition in ("malformed", "schema", "semantic") for d, _ in found)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from infra.cli import build_app
 from infra.index_store import open_index_store
 from infra.kafka.admin import apply_topics
-from infra.kafka.dead_letters import attempt_of, encode_dead_letter
+from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters
 from schemas.errors import AifError, Unavailable
@@ -109,6 +109,18 @@ def test_a_record_that_comes_back_says_which_attempt_it_was(bootstrap_servers: s
     assert [name for name, _ in third.headers] == ["ce_id", "aif.redriven_from", "aif.attempt"] and third.headers[-1][1] == b"3"
 
 
+def test_a_record_of_one_user_goes_to_the_partition_of_its_id_and_one_that_does_not_read_where_it_came_from() -> None:
+    home = partition_of(7, 2)
+    value = json.dumps({"schema": 1, "user_id": 7, "features": {"a": 1}}).encode()
+    cases = ((b"other", value, home, b"7"), (b"7", None, home, b"7"), (b"\xff", None, 1 - home, b"\xff"), (b"k", b"[1]", 1 - home, b"k"))
+    for key, body, partition, sent_key in cases:
+        record = SourceRecord("user-features", 1 - home, 5, key, body)
+        letter = encode_dead_letter(record, Rejection(0, "wrong_partition", "because", "semantic"), "1")
+        source = DeadLetterSource("user-features", 1 - home, 5, 0, "wrong_partition", "because", "semantic")
+        again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, *letter[:2], tuple(letter[2]))), 2, IdKind.INT64, "user_id")
+        assert (again.partition, again.key, again.value) == (partition, sent_key, body)
+
+
 def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
     source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"), "1")
     letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]
@@ -118,6 +130,4 @@ def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
 
 
 def _source(offset: int, topic: str = "item-features") -> Any:
-    from infra.kafka.dead_letters import DeadLetterSource
-
     return DeadLetterSource(topic, 1, offset, 0, "x", "y", "schema")

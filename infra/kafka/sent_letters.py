@@ -1,0 +1,52 @@
+"""Which updates of an input topic have a dead letter already, for whoever is about to send one.
+
+Here: reading the dead-letter topic on from where it was read. Not here: sending.
+An update is known by its place and a checksum of its record's value: after a topic was made again the same place is another record. Memory is bounded:
+the newest `_KNOWN_MAX` are known, and a second letter of an older one is harmless, as every reader counts a place once (redrive.py).
+"""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from infra.kafka.admin import end_offsets
+from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
+from infra.kafka.reader import SourceRecord, read_topic
+from schemas.errors import Corrupted
+
+_KNOWN_MAX = 100_000  # 20 MB
+_STALL_S_MAX = 5.0
+Letter = tuple[int, int, int, int]  # partition, offset, index, checksum
+
+
+class SentLetters:
+    """The dead letters of one input topic as far as `look` has read. One thread."""
+
+    def __init__(self, bootstrap: str, prefix: str, topic: str) -> None:
+        self._bootstrap, self._prefix, self._topic = bootstrap, prefix, topic
+        self._known: OrderedDict[Letter, None] = OrderedDict()
+        self._read_to: Mapping[int, int] | None = None
+
+    def look(self) -> None:
+        """Reads what is new. Raises AifError where the topic cannot be read; then nothing is known, and the next look begins at its start."""
+        known, start = self._known, self._read_to
+        self._known, self._read_to = OrderedDict(), None
+        name = dead_letter_topic(self._topic)
+        ends = end_offsets(self._bootstrap, self._prefix + name)
+        for record in read_topic(self._bootstrap, name, start=start, end=ends, prefix=self._prefix, stall_s_max=_STALL_S_MAX):
+            self._note(known, record)
+        self._known, self._read_to = known, ends
+
+    def has(self, record: SourceRecord, index: int) -> bool:
+        """Whether update `index` of a record has a dead letter."""
+        return (record.partition, record.offset, index, zlib.crc32(record.value or b"")) in self._known
+
+    def _note(self, known: OrderedDict[Letter, None], record: SourceRecord) -> None:
+        try:
+            source = decode_dead_letter(list(record.headers))
+        except Corrupted:
+            return
+        if source.topic == self._topic:
+            known[source.partition, source.offset, source.index, zlib.crc32(record.value or b"")] = None
+            if len(known) > _KNOWN_MAX:
+                known.popitem(last=False)

@@ -1,0 +1,72 @@
+"""A record of the user topics with updates that were refused, as the view keeps it until its dead letters are in their topic.
+
+    key    topic / partition / offset: a record has one place
+    value  length of the head, head as JSON (where it came from, the rejections, lengths), then key, value and values of headers byte for byte
+
+Here: these bytes. Not here: when they are written and forgotten (user_store.py), dead letters (infra/kafka/dead_letters.py), sending (user_dead_letters.py).
+A record is kept once, however many of its updates were refused: 256 dead letters of 4 MiB each are made one after the other when they are sent.
+One that only compression brought into its topic is larger than a dead letter may be: its place and the reasons are kept, its bytes are not.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+from infra.kafka.reader import SourceRecord
+from schemas.events import Rejection
+from schemas.limits import KIB, RECORD_BYTES_MAX
+
+_BYTES_MAX = (
+    RECORD_BYTES_MAX + 64 * KIB
+)  # the largest record that the user topics take as it is; their dead-letter topics take it with the reasons
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecord:
+    """A record and what is wrong with it: one dead letter for each rejection."""
+
+    record: SourceRecord
+    rejections: Sequence[Rejection]
+
+
+def refused_key(record: SourceRecord) -> bytes:
+    """Where it is kept."""
+    return f"{record.topic}/{record.partition}/{record.offset:020d}".encode()
+
+
+def encode_refused(refused: RefusedRecord) -> bytes:
+    """The bytes to keep."""
+    record, rejections = refused.record, refused.rejections
+    size = sum(map(len, _parts(record)))
+    if size > _BYTES_MAX:
+        why = f"; its {size} bytes are more than a dead letter may have and are only in the log"
+        record = replace(record, key=None, value=b"", headers=())
+        rejections = [replace(one, reason=one.reason[:500] + why) for one in rejections]
+    head = {
+        "at": [record.topic, record.partition, record.offset, record.timestamp_ms],
+        "rejections": [astuple(one) for one in rejections],
+        "names": [name for name, _ in record.headers],
+        "lengths": [None if part is None else len(part) for part in (record.key, record.value, *(value for _, value in record.headers))],
+    }
+    raw = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join([_LENGTH.pack(len(raw)), raw, *_parts(record)])
+
+
+def decode_refused(raw: bytes) -> RefusedRecord:
+    """The inverse."""
+    end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
+    head = json.loads(raw[_LENGTH.size : end])
+    parts: list[bytes | None] = []
+    for length in head["lengths"]:
+        parts.append(None if length is None else raw[end : end + length])
+        end += length or 0
+    topic, partition, offset, timestamp_ms = head["at"]
+    key, value, *values = parts
+    record = SourceRecord(topic, partition, offset, key, value, tuple(zip(head["names"], values, strict=True)), timestamp_ms)
+    return RefusedRecord(record, [Rejection(*one) for one in head["rejections"]])
+
+
+def _parts(record: SourceRecord) -> list[bytes]:
+    return [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]

@@ -107,11 +107,11 @@ class UserDeadLetters:
 
     def _send(self, portion: Sequence[Row]) -> list[Row]:
         """The rows whose letters are all in their topic."""
-        missing, end_s = Counter[bytes](), time.monotonic() + _SETTLE_S_MAX
         records = {key: decode_refused(raw) for key, raw in portion}
         for topic in {refused.record.topic for refused in records.values()}:
             with contextlib.suppress(AifError):  # unknown counts as not sent: a second letter is harmless
                 self._sent[topic].look()
+        missing, end_s = Counter[bytes](), time.monotonic() + _SETTLE_S_MAX
         for key, refused in records.items():
             for rejection in refused.rejections:
                 if not self._sent[refused.record.topic].has(refused.record, rejection.index):

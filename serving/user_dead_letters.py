@@ -32,7 +32,7 @@ from serving.user_store import UserStore
 
 _ROUND_S = 0.5
 _TURN_S_MAX = 1.0  # a letter is seen by others some 20 ms after it was sent
-_SETTLE_S_MAX = 30.0
+_SETTLE_S_MAX = 10.0
 _RETRY_S = 5.0
 _POLL_S = 0.1
 _CLOSE_S_MAX = 2.0

@@ -15,7 +15,7 @@ from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted
 
 _KNOWN_MAX = 100_000  # 20 MB
-_STALL_S_MAX = 5.0
+_ANSWER_S_MAX = 5.0  # a topic that is not there is asked for so long
 Letter = tuple[int, int, int, int]  # partition, offset, index, checksum
 
 
@@ -32,8 +32,8 @@ class SentLetters:
         known, start = self._known, self._read_to
         self._known, self._read_to = OrderedDict(), None
         name = dead_letter_topic(self._topic)
-        ends = end_offsets(self._bootstrap, self._prefix + name)
-        for record in read_topic(self._bootstrap, name, start=start, end=ends, prefix=self._prefix, stall_s_max=_STALL_S_MAX):
+        ends = end_offsets(self._bootstrap, self._prefix + name, deadline_s=_ANSWER_S_MAX)
+        for record in read_topic(self._bootstrap, name, start=start, end=ends, prefix=self._prefix, stall_s_max=_ANSWER_S_MAX):
             self._note(known, record)
         self._known, self._read_to = known, ends
 

@@ -7,6 +7,7 @@ take the files that the process may open, and with them the HTTP port. A client'
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ from serving.proto.pool import POOL
 from serving.short_turns import new_threads_take_short_turns
 
 _STREAMS_MAX = 64  # requests at once on one connection
-_REOPEN_S = 1.0
+_LOOK_S = 1.0  # between two looks at whether the port is still there
+_LOST_MAX = 1_000  # some 30 KB each
 _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
 _CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
@@ -54,6 +56,7 @@ class GrpcListener:
         self.address = f"{bracketed(host)}:{self._port}"
         self._ready: bool | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._lost: list[grpc.aio.Server] = []  # what the library gave up
 
     async def open(self) -> None:
         """From now on calls are answered."""
@@ -82,21 +85,33 @@ class GrpcListener:
             await self._server.start()
 
     async def _keep_open(self) -> None:
-        """Opens the port anew where the library gave it up: a method's name that is no UTF-8 ends grpc.aio's loop, and with it the port and every call."""
-        while True:
-            try:
-                await asyncio.shield(self._server.wait_for_termination())  # cancelled itself, it would spoil `stop`
-                return
-            except Exception as error:
-                logger.error("grpc_port_lost", address=self.address, exc_info=error)
-            while True:
-                try:
-                    self._server, _ = self._bind(self._port)
-                    await self._start()
-                    break
-                except Misconfigured as taken:
-                    logger.error("grpc_port_not_open", reason=taken.message)
-                    await asyncio.sleep(_REOPEN_S)
+        """Opens the port anew where the library gave it up: a method's name that is no UTF-8 ends grpc.aio's loop, and with it the port and every call.
+
+        The port itself is asked, because `wait_for_termination` does not always end then. What is left of the library's server stays in memory: C code
+        still holds parts of it, and freeing them was seen to end the process. So this is done `_LOST_MAX` times at most; HTTP goes on afterwards.
+        """
+        while len(self._lost) < _LOST_MAX:
+            await asyncio.sleep(_LOOK_S)
+            if await self._is_open():
+                continue
+            logger.error("grpc_port_lost", address=self.address)
+            self._lost.append(self._server)
+            with contextlib.suppress(Misconfigured):  # still taken: the next look tries again
+                self._server, _ = self._bind(self._port)
+                await self._start()
+        logger.error("grpc_port_given_up", address=self.address, lost=len(self._lost))
+
+    async def _is_open(self) -> bool:
+        """Whether the port takes connections; one that is only slow does."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
         """A server that has not started, on `port` or on any free one (0)."""

@@ -41,8 +41,13 @@ class Stock:
 
 
 def http(front: Front) -> Stock:
-    client = triton_http.InferenceServerClient(front.http)
-    return Stock(triton_http, lambda name, *args, **kw: getattr(client, name)(*args, **kw))
+    """Closed here and now: by the garbage collector it would be closed in any thread, and gevent in a thread that ends was seen to end the process."""
+
+    def call(name: str, *args: Any, **kw: Any) -> Any:
+        with triton_http.InferenceServerClient(front.http) as client:
+            return getattr(client, name)(*args, **kw)
+
+    return Stock(triton_http, call)
 
 
 def grpc(front: Front) -> Stock:

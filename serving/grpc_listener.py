@@ -7,7 +7,6 @@ take the files that the process may open, and with them the HTTP port. A client'
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -94,11 +93,15 @@ class GrpcListener:
             await asyncio.sleep(_LOOK_S)
             if await self._is_open():
                 continue
-            logger.error("grpc_port_lost", address=self.address)
+            try:
+                server, _ = self._bind(self._port)
+            except Misconfigured as error:  # still in the hands of the lost server, or of somebody else: the next look tries again
+                logger.error("grpc_port_lost", address=self.address, error=str(error))
+                continue
+            logger.error("grpc_port_reopened", address=self.address, lost=len(self._lost) + 1)
             self._lost.append(self._server)
-            with contextlib.suppress(Misconfigured):  # still taken: the next look tries again
-                self._server, _ = self._bind(self._port)
-                await self._start()
+            self._server = server
+            await self._start()
         logger.error("grpc_port_given_up", address=self.address, lost=len(self._lost))
 
     async def _is_open(self) -> bool:

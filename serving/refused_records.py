@@ -17,9 +17,8 @@ from infra.kafka.reader import SourceRecord
 from schemas.events import Rejection
 from schemas.limits import KIB, RECORD_BYTES_MAX
 
-_BYTES_MAX = (
-    RECORD_BYTES_MAX + 64 * KIB
-)  # the largest record that the user topics take as it is; their dead-letter topics take it with the reasons
+# The largest record that the user topics take as it is; their dead-letter topics take it with the reasons.
+_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB
 _LENGTH = struct.Struct(">I")
 
 

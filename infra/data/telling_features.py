@@ -17,9 +17,8 @@ from infra.data.item_statistics import DAY_MS, count_positives
 from infra.data.mapped_sources import MappedSources
 from schemas.features import Kind
 
-SUSPICIOUS = (
-    0.5  # of 180 days with 22 held out a total has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price or a total until then 0.0
-)
+# Of 180 days with 22 held out a total has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price or a total until then 0.0.
+SUSPICIOUS = 0.5
 _ITEMS_LEAST = 50
 
 

@@ -109,9 +109,8 @@ class Task:
         except Unavailable as error:
             if error.code != "encoder_missing":
                 raise
-            self.positions[topic] = (
-                start  # a version whose `building` was written after all: the batch waits until the reconciler has seen it
-            )
+            # A version whose `building` was written after all: the batch waits until the reconciler has seen it.
+            self.positions[topic] = start
             return
         except Incompatible as error:
             if error.code != "offset_gap" or not self.gaps.seek_is_due((topic, self.number), [start]):

@@ -46,9 +46,8 @@ def wanted_arrays(version: Any, profile: Any, behaviours: Any) -> dict[str, np.n
     with torch.inference_mode(), InFloat64():
         states = version.network.user_states(reference_inputs(version, profile, behaviours))
     named = DeviceUserState(1, states, 0, 0, 0, False).named_arrays()
-    groups = max(
-        1, int((named["sim.categories_BG"] != NO_CATEGORY).sum())
-    )  # behaviours without a category have an entry of their own there
+    # Behaviours without a category have an entry of their own there.
+    groups = max(1, int((named["sim.categories_BG"] != NO_CATEGORY).sum()))
     named |= {name: array[:, :groups] for name, array in named.items() if name.startswith("sim.")}
     signed = slice(None) if behaviours else slice(0)
     return named | {name: named[name][:, signed] for name in ("simtier_BSW", "simtier_mask_BS")}

@@ -33,9 +33,8 @@ def sample(requests: int = 3, items: int = 6, seed: int = 0) -> tuple[torch.Tens
 def test_the_loss_is_equation_10_summed_over_pairs() -> None:
     logits, bids, gains, mask = sample()
     expected = [plain_copr(*(t[b].tolist() for t in (logits, bids, gains))) for b in range(len(logits))]
-    assert copr_loss(logits, bids, gains, mask).item() == pytest.approx(
-        sum(expected) / len(expected), rel=1e-6
-    )  # ranks are discounted in fp32
+    # Ranks are discounted in fp32.
+    assert copr_loss(logits, bids, gains, mask).item() == pytest.approx(sum(expected) / len(expected), rel=1e-6)
 
 
 def test_delta_ndcg_is_what_swapping_two_items_costs() -> None:

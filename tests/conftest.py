@@ -82,18 +82,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # The modules that take longest: xdist hands out modules in this order, so that no long one is left for a single worker at the end.
-_LONG = (
-    *("test_demo", "test_whole_path", "test_faults", "test_worker_killed", "test_worker", "test_server", "test_serve_process"),
-    *(
-        "test_versions",
-        "test_version_faults",
-        "test_program",
-        "test_world_learned",
-        "test_worker_snapshots",
-        "test_histories",
-        "test_plants",
-    ),
-)
+_LONG = [
+    "test_demo",
+    "test_whole_path",
+    "test_faults",
+    "test_worker_killed",
+    "test_worker",
+    "test_server",
+    "test_serve_process",
+    "test_versions",
+    "test_version_faults",
+    "test_program",
+    "test_world_learned",
+    "test_worker_snapshots",
+    "test_histories",
+    "test_plants",
+]
 # They share one running system (tests/system/conftest.py), so one worker has them all.
 _ONE_SYSTEM = ("tests/system/test_whole_path.py", "tests/system/test_faults.py")
 

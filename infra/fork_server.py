@@ -2,7 +2,7 @@
 
 Loading torch, numba and our kernels costs a process 3 s of a core, and a worker, its builders, a server and its loader load the same. A fork has
 all of it at once, and shares the memory until it writes to it. Here: the template process, both ways to make one, children as seen by whoever asked
-for them. Not here: what is imported and run (streams/builder_template.py, infra/demo/stage.py).
+for them. Not here: what is imported and run (streams/builders/template.py, infra/demo/stage.py).
 
     fork_template     this process forks its template before it has opened anything: what it has imported is paid for once
     launch_template   a process of its own imports the modules; for parents that have threads already, such as the demo

@@ -1,4 +1,4 @@
-"""A few rows of a version, spread over its items, and the rows of given items: what a canary looks at (streams/canary.py).
+"""A few rows of a version, spread over its items, and the rows of given items: what a canary looks at (streams/builders/canary.py).
 
 Here: which items a sample has, and where their rows are. Not here: reading whole parts (index_parts.py).
 Invariants: the sample follows from the manifest alone, so whoever draws it gets the same; it costs a few blocks of a few shards, however large the

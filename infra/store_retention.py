@@ -1,6 +1,7 @@
 """The content of an index store as retention looks at it, and the removal of files (protocol B12).
 
-Here: reading what names what, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when (streams/store_keeper.py).
+Here: reading what names what, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when
+(streams/versions/store_keeper.py).
 Invariants: a manifest or snapshot that does not read stops the removal, because nobody knows what it names; a file is looked at once more
 before it goes, because somebody may have put the same bytes again since the plan was made.
 """

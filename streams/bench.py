@@ -1,6 +1,6 @@
 """`aif bench nearline`: what the nearline path makes of a catalogue, beside the bare network on the same rows in the same process.
 
-    full build      a shard's checkpoint in, the rows of its full part out (streams/builder.py), in this process
+    full build      a shard's checkpoint in, the rows of its full part out (streams/builders/full_part.py), in this process
     floor           the item network alone, in the same blocks and arithmetic, on features that are tensors already
     increments      a real worker on a real broker: price changes of a live version, one update per record, and four times as many, 256 per record
     start           a worker with that catalogue in its shards: from the end of its imports to the first batch it applied
@@ -46,7 +46,7 @@ from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
-from streams.builder import encode_blocks
+from streams.builders.full_part import encode_blocks
 from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection

@@ -1,7 +1,7 @@
 """A shard's checkpoint directory, read: items in key order, increments of a version, offsets and counts of that one moment.
 
-Here: `ShardReader`. Not here: who takes the checkpoint (streams/builder.py, streams/sealer.py). Two reads of a live shard disagree; a seal or a build
-therefore reads only from a checkpoint (protocol B8). The directory must be private and writable (infra/rocks.py says why).
+Here: `ShardReader`. Not here: who takes the checkpoint (streams/builders/running_jobs.py). Two reads of a live shard disagree; a seal or
+a build therefore reads only from a checkpoint (protocol B8). The directory must be private and writable (infra/rocks.py says why).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from infra.joined import join_some, join_stored
 from infra.rocks import Database, Scan, open_read_only
 from schemas.errors import Corrupted
-from streams.build_jobs import SLICE_ROWS
+from streams.builders.jobs import SLICE_ROWS
 from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix

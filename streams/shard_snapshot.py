@@ -19,7 +19,7 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import Init
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
-from streams.build_jobs import SnapshotJob
+from streams.builders.jobs import SnapshotJob
 from streams.core.shard_state import encode_identity
 from streams.shard_reader import open_shard_reader
 

@@ -1,7 +1,7 @@
 """The one serial task of a shard: every batch, seal and version step of it runs on one thread, one after the other.
 
 Here: `ShardTask`: queueing, retry of what is transient, the outbox on its way to the broker. Not here: what a batch does (streams/shard.py), who hands
-batches in (streams/agents), who starts versions (streams/reconcile.py).
+batches in (streams/agents), who starts versions (streams/versions/reconcile.py).
 Invariants: nothing runs beside a micro-batch (two interleaving writers built stale rows in 1,068 of 4,000 histories). No batch is applied before
 the shard is admitted: the versions of the control log are in it and have their encoders (protocol A7).
 """

@@ -1,11 +1,11 @@
 """`aif worker`: one process that owns shards. Only wiring; every part stands in its own file.
 
     topics and identity of the index -> owned shards (owned_shards.py) <- Faust shell (faust_shell.py) <- agents
-    control log -> reconciler (reconcile.py) in its own thread -> shard tasks, builder processes
+    control log -> reconciler (versions/reconcile.py) in its own thread -> shard tasks, builder processes
     metrics page, ready line, clean stop at SIGTERM or Ctrl-C
 
 Not here: any decision about data. Everything heavy is imported before anything is opened, and builders come from a fork of that moment
-(builder_template.py); with `build.warm` off, kernels are loaded by the first version that needs an encoder. Torch is not loaded here.
+(builders/template.py); with `build.warm` off, kernels are loaded by the first version that needs an encoder. Torch is not loaded here.
 Invariants: a fault of the reconciler or of a version never stops the consumption of events; a failed assertion ends the process.
 """
 
@@ -33,7 +33,7 @@ from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
 from streams.agents.item_features import handle_item_features
 from streams.agents.new_items import handle_new_items
-from streams.builder_template import open_builder_template
+from streams.builders.template import open_builder_template
 from streams.faust_shell import ShellApp, add_agent, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.outbox_sender import OutboxSender
@@ -41,8 +41,8 @@ from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard import Shard
 from streams.shard_task import ShardTask
-from streams.store_keeper import KeepSettings
-from streams.version_side import VersionSide
+from streams.versions.store_keeper import KeepSettings
+from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
 
 _LAG_EVERY_S = 2.0

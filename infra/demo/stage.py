@@ -29,7 +29,7 @@ USER_PARTITIONS = 2
 # What the commands of a stage load, each for itself: a template has it once. Kernels only if some process compiled them: others would wait for that.
 _WARM = (
     "streams.worker",
-    "streams.builder_process",
+    "streams.builders.process",
     "streams.replay.replay",
     "serving.server",
     "serving.parity",  # with it torch, for the trainer, the audit, and the dry runs of checkpoints

@@ -4,7 +4,7 @@
 
 *Building* and *sealed* are facts of single shards, not states. Wanted, published, live and the one backup receive increments and
 deltas; a frozen version receives none and comes back only through a new revision (cause `revive`).
-`withhold` is the canary's word: the version stays published and is not promoted by itself until `approve` (streams/promotion.py).
+`withhold` is the canary's word: the version stays published and is not promoted by itself until `approve` (streams/versions/promotion.py).
 Effects on *other* versions (promote makes the former live version the backup) are in `control.py`, in one place.
 """
 

@@ -1,7 +1,7 @@
 """The agent of model-checkpoints: a record becomes `want v` or `reject v`, v = its offset (protocol B3, I7).
 
 Here: the decision and its order of steps. Not here: opening the file (checkpoint_files.py), the checks of its content
-(schemas/model/checkpoint_file.py, and checkpoint.py, which runs the network), building (streams/reconcile.py).
+(schemas/model/checkpoint_file.py, and checkpoint.py, which runs the network), building (streams/versions/reconcile.py).
 
     decode -> fetch -> every check -> copy into the index store under its sha256 -> want
     anything wrong: dead letter -> reject (with the reason) -> index event
@@ -31,8 +31,8 @@ from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from streams.agents.checkpoint_files import read_allowed_file
-from streams.publication import append_entry
 from streams.replay.parts import find_replayed
+from streams.versions.publication import append_entry
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000
@@ -59,7 +59,7 @@ class CheckpointDesk:
     """What deciding needs. `roots`: folders from which checkpoints may be read; `fetch_s_max`: how long an unreachable one is tried.
 
     send_dead_letter returns when the broker has it; `rejected` counts by code. dry_run: judges a file by running its network (RejectedInput), which
-    loads torch: a worker has that done by a process of its own (version_side.py).
+    loads torch: a worker has that done by a process of its own (streams/versions/version_side.py).
     """
 
     control_log: ControlLog

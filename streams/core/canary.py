@@ -1,7 +1,7 @@
 """The canary's arithmetic and its verdict: scores of a new version on a fixed sample, against those of the live one. Pure.
 
-Here: what is compared, and what is too far. Not here: the sample and the scores (streams/canary.py), when it runs and what follows
-(streams/promotion.py).
+Here: what is compared, and what is too far. Not here: the sample and the scores (streams/builders/canary.py), when it runs and what follows
+(streams/versions/promotion.py).
 
 A model of another training run may rank differently and be right: the canary is for versions that are broken, not for ones that are worse. So it
 asks three things only:

@@ -1,7 +1,7 @@
 """When servers say that the live version misbehaves: the one rule by which a version is rolled back from without anybody asking. Pure.
 
-Here: what is remembered of reports, what counts as a fault, how many servers it takes. Not here: reading reports (streams/server_reports.py), the
-entry (streams/rollback.py).
+Here: what is remembered of reports, what counts as a fault, how many servers it takes. Not here: reading reports (streams/versions/server_reports.py), the
+entry (streams/versions/rollback.py).
 
     fault of a server   in the last `window_s`, on the live version, with at least `answers_min` requests: too many failed or not finite, too many
                         answers unlike the reference, or answers much slower; each also `worse_by` times what the same server had on the version

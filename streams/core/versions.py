@@ -1,7 +1,7 @@
 """What is to be done next for the versions of an index: plans from the control log's fold and the facts of shards. Pure.
 
 Here: what one shard does (start, build, seal, stop, mark behind) and what belongs into the log (publish, promote, revise). Not here: doing
-it (streams/reconcile.py), the fold itself (schemas/index/control.py).
+it (streams/versions/reconcile.py), the fold itself (schemas/index/control.py).
 
 Invariants:
 - A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same
@@ -11,7 +11,7 @@ Invariants:
 - A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5).
 - A log with an entry that this code does not know is not acted upon (B2).
 - A frozen version that is being revived goes the way of a new one: start, build, seal. Its build takes every row that still holds from the last
-  sealed parts (streams/base_rows.py), so only what changed since is computed (B11).
+  sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
 - The full part is written anew, before a revision is sealed, when the last sealed incremental part had grown past a share of it.
 
 A version that is behind in a shard and not yet published starts again; one that servers follow stays behind until it is frozen and revived.

@@ -1,6 +1,6 @@
 """A replay adopted as a version: its rows in the index store, and a record in model-checkpoints that becomes the version (protocol B3, B11).
 
-Here: the order of the steps. Not here: replaying (replay.py), the files (parts.py), taking rows over (base_rows.py).
+Here: the order of the steps. Not here: replaying (replay.py), the files (parts.py), taking rows over (streams/builders/base_rows.py).
 Invariants: the version is built like every other: its shards write increments first, then take a checkpoint, and from the replay they take only rows whose
 inputs are still those of the checkpoint. So whatever is newer than the replay is computed in the build that starts its increments, and a replay
 of any age, of half of the shards, or gone from the store can only cost computing. Rows of another encoder are never taken (I9).

@@ -1,7 +1,7 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
 Here: the way of one shard, from its base over its records to rows and digests; going on after a kill. Not here: where it begins and ends
-(points.py), adoption as a version (adopt.py), applying (shard.py), rows (encoder.py, builder.py), the command (cli.py).
+(points.py), adoption as a version (adopt.py), applying (shard.py), rows (encoder.py, streams/builders/full_part.py), the command (cli.py).
 
 Nothing of the running system is used but its topics, its control log, a manifest, a snapshot as base if one was asked for, and a checkpoint: no
 shard directory, no part, no delta, no consumer group. Batches and the interleaving of topics are others than the worker's (one topic after the
@@ -31,7 +31,7 @@ from schemas.index.layout import RowBlock
 from schemas.index.manifest import Manifest, Seal
 from schemas.index.snapshot import snapshot_manifest_path
 from schemas.topics import SHARD_TOPICS
-from streams.builder import encode_blocks
+from streams.builders.full_part import encode_blocks
 from streams.core.replay_plan import ShardReplay
 from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource

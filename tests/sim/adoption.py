@@ -1,14 +1,14 @@
 """A replay that a version adopts: what streams/replay/adopt.py leaves in the index store before the checkpoint record is published (protocol B3, B11).
 
 Here: the replay, a fresh shard fed from the start of its topics to offsets of its own, and its parts. Not here: the version's build, which takes the
-rows that still hold from there (streams/base_rows.py).
+rows that still hold from there (streams/builders/base_rows.py).
 """
 
 from pathlib import Path
 
 from schemas.topics import SHARD_TOPICS
-from streams.build_jobs import BuildJob
-from streams.builder import build_full_part
+from streams.builders.full_part import build_full_part
+from streams.builders.jobs import BuildJob
 from streams.replay.parts import ReplayedParts, encode_replayed, replayed_path
 from streams.shard import Shard
 from tests.sim.boundary import Boundary

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import infra.journaled_rocks
-import streams.base_rows
-import streams.builder
-import streams.running_jobs
-import streams.sealer
+import streams.builders.base_rows
+import streams.builders.full_part
+import streams.builders.running_jobs
+import streams.builders.sealer
 import streams.shard_fold
 import streams.shard_snapshot
 import streams.shard_start
@@ -26,7 +26,7 @@ from schemas.index.control import Init
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
-from streams.build_jobs import SnapshotJob
+from streams.builders.jobs import SnapshotJob
 from streams.shard import COLUMN_FAMILIES, Shard
 from streams.shard_reader import ShardReader
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database
@@ -132,18 +132,18 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     return [
         (infra.journaled_rocks, "JOURNAL_BYTES_MAX", _JOURNAL_BYTES_MAX),
         (infra.journaled_rocks, "_READ_ALL_MIN", 1 if boundary.world.seed % 4 == 1 else 2),
-        (streams.base_rows, "read_full_part", boundary.read_full_part),
-        (streams.base_rows, "read_incremental_part", boundary.read_incremental_part),
-        (streams.base_rows, "verify_part", boundary.verify_part),
-        (streams.builder, "open_shard_reader", boundary.open_shard_reader),
-        (streams.builder, "write_full_part", boundary.write_full_part),
-        (streams.sealer, "open_shard_reader", boundary.open_shard_reader),
-        (streams.sealer, "write_incremental_part", boundary.write_incremental_part),
-        (streams.sealer, "read_full_part", boundary.read_full_part),
-        (streams.sealer, "new_unique", unique),
-        (streams.running_jobs, "new_unique", unique),
+        (streams.builders.base_rows, "read_full_part", boundary.read_full_part),
+        (streams.builders.base_rows, "read_incremental_part", boundary.read_incremental_part),
+        (streams.builders.base_rows, "verify_part", boundary.verify_part),
+        (streams.builders.full_part, "open_shard_reader", boundary.open_shard_reader),
+        (streams.builders.full_part, "write_full_part", boundary.write_full_part),
+        (streams.builders.sealer, "open_shard_reader", boundary.open_shard_reader),
+        (streams.builders.sealer, "write_incremental_part", boundary.write_incremental_part),
+        (streams.builders.sealer, "read_full_part", boundary.read_full_part),
+        (streams.builders.sealer, "new_unique", unique),
+        (streams.builders.running_jobs, "new_unique", unique),
         (streams.shard_fold, "TOGETHER_MIN", 1 if boundary.world.seed % 4 == 2 else streams.shard_fold.TOGETHER_MIN),
-        (streams.running_jobs, "shutil", removal),
+        (streams.builders.running_jobs, "shutil", removal),
         (streams.shard_snapshot, "open_shard_reader", boundary.open_shard_reader),
         (streams.shard_start, "open_shard", boundary.open_shard),
         (streams.shard_start, "restore_snapshot", boundary.restore_snapshot),

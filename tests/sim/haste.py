@@ -13,9 +13,9 @@ import infra.control_log
 import infra.index_parts
 import infra.store_retention
 import schemas.index.control
-import streams.publication
 import streams.shard_decode
 import streams.shard_snapshot
+import streams.versions.publication
 from infra.control_log import ControlLog, control_path
 from schemas.events import decode_updates
 from schemas.index.control import ControlState, decode_entry, fold_entry
@@ -98,8 +98,8 @@ def shortcuts() -> list[tuple[Any, str, object]]:
         (infra.store_retention, "decode_manifest", cached_manifest),
         (infra.store_retention, "decode_seal", cached_seal),
         (infra.store_retention, "decode_snapshot", cached_snapshot),
-        (streams.publication, "decode_manifest", cached_manifest),
-        (streams.publication, "decode_seal", cached_seal),
+        (streams.versions.publication, "decode_manifest", cached_manifest),
+        (streams.versions.publication, "decode_seal", cached_seal),
         (streams.shard_decode, "decode_updates", _decode_updates),
         (streams.shard_snapshot, "decode_snapshot", cached_snapshot),
     ]

@@ -13,25 +13,25 @@ from typing import Any
 
 import numpy as np
 
+import streams.builders.sealer
 import streams.core.versions
-import streams.reconcile
-import streams.sealer
 import streams.shard
+import streams.versions.reconcile
 import tests.sim.server
 import tests.sim.worker
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
-from streams.base_rows import BaseRows
-from streams.build_jobs import BuildJob, SealJob
+from streams.builders.base_rows import BaseRows
+from streams.builders.jobs import BuildJob, SealJob
+from streams.builders.sealer import SealPoint
 from streams.core.item_state import StoredFeatures
 from streams.core.shard_state import ShardState
-from streams.reconcile import Reconciler
-from streams.sealer import SealPoint
 from streams.shard import META, STATE_KEY, Shard
 from streams.shard_fold import FoldedBatch
 from streams.shard_outbox import Outgoing, put_outbox
 from streams.shard_reader import ShardReader
+from streams.versions.reconcile import Reconciler
 from tests.sim.boundary import Boundary, replaced
 from tests.sim.disk import MemoryDatabase
 from tests.sim.store import MemoryStore
@@ -115,7 +115,7 @@ def _seal_without_tombstones(_: World, boundary: Boundary) -> Sequence[Replaceme
         def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
             return (pair for pair in super().scan_increments(version) if not is_tombstone(pair[1]))
 
-    return [(streams.sealer, "open_shard_reader", lambda path: Reader(boundary.open_shard_reader(path)._database))]
+    return [(streams.builders.sealer, "open_shard_reader", lambda path: Reader(boundary.open_shard_reader(path)._database))]
 
 
 @_plant("the position in index-deltas is read after the checkpoint", "watermark", "served at rest")
@@ -124,7 +124,7 @@ def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacem
         create_checkpoint(into)
         return dataclasses.replace(job, delta_position=world.deltas_end(job.shard), checkpoint_directory=str(into))
 
-    return [(streams.reconcile, "prepare_seal", prepare_seal)]
+    return [(streams.versions.reconcile, "prepare_seal", prepare_seal)]
 
 
 @_plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
@@ -154,7 +154,7 @@ def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Re
         return Reader(live[str(path)])  # type: ignore[arg-type]
 
     original = MemoryDatabase.create_checkpoint
-    return [(MemoryDatabase, "create_checkpoint", create_checkpoint), (streams.sealer, "open_shard_reader", open_reader)]
+    return [(MemoryDatabase, "create_checkpoint", create_checkpoint), (streams.builders.sealer, "open_shard_reader", open_reader)]
 
 
 # --- shards -------------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
     return [
         (Reconciler, "_start", start_late),
         (tests.sim.worker, "run_job", run_early),
-        (streams.reconcile, "_accept_full", functools.partial(_accept_unchecked)),
+        (streams.versions.reconcile, "_accept_full", functools.partial(_accept_unchecked)),
     ]
 
 

@@ -19,17 +19,17 @@ from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import SHARD_TOPICS
-from streams.build_jobs import BuildJob, CanaryJob, Job, SealJob, SnapshotJob
-from streams.builder import build_full_part
-from streams.builder_pool import Ticket
+from streams.builders.full_part import build_full_part
+from streams.builders.jobs import BuildJob, CanaryJob, Job, SealJob, SnapshotJob
+from streams.builders.pool import Ticket
+from streams.builders.sealer import write_seal
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.publication import append_entry
-from streams.reconcile import Reconciler, ReconcileSettings, StepReport
-from streams.sealer import write_seal
 from streams.shard import Shard
 from streams.shard_start import LogRange, start_shard
-from streams.snapshot_keeper import SnapshotTimes
-from streams.store_keeper import KeepSettings
+from streams.versions.publication import append_entry
+from streams.versions.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.versions.snapshot_keeper import SnapshotTimes
+from streams.versions.store_keeper import KeepSettings
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk
 from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders
@@ -138,7 +138,7 @@ class Worker:
             self.world.say("%s reconciled: %s %s", self.name, self.report.done, self.report.errors or "")
 
     def submit(self, job: Job, /) -> Ticket:
-        """streams/builder_pool.py: the job is queued."""
+        """streams/builders/pool.py: the job is queued."""
         self.jobs.append(Ticket(job))
         return self.jobs[-1]
 
@@ -205,7 +205,7 @@ def _decision(version: int, record: str, sha256: str, now_ms: int, by: str) -> E
 
 
 def run_job(world: World, boundary: Boundary, job: Job) -> Any:
-    """What streams/builder_process.py does with a job."""
+    """What streams/builders/process.py does with a job."""
     if isinstance(job, SnapshotJob):
         return boundary.write_snapshot(world.store, job)
     if isinstance(job, CanaryJob):
@@ -218,7 +218,7 @@ def run_job(world: World, boundary: Boundary, job: Job) -> Any:
 
 
 def sing_canary(world: World, job: CanaryJob) -> CanaryFigures:
-    """streams/canary.py without a network: every fourth version ranks unlike the live one, the same for whoever looks."""
+    """streams/builders/canary.py without a network: every fourth version ranks unlike the live one, the same for whoever looks."""
     world.point("a canary")
     read_manifest(world.store, job.status)  # type: ignore[arg-type]
     if job.live is None:

@@ -21,8 +21,8 @@ from schemas.index.digest import version_digest
 from schemas.index.lifecycle import State
 from schemas.index.manifest import Manifest
 from schemas.topics import SHARD_TOPICS
-from streams.builder import encode_blocks
-from streams.sealer import digest_blocks
+from streams.builders.full_part import encode_blocks
+from streams.builders.sealer import digest_blocks
 from streams.shard import open_shard
 from streams.shard_reader import open_shard_reader
 from streams.shard_snapshot import list_snapshots

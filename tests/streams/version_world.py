@@ -33,14 +33,14 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
-from streams.build_jobs import Job
-from streams.builder_pool import Ticket
-from streams.builder_process import run_job
+from streams.builders.jobs import Job
+from streams.builders.pool import Ticket
+from streams.builders.process import run_job
 from streams.core.item_state import encode_raw_features
 from streams.core.misbehaviour import Book
 from streams.encoder import EncoderCache, RowEncoder
-from streams.reconcile import Reconciler, ReconcileSettings, StepReport
 from streams.shard import Shard, open_shard
+from streams.versions.reconcile import Reconciler, ReconcileSettings, StepReport
 from tests.streams.shard_world import ManualClock, features_record, new_items_record
 
 T = TypeVar("T")

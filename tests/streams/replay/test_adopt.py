@@ -11,7 +11,7 @@ from schemas.errors import Corrupted, Misconfigured
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
 from schemas.model.item_network import encoder_fingerprint
-from streams.builder import encode_blocks
+from streams.builders.full_part import encode_blocks
 from streams.replay.adopt import Adoption
 from streams.replay.parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
 from streams.shard_reader import open_shard_reader

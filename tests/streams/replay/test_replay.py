@@ -35,24 +35,24 @@ from schemas.index.manifest import Manifest
 from schemas.model.item_network import encoder_fingerprint
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
-from streams.build_jobs import BuildJob
-from streams.builder import build_full_part
-from streams.builder_pool import BuilderPool
-from streams.builder_template import start_from
+from streams.builders.full_part import build_full_part
+from streams.builders.jobs import BuildJob
+from streams.builders.pool import BuilderPool
+from streams.builders.sealer import digest_blocks
+from streams.builders.template import start_from
 from streams.encoder import EncoderCache
 from streams.encoders import LazyEncoders
-from streams.log_ends import KafkaLogEnds
 from streams.outbox_sender import OutboxSender
-from streams.publication import Publication
-from streams.reconcile import Reconciler, ReconcileSettings
 from streams.replay.cli import register
 from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
 from streams.replay.replay import ReplayPace, run_replay
-from streams.sealer import digest_blocks
 from streams.shard import Shard, open_shard
 from streams.shard_snapshot import describe_checkpoint_job, write_snapshot
 from streams.shard_task import ShardTask
-from streams.version_messages import VersionMessages
+from streams.versions.log_ends import KafkaLogEnds
+from streams.versions.messages import VersionMessages
+from streams.versions.publication import Publication
+from streams.versions.reconcile import Reconciler, ReconcileSettings
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
 
 SHARDS, ITEMS = 2, 500

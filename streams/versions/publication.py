@@ -1,6 +1,6 @@
 """From sealed shards to a published revision: one manifest by exclusive create, then one `publish` entry (protocol B9).
 
-Here: choosing seals, the manifest, the entries publish and revise. Not here: when to (core/versions.py), sealing (sealer.py), what goes live
+Here: choosing seals, the manifest, the entries publish and revise. Not here: when to (core/versions.py), sealing (streams/builders/sealer.py), what goes live
 (promotion.py).
 Invariants: any worker may do any step at any moment and several at once: of two manifests one is created, of two entries one is appended, and
 whoever finds a manifest without its `publish` writes it. A manifest is never made of an incomplete set, nor of seals by another encoder (I9).
@@ -19,7 +19,7 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
-from streams.build_jobs import BuildBase
+from streams.builders.jobs import BuildBase
 from streams.core.versions import Revision, plan_revisions
 from streams.encoders import Encoder
 from streams.replay.parts import find_replayed

@@ -1,7 +1,7 @@
 """The life of versions, driven: what the control log wants and what the owned shards have are brought together, one step after the other.
 
-Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (core/versions.py), the work of builders (builder.py, sealer.py),
-manifest and entries (publication.py, promotion.py), what builders are at (running_jobs.py).
+Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (core/versions.py), the work of builders and what they are
+at (streams/builders), manifest and entries (publication.py, promotion.py).
 
     for every owned shard    attach encoders -> start -> build -> seal; stop what is frozen, removed, aborted; take a snapshot when due
     for the index            manifest -> publish -> canary -> promote; roll back; want a revision when the last publish is old; drop and remove what is not kept
@@ -29,8 +29,10 @@ from schemas.index.lifecycle import SERVABLE, EntryKind
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import RESEAL_INTERVAL_HOURS
-from streams.build_jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
-from streams.build_slices import remove_other_slices, remove_slices, slices_folder
+from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
+from streams.builders.running_jobs import Builders, JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
+from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
+from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import Book, ReportRules
 from streams.core.shard_state import ShardVersion
@@ -50,15 +52,13 @@ from streams.core.versions import (
     plan_shard,
 )
 from streams.encoders import Encoder, Encoders
-from streams.log_ends import LogEnds
-from streams.promotion import Promotion
-from streams.publication import Publication
-from streams.rollback import RollbackWatch
-from streams.running_jobs import Builders, JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
-from streams.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.shard import Shard
-from streams.snapshot_keeper import SNAPSHOT, SnapshotKeeper, SnapshotTimes, prepare_snapshot
-from streams.store_keeper import KeepSettings, StoreKeeper
+from streams.versions.log_ends import LogEnds
+from streams.versions.promotion import Promotion
+from streams.versions.publication import Publication
+from streams.versions.rollback import RollbackWatch
+from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper, SnapshotTimes, prepare_snapshot
+from streams.versions.store_keeper import KeepSettings, StoreKeeper
 
 _PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
 _FORGET_ROWS = 2_000  # looked at between two micro-batches

@@ -1,13 +1,13 @@
 """The full part of one shard of a version, from a checkpoint of the shard.
 
-Here: the work. Not here: the job (build_jobs.py), the processes that do it (builder_pool.py), who asks for it (reconcile.py).
+Here: the work. Not here: the job (jobs.py), the processes that do it (pool.py), who asks for it (streams/versions/reconcile.py).
 
 Invariants: items are read from the checkpoint in key order in slices, so memory does not grow with their number; the rows, and so the digest,
 do not depend on the size of a slice or on the number of processes (a row's bits depend on the row alone). The checkpoint was
 taken after the batch that recorded `building v`, so what it lacks is in the increments (B6); `source_offsets` of the result let the owner check
 that once more.
 
-Processes work on different shards at the same time; one shard is one job. A killed build goes on after its last finished slice (build_slices.py); rows
+Processes work on different shards at the same time; one shard is one job. A killed build goes on after its last finished slice (slices.py); rows
 that an earlier part has with the same inputs are taken from there (base_rows.py).
 """
 
@@ -22,9 +22,9 @@ from infra.index_store import IndexStore
 from schemas.errors import Incompatible
 from schemas.index.layout import RowBlock
 from schemas.limits import ROWS_PER_FILE_BLOCK
-from streams.base_rows import BaseRows, open_base
-from streams.build_jobs import BuildJob, BuildResult
-from streams.build_slices import SLICE_ITEMS, BuildSlices
+from streams.builders.base_rows import BaseRows, open_base
+from streams.builders.jobs import BuildJob, BuildResult
+from streams.builders.slices import SLICE_ITEMS, BuildSlices
 from streams.encoders import Encoder
 from streams.shard_reader import ShardReader, open_shard_reader
 from streams.stored.item_block import ItemBlock

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import RejectedInput, Unavailable
-from streams.build_jobs import DryRunJob
-from streams.running_jobs import Builders
+from streams.builders.jobs import DryRunJob
+from streams.builders.running_jobs import Builders
 
 _TRIES = 3
 

@@ -1,7 +1,7 @@
 """The seal of one shard of a revision: a frozen, complete, checkable view of it (protocol B7, B8).
 
-Here: what a seal is made of, in the one right order. Not here: when a shard may seal (core/versions.py), the processes (builder_pool.py),
-the manifest (publication.py).
+Here: what a seal is made of, in the one right order. Not here: when a shard may seal (core/versions.py), the processes (pool.py),
+the manifest (streams/versions/publication.py).
 
 Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 1. the end offset of the shard's partition of index-deltas is read: a reader of this seal starts there;
@@ -29,11 +29,11 @@ from infra.index_store import IndexStore
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Seal, encode_seal, seal_path
-from streams.build_jobs import SealJob
-from streams.builder import Progress, check_encoder
+from streams.builders.full_part import Progress, check_encoder
+from streams.builders.jobs import SealJob
 from streams.encoders import Encoder
-from streams.log_ends import LogEnds
 from streams.shard_reader import open_shard_reader
+from streams.versions.log_ends import LogEnds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Jobs that builders have for the shards of this process, from the checkpoint of a shard to the result.
 
-Here: who has what, and the checkpoint directories. Not here: which job is due (reconcile.py), the work (builder.py, sealer.py, shard_snapshot.py), the
-processes (builder_pool.py).
+Here: who has what, and the checkpoint directories. Not here: which job is due (streams/versions/reconcile.py), the work (full_part.py,
+sealer.py, streams/shard_snapshot.py), the processes (pool.py).
 Invariants: a key has one job at a time; a job whose shard was given away, or opened again by another task, is abandoned; no directory
 outlives its job, nor this process (the next one empties `scratch` at its start).
 """
@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 from infra.clock import Clock
 from infra.index_parts import new_unique
 from schemas.errors import Unavailable
-from streams.build_jobs import BuildJob, Job, describe_job
-from streams.builder_pool import Ticket
+from streams.builders.jobs import BuildJob, Job, describe_job
+from streams.builders.pool import Ticket
 from streams.shard import Shard
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class OwnedShard(Protocol):
 
 
 class Builders(Protocol):
-    """What is needed of the builder processes (streams/builder_pool.py)."""
+    """What is needed of the builder processes (streams/builders/pool.py)."""
 
     def submit(self, job: Job, /) -> Ticket: ...
 

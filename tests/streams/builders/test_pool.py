@@ -16,12 +16,12 @@ import pytest
 from infra.fork_server import Template, launch_template
 from infra.processes import Child, wait_until
 from schemas.errors import RejectedInput, Unavailable
-from streams import builder_template
-from streams.build_jobs import BuildJob, BuildResult, DryRunJob
-from streams.builder import build_full_part
-from streams.builder_pool import BuilderPool
-from streams.builder_template import StartBuilder, start_from
-from streams.sealer import digest_blocks
+from streams.builders import template as template_module
+from streams.builders.full_part import build_full_part
+from streams.builders.jobs import BuildJob, BuildResult, DryRunJob
+from streams.builders.pool import BuilderPool
+from streams.builders.sealer import digest_blocks
+from streams.builders.template import StartBuilder, start_from
 from tests.streams.shard_world import embed, upsert
 from tests.streams.version_world import Worker, World, checkpoint_bytes, encoder_of
 
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="module")
 def start(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBuilder]:
     """Builders are forked, as a worker's are; this process has threads, so the template is one of its own."""
-    template = launch_template(["streams.builder_process"], tmp_path_factory.mktemp("template") / "log")
+    template = launch_template(["streams.builders.process"], tmp_path_factory.mktemp("template") / "log")
     yield start_from(template, world.store.url)
     template.close()
 
@@ -119,11 +119,11 @@ def test_a_builder_that_cannot_be_started_fails_its_job_and_not_the_ones_after_i
 
 def test_builders_are_programs_where_the_template_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[list[str]] = []
-    monkeypatch.setattr(builder_template, "start_child", lambda name, command, *_, **__: executed.append(command))
+    monkeypatch.setattr(template_module, "start_child", lambda name, command, *_, **__: executed.append(command))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     start_from(Template(ours, lambda: None), "file:///store")("builder", tmp_path / "log", 0)
-    assert executed[0][1:4] == ["-m", "streams.builder_process", "file:///store"]
+    assert executed[0][1:4] == ["-m", "streams.builders.process", "file:///store"]
     ours.close()
 
 
@@ -147,7 +147,7 @@ def test_closing_fails_what_is_not_done(world: World, start: StartBuilder, tmp_p
 
 
 def test_a_worker_and_its_builders_load_no_torch(world: World, pool: BuilderPool) -> None:
-    check = "import streams.worker, streams.builder_process, streams.encoder, sys; print('torch' in sys.modules)"
+    check = "import streams.worker, streams.builders.process, streams.encoder, sys; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "False"
     for ticket in [pool.submit(job(world, slice_rows=256)) for _ in range(4)]:
         ticket.future.result(60)

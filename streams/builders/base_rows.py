@@ -1,6 +1,7 @@
 """Rows of earlier parts, taken over by a build where an item's inputs are still the same: only what is stale is computed (protocol B11).
 
-Here: the merge of items in key order with rows in key order. Not here: which parts are the base of a build (reconcile.py), encoding (builder.py).
+Here: the merge of items in key order with rows in key order. Not here: which parts are the base of a build (streams/versions/reconcile.py), encoding
+(full_part.py).
 Invariant: a row is taken only for an item with the same input hash, from parts of the same version: same checkpoint, same LSH, same encoder
 fingerprint. So it has the bits that encoding would give, whatever happened to the shard in between; its order is the item's own, not the base's.
 
@@ -17,7 +18,7 @@ from infra.index_store import IndexStore
 from schemas.errors import AifError
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowBlock, RowLayout
-from streams.build_jobs import BuildJob
+from streams.builders.jobs import BuildJob
 from streams.shard_reader import ShardReader
 
 

@@ -1,7 +1,7 @@
 """The canary's work: a fixed sample of users and items, scored by a new version and by the live one, from the files of both.
 
-Here: sample, scores, figures. Not here: the comparison and the verdict (core/canary.py), when it runs (promotion.py), the process it runs in
-(builder_process.py: beside the shards' worker, one thread of torch).
+Here: sample, scores, figures. Not here: the comparison and the verdict (core/canary.py), when it runs (streams/versions/promotion.py), the process it runs in
+(process.py: beside the shards' worker, one thread of torch).
 
 Invariants: the sample follows from the two manifests and the constants here, so every worker that runs it says the same (up to the arithmetic of its
 processor), and doing it again costs only its time. Memory is bounded by users x items, whatever the size of the version.
@@ -34,7 +34,7 @@ from schemas.model.inputs import UserInputs, build_user_inputs
 from schemas.model.network import AifNetwork
 from schemas.model.random_inputs import draw_value
 from schemas.model.stored_rows import behaviour_row, candidate_rows
-from streams.build_jobs import CanaryJob
+from streams.builders.jobs import CanaryJob
 from streams.core.canary import SPREAD_MIN, CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
 
 HISTORY_MAX = 40

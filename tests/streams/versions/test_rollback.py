@@ -17,8 +17,8 @@ from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.reports import Reporter
 from streams.core.misbehaviour import Book, Report, ReportRules
-from streams.rollback import RollbackWatch
-from streams.server_reports import ServerReports
+from streams.versions.rollback import RollbackWatch
+from streams.versions.server_reports import ServerReports
 from tests.streams.shard_world import ManualClock
 from tests.streams.version_world import Worker, World
 

@@ -13,8 +13,8 @@ from schemas.index.lifecycle import State
 from schemas.index.retention import RetentionRules, plan_removals
 from streams.shard_snapshot import list_snapshots
 from streams.shard_start import LogRange, start_shard
-from streams.snapshot_keeper import SnapshotTimes
-from streams.store_keeper import KeepSettings
+from streams.versions.snapshot_keeper import SnapshotTimes
+from streams.versions.store_keeper import KeepSettings
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World
 

@@ -14,12 +14,12 @@ from schemas.errors import Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind, State
-from streams import canary
-from streams.build_jobs import CanaryJob, Job
-from streams.builder_pool import Ticket
-from streams.canary import run_canary
+from streams.builders import canary
+from streams.builders.canary import run_canary
+from streams.builders.jobs import CanaryJob, Job
+from streams.builders.pool import Ticket
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.promotion import Promotion
+from streams.versions.promotion import Promotion
 from tests.streams.shard_world import ManualClock, embed, upsert
 from tests.streams.version_world import InlineBuilders, Worker, World
 

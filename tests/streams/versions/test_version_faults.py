@@ -13,12 +13,13 @@ import pytest
 from infra.control_log import ControlLog
 from infra.index_store import FolderStore
 from schemas.index.lifecycle import EntryKind, State
-from streams import reconcile, sealer
-from streams.build_jobs import SealJob
-from streams.log_ends import LogEnds
-from streams.sealer import SealPoint
+from streams.builders import sealer
+from streams.builders.jobs import SealJob
+from streams.builders.sealer import SealPoint
 from streams.shard import Shard
 from streams.shard_reader import ShardReader
+from streams.versions import reconcile
+from streams.versions.log_ends import LogEnds
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World
 

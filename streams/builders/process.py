@@ -1,10 +1,10 @@
 """A builder process: takes jobs from its parent over a private socket, one after the other, until the parent is gone.
 
-Here: the loop and the choice of the work. Not here: the work (builder.py, sealer.py, shard_snapshot.py, canary.py), the parent's side (builder_pool.py).
-Forked from the worker's template, or started as `python -m streams.builder_process STORE_URL FD` (builder_template.py). It stays alive between versions and
+Here: the loop and the choice of the work. Not here: the work (full_part.py, sealer.py, streams/shard_snapshot.py, canary.py), the parent's side (pool.py).
+Forked from the worker's template, or started as `python -m streams.builders.process STORE_URL FD` (template.py). It stays alive between versions and
 ends when the socket closes; the kernel kills it when the parent dies. One thread computes: parallelism is more processes, and a row's bits do
 not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
-Only a canary and a dry run need torch, and load it, in a pool of their own (version_side.py).
+Only a canary and a dry run need torch, and load it, in a pool of their own (streams/versions/version_side.py).
 """
 
 import os
@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 
 from infra.index_store import IndexStore, open_index_store
 from schemas.errors import AifError
-from streams.build_jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
-from streams.builder import Progress, build_full_part
+from streams.builders.full_part import Progress, build_full_part
+from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
+from streams.builders.sealer import write_seal
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
-from streams.sealer import write_seal
 from streams.shard_snapshot import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
@@ -45,7 +45,7 @@ def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
     # Also where it was loaded before this process was forked: threads that wait for each other, all nice, wait long.
     torch.set_num_threads(1)
     if isinstance(job, CanaryJob):
-        from streams.canary import run_canary
+        from streams.builders.canary import run_canary
 
         return run_canary(store, job)
     from schemas.model.checkpoint import read_checkpoint

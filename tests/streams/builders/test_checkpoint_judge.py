@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import AifError, RejectedInput, Unavailable
-from streams.build_jobs import DryRunJob, Job
-from streams.builder_pool import Ticket
-from streams.checkpoint_judge import judge_checkpoint
+from streams.builders.checkpoint_judge import judge_checkpoint
+from streams.builders.jobs import DryRunJob, Job
+from streams.builders.pool import Ticket
 
 DIED = Unavailable("builder_died", "a builder ended during a dry run; its log: Killed")
 

@@ -13,7 +13,7 @@ from infra.control_log import ControlLog
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from streams.core.misbehaviour import Book, Misbehaviour, ReportRules, plan_rollback
-from streams.publication import append_entry
+from streams.versions.publication import append_entry
 
 
 @dataclass

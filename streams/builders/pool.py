@@ -1,6 +1,6 @@
 """Builder processes as seen by the worker: jobs in, futures out.
 
-Here: starting, feeding, watching and ending the processes. Not here: what they do (builder_process.py), how one is made (builder_template.py).
+Here: starting, feeding, watching and ending the processes. Not here: what they do (process.py), how one is made (template.py).
 Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again, at the latest for the next job; the others go on. No child
 outlives this process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
 A process that lingers ends when it has had no job for a while: one that has loaded torch is some hundred megabytes that nothing else here needs.
@@ -21,8 +21,8 @@ from typing import Self
 from infra.processes import Child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
-from streams.build_jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
-from streams.builder_template import StartBuilder
+from streams.builders.jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
+from streams.builders.template import StartBuilder
 
 _POLL_S = 0.1
 _SEALS_FIRST, _BUILDS_AFTER, _END = 0, 1, 2  # snapshots are as short as seals

@@ -15,9 +15,9 @@ from infra.store_retention import read_store_content, remove_due
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from schemas.index.retention import RetentionRules, plan_drops, plan_removals
-from streams.publication import append_entry
-from streams.running_jobs import OwnedShard, on_shard
+from streams.builders.running_jobs import OwnedShard, on_shard
 from streams.shard import Shard
+from streams.versions.publication import append_entry
 
 _EVERY_S_MAX = 600.0
 

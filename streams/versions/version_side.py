@@ -16,20 +16,20 @@ from infra.fork_server import Template
 from infra.index_store import IndexStore
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
-from streams.builder_pool import BuilderPool
-from streams.builder_template import start_from
-from streams.checkpoint_judge import judge_checkpoint
+from streams.builders.checkpoint_judge import judge_checkpoint
+from streams.builders.pool import BuilderPool
+from streams.builders.running_jobs import OwnedShard
+from streams.builders.template import start_from
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportRules
 from streams.encoders import LazyEncoders
-from streams.log_ends import KafkaLogEnds
-from streams.reconcile import Reconciler, ReconcileSettings, StepReport
-from streams.running_jobs import OwnedShard
-from streams.server_reports import ServerReports
 from streams.settings import BuildSection
-from streams.snapshot_keeper import SnapshotTimes
-from streams.store_keeper import KeepSettings
-from streams.version_messages import VersionMessages
+from streams.versions.log_ends import KafkaLogEnds
+from streams.versions.messages import VersionMessages
+from streams.versions.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.versions.server_reports import ServerReports
+from streams.versions.snapshot_keeper import SnapshotTimes
+from streams.versions.store_keeper import KeepSettings
 
 _JUDGE_LINGER_S = 60.0  # a checkpoint's canary comes soon after its dry run, and often the next checkpoint
 _log = logging.getLogger("aif.streams.versions")

@@ -4,7 +4,7 @@
     canary       the newest published version is compared with the live one in a builder process; then `promote`, or `withhold` with the reason
     approved     `promote` without a canary
 
-Here: who waits for what, and the entries. Not here: which version is next (core/versions.py), the comparison (canary.py, core/canary.py).
+Here: who waits for what, and the entries. Not here: which version is next (core/versions.py), the comparison (streams/builders/canary.py, core/canary.py).
 Invariants: the only state is the job that runs, so a crash costs its time; any worker may do it, several at once, and one entry is written. A verdict
 counts only against the version that is still live, and never against an operator's word that came meanwhile. Nothing waits in the caller's thread.
 """
@@ -16,12 +16,12 @@ from infra.clock import Clock
 from infra.control_log import ControlLog
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
-from streams.build_jobs import CanaryJob
-from streams.builder_pool import Ticket
+from streams.builders.jobs import CanaryJob
+from streams.builders.pool import Ticket
+from streams.builders.running_jobs import Builders
 from streams.core.canary import CanaryFigures, CanaryRules, judge_canary
 from streams.core.versions import plan_promotion, plan_wish
-from streams.publication import append_entry
-from streams.running_jobs import Builders
+from streams.versions.publication import append_entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A worker needs NumPy, numba and our kernels for increments, its builders for parts: imported by each for itself they cost 2 s of a core. So a
 worker imports everything first, while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe);
 builders are forked from the template, at the start and whenever one has died; without one, or where somebody killed it, they are programs. Not here:
-what a builder does (builder_process.py), who asks for them (builder_pool.py).
+what a builder does (process.py), who asks for them (pool.py).
 """
 
 import logging
@@ -18,7 +18,7 @@ from schemas.errors import Unavailable
 
 StartBuilder = Callable[[str, Path, int], Child]  # its name, its log, its end of the socket to the worker
 
-_BUILDER = "streams.builder_process"
+_BUILDER = "streams.builders.process"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 _log = logging.getLogger("aif.streams.builders")
 

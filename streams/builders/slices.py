@@ -3,7 +3,7 @@
     00000.sst, 00000.json    rows of the first SLICE_ITEMS items, and what they are: last key, rows, checksum, source offsets
     00001.sst, ...           the items after that key
 
-Here: the folder, its files, the part that is made of them. Not here: rows (builder.py).
+Here: the folder, its files, the part that is made of them. Not here: rows (full_part.py).
 Invariants: a slice counts only with its JSON, which is written after its file is on disk, and only if both are of this build: same version,
 checkpoint, encoder. Slices may be of several checkpoints of the shard, if each was taken after the shard began to write increments of the version (B6):
 what a slice lacks, the increments have. So the part is as old as its oldest slice.
@@ -22,7 +22,7 @@ from infra.index_parts import put_full_slices, write_full_slice
 from infra.index_store import IndexStore
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part
-from streams.build_jobs import BuildJob, BuildResult
+from streams.builders.jobs import BuildJob, BuildResult
 
 SLICE_ITEMS = 65_536
 

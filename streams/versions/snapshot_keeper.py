@@ -1,7 +1,7 @@
 """Snapshots of the owned shards, on time: what reconciling asks about them.
 
-Here: what is known of the newest snapshot of each shard, and the job. Not here: the plan (core/snapshots.py), the files (shard_snapshot.py), removal of old
-ones (store_retention.py).
+Here: what is known of the newest snapshot of each shard, and the job. Not here: the plan (core/snapshots.py), the files (streams/shard_snapshot.py), removal
+of old ones (infra/store_retention.py).
 Invariant: the store is asked once for each owner of a shard; from then on its owner is the only one who puts snapshots of it.
 """
 
@@ -13,9 +13,9 @@ from infra.index_store import IndexStore
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
-from streams.build_jobs import SnapshotJob
+from streams.builders.jobs import SnapshotJob
+from streams.builders.running_jobs import OwnedShard, create_checkpoint, on_shard
 from streams.core.snapshots import SnapshotFacts, plan_snapshot
-from streams.running_jobs import OwnedShard, create_checkpoint, on_shard
 from streams.shard_snapshot import describe_checkpoint_job, list_snapshots
 
 SNAPSHOT = -1  # in the place of a version in a job's key

@@ -13,9 +13,9 @@ from infra.cli import build_app
 from infra.control_log import ControlLog
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
-from streams import base_rows, build_slices
-from streams.build_jobs import BuildJob
-from streams.builder import build_full_part
+from streams.builders import base_rows
+from streams.builders.full_part import build_full_part
+from streams.builders.jobs import BuildJob
 from streams.encoder import RowEncoder
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World, encoder_of
@@ -195,8 +195,8 @@ def test_a_full_part_that_is_lost_before_the_seal_is_built_again(world: World, w
 @pytest.fixture
 def build(world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> BuildJob:
     """A build of 600 items in slices of 100, which has not begun."""
-    monkeypatch.setattr(build_slices, "SLICE_ITEMS", 100)
-    monkeypatch.setattr("streams.builder.SLICE_ITEMS", 100)
+    monkeypatch.setattr("streams.builders.slices.SLICE_ITEMS", 100)
+    monkeypatch.setattr("streams.builders.full_part.SLICE_ITEMS", 100)
     world.want(1, 1)
     worker.step()
     checkpoint = world.folder / "checkpoint"
@@ -239,7 +239,7 @@ def test_a_build_that_was_killed_in_any_slice_goes_on_there(number: int, world: 
 
 def digest_of(world: World, result: Any) -> str:
     from infra.index_parts import read_full_part
-    from streams.sealer import digest_blocks
+    from streams.builders.sealer import digest_blocks
 
     return digest_blocks(encoder_of(1, 1), read_full_part(world.store, result.part, encoder_of(1, 1).layout)).hexdigest
 

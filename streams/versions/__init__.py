@@ -1,0 +1,12 @@
+"""What drives a version from `want` to live, and in the end to frozen and removed.
+
+version_side.py     the wiring of all this for the worker
+reconcile.py        one step: read the control log, plan (streams/core/versions.py), perform; read it first
+publication.py      from the seals of all shards to a manifest and its `publish` entry
+promotion.py        what goes live by itself: a wish, or a version that passed its canary
+rollback.py         what is rolled back by itself, by what servers say (server_reports.py)
+snapshot_keeper.py  snapshots of shards, when they are due
+store_keeper.py     versions that are dropped, files that are removed
+log_ends.py         where the topics of a shard end now
+messages.py         dead letters of checkpoint records, and index-events
+"""

@@ -1,7 +1,8 @@
 """Parts of a version in the index store: written once, read through a private copy (FORMAT.md sections 4 to 6).
 
 Here: full and incremental parts to and from the store, their verification, manifests. Not here: which rows belong into a part
-(streams/builders/full_part.py, streams/builders/sealer.py), the merged view (schemas/index/digest.py), loading into memory (serving/index_reader.py).
+(streams/builders/full_part.py, streams/builders/sealer.py), the merged view (schemas/index/digest.py), loading into memory
+(serving/versions/index_reader.py).
 
 Invariants:
 - The store's own directory of a part is never opened: rocksdict rewrites a file in any directory that it opens, also through a hard link

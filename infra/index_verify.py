@@ -1,6 +1,6 @@
 """Verification of a published version from its files alone: checksums, blocks, counts, digests; every fault named, none hidden by another.
 
-Here: what `aif index verify` does. Not here: the cheaper checks of a loader (serving/index_reader.py).
+Here: what `aif index verify` does. Not here: the cheaper checks of a loader (serving/versions/index_reader.py).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """A user's behaviours as columns: what a server keeps of thousands of users and reads in call 1, without an object per behaviour.
 
 Here: `BehaviourColumns`, which is a sequence of `BehaviourEvent` for whoever wants one, and columns for whoever wants all. Not here: the rules of the
-fold (schemas/users.py), where histories are kept (serving/user_store.py).
+fold (schemas/users.py), where histories are kept (serving/users/user_store.py).
 A behaviour is 20 bytes with an int64 id (250 as objects), beside features where there are any; 1,000 of them are read as 8 KB in a row instead of from
 4,000 places in memory.
 Invariants: a value never changes; one with more behaviours shares the columns of the one it was made from, and writes only behind its end. So a

@@ -111,7 +111,7 @@ def verify_answers(
     """Recompute answers with the reference model from the files of the version each names; count those that equal none."""
     from infra.bench.report import Figures
     from infra.settings import load_settings
-    from serving.parity import read_answers, recompute
+    from serving.audit.parity import read_answers, recompute
     from serving.settings import ServerSettings
 
     settings = load_settings(ServerSettings, {"index": {"store": store}, "kafka": {"bootstrap_servers": bootstrap}})

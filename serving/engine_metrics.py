@@ -9,7 +9,7 @@ import time
 from infra.metrics import Metrics
 from serving.engine.loop import Engine
 from serving.engine.work import VersionReport
-from serving.versions import VersionFollower
+from serving.versions.version_follower import VersionFollower
 
 
 class EngineMetrics:

@@ -28,32 +28,32 @@ from infra.metrics import Metrics
 from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
 from schemas.index.control import Init
-from serving.access import check_exposure
-from serving.carried_state import CarriedStates
+from serving.audit.parity_sampler import ParitySampler
+from serving.calls.carried_state import CarriedStates
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.rank_call import RankCall
+from serving.calls.state_pool import StatePool
+from serving.calls.user_call import UserCall, Users
+from serving.calls.user_moves import UserMoves
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork
 from serving.engine_kernels import load_engine_kernels
 from serving.engine_metrics import EngineMetrics
-from serving.front import Front
 from serving.garbage import calm_collector
-from serving.grpc_api import GrpcApi
-from serving.grpc_listener import GrpcListener
-from serving.http_api import HttpApi, Views
-from serving.listener import Listener, Tls, read_tls
-from serving.paced_engine import PacedEngine
-from serving.parity_sampler import ParitySampler
-from serving.rank_call import RankCall
+from serving.protocols.access import check_exposure
+from serving.protocols.front import Front
+from serving.protocols.grpc_api import GrpcApi
+from serving.protocols.grpc_listener import GrpcListener
+from serving.protocols.http_api import HttpApi, Views
+from serving.protocols.listener import Listener, Tls, read_tls
 from serving.reports import Reporter
 from serving.settings import ServerSettings
 from serving.short_turns import share_the_interpreter
-from serving.state_pool import StatePool
 from serving.status_view import readiness, server_status
-from serving.user_call import UserCall, Users
-from serving.user_follower import UserFollower
-from serving.user_moves import UserMoves
-from serving.user_store import StoreBounds
-from serving.user_store_start import ViewIdentity, open_user_store
-from serving.versions import VersionFollower
+from serving.users.user_follower import UserFollower
+from serving.users.user_store import StoreBounds
+from serving.users.user_store_start import ViewIdentity, open_user_store
+from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
 _NVIDIA = Path("/dev/nvidiactl")  # there wherever CUDA can be

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 from infra.settings import ProcessSettings, Section
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, QUEUED_REQUESTS_MAX
 from schemas.requests import DEADLINE_MS_DEFAULT
-from serving.user_settings import UsersSection
+from serving.users.user_settings import UsersSection
 
 PORT_DEFAULT = 8100
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from serving.engine.work import EngineStatus, VersionReport
-from serving.user_follower import UserFollower
-from serving.versions import VersionFollower
+from serving.users.user_follower import UserFollower
+from serving.versions.version_follower import VersionFollower
 
 
 def readiness(versions: VersionFollower, users: UserFollower | None, draining: bool) -> tuple[bool, str]:

@@ -32,7 +32,7 @@ _WARM = (
     "streams.builders.process",
     "streams.replay.replay",
     "serving.server",
-    "serving.parity",  # with it torch, for the trainer, the audit, and the dry runs of checkpoints
+    "serving.audit.parity",  # with it torch, for the trainer, the audit, and the dry runs of checkpoints
     "streams.stored.kernels:load_compiled_kernels",
     "serving.engine_kernels:load_compiled_kernels",
 )

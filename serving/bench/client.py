@@ -21,7 +21,7 @@ import numpy as np
 
 from serving.core.infer_body import encode_infer_answer
 from serving.core.tensors import Tensor, encode_raw
-from serving.proto import open_inference_pb2 as pb
+from serving.protocols.proto import open_inference_pb2 as pb
 
 KINDS = ("http_binary", "grpc", "http_json")
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"

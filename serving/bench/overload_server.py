@@ -23,18 +23,18 @@ from schemas.ids import IdKind
 from schemas.limits import MIB, UPDATES_PER_RECORD_MAX
 from schemas.topics import USER_BEHAVIOURS
 from serving.bench.world import RankWorld, open_rank_world
-from serving.front import Front
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.rank_call import RankCall
+from serving.calls.state_pool import StatePool
+from serving.calls.user_call import UserCall, Users
 from serving.garbage import calm_collector
-from serving.http_api import HttpApi, Views
-from serving.listener import Listener
-from serving.paced_engine import PacedEngine
-from serving.rank_call import RankCall
+from serving.protocols.front import Front
+from serving.protocols.http_api import HttpApi, Views
+from serving.protocols.listener import Listener
 from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
-from serving.state_pool import StatePool
-from serving.user_call import UserCall, Users
-from serving.user_store import StoreBounds, UserStore
-from serving.user_store_start import ViewIdentity, open_user_store
+from serving.users.user_store import StoreBounds, UserStore
+from serving.users.user_store_start import ViewIdentity, open_user_store
 
 REQUESTS = 32  # different lists of candidates
 STATES_BYTES_MAX = 512 * MIB

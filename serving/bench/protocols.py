@@ -27,23 +27,23 @@ from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
 from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
 from serving.bench.client import KINDS, Job
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.rank_call import RankCall
+from serving.calls.state_pool import StatePool
+from serving.calls.user_call import UserCall, Users
 from serving.client import AifClient
 from serving.engine.loop import Engine
 from serving.engine.work import RankWork, UserState
-from serving.front import Front
 from serving.garbage import calm_collector
-from serving.grpc_api import GrpcApi
-from serving.grpc_listener import GrpcListener
-from serving.http_api import HttpApi, Views
-from serving.listener import Listener
-from serving.paced_engine import PacedEngine
-from serving.rank_call import RankCall
+from serving.protocols.front import Front
+from serving.protocols.grpc_api import GrpcApi
+from serving.protocols.grpc_listener import GrpcListener
+from serving.protocols.http_api import HttpApi, Views
+from serving.protocols.listener import Listener
 from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
-from serving.state_pool import StatePool
-from serving.user_call import UserCall, Users
-from serving.user_store import StoreBounds
-from serving.user_store_start import ViewIdentity, open_user_store
+from serving.users.user_store import StoreBounds
+from serving.users.user_store_start import ViewIdentity, open_user_store
 
 TOP_K = 100
 _LENGTH = 1_000  # behaviours of the user

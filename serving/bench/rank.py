@@ -26,6 +26,7 @@ from schemas.model.lsh import equal_bits_min
 from schemas.model.stored_rows import candidate_rows
 from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
+from serving.audit.parity import InFloat64
 from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
 from serving.engine.device_state import join_behaviours
 from serving.engine.loop import Engine
@@ -42,7 +43,6 @@ from serving.engine.tier_counts import (
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
-from serving.parity import InFloat64
 
 TOP_K = 100
 REST_S = 0.25  # until torch's workers sleep

@@ -10,8 +10,8 @@ A queue is there to bridge the time until the next request comes. The more is as
 A flood is seen only when some of it has come in, and those would wait as long as the bound of a quiet moment allowed. So where the load is beyond chance,
 the bound of now holds for those that wait as well, and they get the refusal that they would have got a moment later.
 
-Here: costs learnt from what was measured, the load that is offered, the bound, the decision. Not here: measuring (serving/paced_engine.py), the number
-of requests in work (serving/intake.py), which kind of answer there is still time for (core/ladder.py).
+Here: costs learnt from what was measured, the load that is offered, the bound, the decision. Not here: measuring (serving/calls/paced_engine.py), the number
+of requests in work (serving/protocols/intake.py), which kind of answer there is still time for (core/ladder.py).
 Source: the bound on waiting time instead of queue length, and that a standing queue is a useless one, is CoDel's thought (Nichols and Jacobson, 2012).
 """
 

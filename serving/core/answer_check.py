@@ -1,6 +1,6 @@
 """Whether an answer is a correct top-k of known scores, given how far two correct computations may lie apart.
 
-Here: the comparison alone, on plain values. Not here: the reference scores (serving/parity.py).
+Here: the comparison alone, on plain values. Not here: the reference scores (serving/audit/parity.py).
 Ties within the tolerance may stand in either order, and at the end of the list either one may be in it; everything else must agree.
 
 Arrays: C known candidates, T tasks.

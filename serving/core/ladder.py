@@ -8,7 +8,7 @@
     profile_only  the user half from the profile alone                             all behaviours
     item_prior    the empty user's half: items are ranked by what they are         the user
 
-Here: which rungs a situation allows, best first. Not here: taking them (serving/user_rungs.py), how long things take (core/admission.py).
+Here: which rungs a situation allows, best first. Not here: taking them (serving/calls/user_rungs.py), how long things take (core/admission.py).
 The last rung is always allowed: an answer from less is better than none, and it says which rung it stands on.
 """
 

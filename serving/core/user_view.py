@@ -4,7 +4,7 @@
     profiles    index key of the user                -> features as JSON
     behaviours  length, index key, number of a block -> up to BLOCK events, one JSON array each, a line apart
 
-Here: keys, values, what appending events changes. Not here: the database (serving/user_store.py), the fold's meaning (schemas/users.py).
+Here: keys, values, what appending events changes. Not here: the database (serving/users/user_store.py), the fold's meaning (schemas/users.py).
 Invariants: appending an event rewrites one block, never a history; blocks are full except the last; of a user the newest
 BEHAVIOURS_PER_USER_MAX events are kept, whole blocks before them are dropped.
 """

@@ -1,6 +1,6 @@
 """Call 1 after a few new behaviours: what an earlier state of the user holds is kept, and only what they touch is computed.
 
-Here: `extend_arrays`, equal to `UserHalf.make` on the whole history up to rounding. Not here: when a state is stale (serving/state_pool.py), the
+Here: `extend_arrays`, equal to `UserHalf.make` on the whole history up to rounding. Not here: when a state is stale (serving/calls/state_pool.py), the
 user half (user_state.py).
 
     attention, bridges   made anew from the latest behaviours, of which there are few

@@ -1,7 +1,7 @@
 """The two slots: fixed shared memory that holds one version each, and how a version is laid out in it.
 
 Here: `SlotMemory` (the bytes), `plan_slot` (pure: where each array lies), `open_arrays` (the arrays as views). Not here: what is done with them
-(tables.py), who fills them (serving/index_reader.py).
+(tables.py), who fills them (serving/versions/index_reader.py).
 A slot is anonymous memory (memfd) mapped by the serving process and, through an inherited descriptor, by the loader process: it has no name, so it
 is gone with the last of the two however they end. It is mapped and touched once; a version moves in by being written, never by being mapped
 (a new mapping costs the first request its page faults).

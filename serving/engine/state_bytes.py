@@ -1,6 +1,6 @@
 """A user state as bytes and back: for a client that carries it between the two calls itself.
 
-Here: the arrays of a state, by name, as safetensors. Not here: who may carry what, signatures, Base64 (serving/carried_state.py): bytes come
+Here: the arrays of a state, by name, as safetensors. Not here: who may carry what, signatures, Base64 (serving/calls/carried_state.py): bytes come
 here only after they were found to be ours.
 What call 1 folded for the compiled pass is left out: call 2 folds it again from the same arrays, to the same bits.
 """

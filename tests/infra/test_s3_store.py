@@ -21,7 +21,7 @@ from infra.store_retention import read_store_content
 from infra.tools import doctor
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import Manifest, PartFile, encode_manifest, manifest_path
-from serving.loader import Loader, Source
+from serving.versions.loader import Loader, Source
 from tests.infra.index_fixture import publish_version
 from tests.infra.object_server import Line, ObjectServer, object_server
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from infra.metrics import Metrics
 from schemas.ids import IdKind
-from serving.carried_state import CarriedStates
-from serving.front import Front as SharedFront
-from serving.grpc_api import GrpcApi
-from serving.grpc_listener import GrpcListener
-from serving.http_api import HttpApi, Views
-from serving.intake import Intake
-from serving.listener import Listener, Tls
-from serving.paced_engine import PacedEngine
-from serving.rank_call import RankCall
+from serving.calls.carried_state import CarriedStates
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.rank_call import RankCall
+from serving.calls.state_pool import StatePool
+from serving.calls.user_call import UserCall, Users
+from serving.protocols.front import Front as SharedFront
+from serving.protocols.grpc_api import GrpcApi
+from serving.protocols.grpc_listener import GrpcListener
+from serving.protocols.http_api import HttpApi, Views
+from serving.protocols.intake import Intake
+from serving.protocols.listener import Listener, Tls
 from serving.settings import ServeSection
-from serving.state_pool import StatePool
-from serving.user_call import UserCall, Users
-from serving.user_store import StoreBounds, UserStore
-from serving.user_store_start import ViewIdentity, open_user_store
+from serving.users.user_store import StoreBounds, UserStore
+from serving.users.user_store_start import ViewIdentity, open_user_store
 
 
 @dataclass

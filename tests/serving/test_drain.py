@@ -8,8 +8,8 @@ import pytest
 from infra.processes import port_is_free, wait_until
 from schemas.errors import Unavailable
 from serving.client import AifClient
+from tests.serving.calls.test_user_rungs import SlowEngine, tell
 from tests.serving.front import open_front
-from tests.serving.test_user_rungs import SlowEngine, tell
 
 
 def test_requests_in_work_are_answered_while_the_port_takes_no_more() -> None:

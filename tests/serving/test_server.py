@@ -22,8 +22,8 @@ from schemas.events import Behaviour
 from schemas.ids import IdKind, encode_wire_id
 from schemas.index.lifecycle import EntryKind
 from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest, RankAnswer
+from serving.audit.parity import RecordedAnswer, Report, read_answers, recompute
 from serving.client import AifClient
-from serving.parity import RecordedAnswer, Report, read_answers, recompute
 from serving.server import RankingServer
 from serving.settings import ServerSettings
 from tests.schemas.model.samples import SPECS

@@ -1,7 +1,7 @@
 """A server process: follows the control log, loads a version, catches up with its deltas, flips, answers.
 
-Here: the order of steps of serving/versions.py and serving/deltas.py, with rows in dictionaries for the engine's tables. The row-order rule is
-`order_advances` of serving/version_rows.py; test_fakes.py holds it to the compiled one of the engine.
+Here: the order of steps of version_follower.py and deltas.py in serving/versions, with rows in dictionaries for the engine's tables. The row-order
+rule is `order_advances` of serving/audit/version_rows.py; test_fakes.py holds it to the compiled one of the engine.
 """
 
 import struct
@@ -14,7 +14,7 @@ from schemas.index.layout import ORDER
 from schemas.index.lifecycle import SERVABLE, Cause
 from schemas.index.manifest import Seal
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from serving.version_rows import order_advances
+from serving.audit.version_rows import order_advances
 from tests.sim.haste import QuickLog
 from tests.sim.world import Violation, World
 

@@ -18,7 +18,7 @@ from serving.bench.switch import SwitchPlan, judge_answer
 from serving.bench.versions import VersionWriter, belongs
 from serving.engine.cpu import CpuScorer
 from serving.engine.work import UserWork
-from serving.index_reader import fill_shard
+from serving.versions.index_reader import fill_shard
 from tests.serving.engine.samples import empty_tables
 
 ITEMS = 300

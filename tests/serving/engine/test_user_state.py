@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.vector_blocks import address, aligned
+from serving.audit.parity import InFloat64
 from serving.engine.cpu import CpuScorer
 from serving.engine.device_state import DeviceUserState, build_device_state
 from serving.engine.history import join_history
 from serving.engine.vector_code import LANES, soften_row, widen_row
 from serving.engine.work import UserWork
-from serving.parity import InFloat64
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import PROFILE, make_behaviours, make_version, reference_inputs
 

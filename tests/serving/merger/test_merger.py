@@ -17,7 +17,7 @@ from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import Id, encode_kafka_key, partition_of
 from schemas.token import VersionToken
 from schemas.topics import USER_BEHAVIOURS
-from serving.carried_state import CarriedStates
+from serving.calls.carried_state import CarriedStates
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
 from serving.engine.resident import Resident

@@ -1,0 +1,264 @@
+"""The audit of answers (invariant I2): every answer recomputed by the reference network from the files of the version it names.
+
+Here: reading recorded answers, scoring them in the plain form, counting those that equal no single version. Not here: rows at a watermark
+(version_rows.py), what "equal" means (core/answer_check.py). Nothing of serving/engine is imported: the audit shares only `schemas` with it.
+The user half is made from the history that stands beside the answer, on the rows of the answer's own watermark; so record requests that carry
+their history (an answer from a state kept since an older watermark may differ where a behaviour's row changed in between; protocol D1).
+
+Tolerance of a probability: the server may sum in another order than the reference, so both are off the exact value by rounding of the same
+size. That size is taken from the network itself: the greatest distance between its fp32 and its fp64 form on the first answers of the version,
+times 8 (both sides, and requests that were not measured), at least 32 eps. A score's tolerance is that times the bid.
+
+Arrays: C known candidates, T tasks.
+"""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from infra.index_store import IndexStore, open_index_store
+from schemas.errors import Corrupted, RejectedInput
+from schemas.events import describe_errors
+from schemas.ids import Id, IdKind, decode_id, encode_index_key
+from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path, token_of
+from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.model.checkpoint import read_checkpoint
+from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs
+from schemas.model.network import AifNetwork
+from schemas.model.score import rank_scores
+from schemas.model.stored_rows import behaviour_row, candidate_rows
+from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
+from schemas.token import VersionToken, decode_token
+from serving.audit.version_rows import VersionRows, positions_of
+from serving.core.answer_check import Claim, Reference, check_answer
+
+_REASONS_MAX = 10
+_MEASURED_ANSWERS = 4  # of each version, in fp64 too
+_STATES_KEPT = 256
+_TOLERANCE_MIN = 32 * float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswer:
+    """A request whose features and behaviours are those that the server used, and its answer."""
+
+    request: PrerankRequest
+    answer: RankAnswer
+
+
+@dataclass
+class Report:
+    """What an audit found. `mismatched` = answers that do not equal the version they name at their watermark; `error_max` in tolerances."""
+
+    answers: int = 0
+    recomputed: int = 0
+    mismatched: int = 0
+    items: int = 0
+    error_max: float = 0.0
+    tolerance_max: float = 0.0
+    seconds: float = 0.0
+    versions: Counter[str] = field(default_factory=Counter)
+    reasons: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """For people."""
+        tokens = ", ".join(f"{token} ({count})" for token, count in sorted(self.versions.items()))
+        lines = [
+            f"{self.recomputed} of {self.answers} answers recomputed in {self.seconds:.1f} s, {self.items} items, versions: {tokens}",
+            f"{self.mismatched} answers equal no single version",
+            f"greatest difference {self.error_max:.3g} of the tolerance ({self.tolerance_max:.2g} in probability)",
+        ]
+        return "\n".join([*lines, *self.reasons])
+
+
+def read_answers(path: Path) -> list[RecordedAnswer]:
+    """JSON lines {request, answer[, history: {features, behaviours}]}. Raises RejectedInput (`bad_answers_file`) that names the line."""
+    with path.open() as file:
+        return [_decode_line(line, number) for number, line in enumerate(file, 1) if line.strip()]
+
+
+def _decode_line(line: str, number: int) -> RecordedAnswer:
+    try:
+        raw = json.loads(line)
+        request = PrerankRequest.model_validate({**raw["request"], **raw.get("history", {})})
+        answer = RankAnswer.model_validate(raw["answer"])
+    except (ValueError, KeyError, TypeError) as error:
+        why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type]
+        raise RejectedInput("bad_answers_file", f"line {number} is not {{request, answer}}: {why}") from error
+    if request.features is None and request.behaviours is None and "cold_user" not in answer.degraded:
+        message = f"line {number} has no history to recompute from; record requests with features and behaviours, or add `history`"
+        raise RejectedInput("bad_answers_file", message)
+    return RecordedAnswer(request, answer)
+
+
+def recompute(answers: Sequence[RecordedAnswer], store_url: str, bootstrap: str, topic_prefix: str, sample: int | None = None) -> Report:
+    """Recomputes answers (or `sample` of them, evenly spaced). Raises Corrupted, Incompatible, Unavailable where the files or the log fail."""
+    torch.set_num_threads(1)  # small products: on a busy machine OpenMP's spinning threads make this ten times slower
+    started, report = time.monotonic(), Report(answers=len(answers))
+    store = open_index_store(store_url)
+    chosen = answers if sample is None or sample >= len(answers) else [answers[i * len(answers) // sample] for i in range(sample)]
+    by_token: dict[str, list[RecordedAnswer]] = {}
+    for one in chosen:
+        by_token.setdefault(one.answer.version_token, []).append(one)
+    for token, group in by_token.items():
+        _audit_version(store, decode_token(token), group, bootstrap, topic_prefix, report)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _audit_version(
+    store: IndexStore, token: VersionToken, group: Sequence[RecordedAnswer], bootstrap: str, prefix: str, report: Report
+) -> None:
+    manifest = read_named_manifest(store, token)
+    ids = _DecodedIds(manifest.layout.id_kind)
+    rows = VersionRows(store, manifest, _keys_of(group, ids))
+    positions = [positions_of(one.answer.freshness.watermark) for one in group]
+    ends = {shard: max(p[shard] for p in positions) for shard in positions[0]}
+    rows.read_deltas(bootstrap, prefix, token.version, ends)
+    checkpoint = read_checkpoint(store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX), manifest.checkpoint_sha256)
+    auditor = _Auditor(checkpoint.network, ids, rows)
+    for place, one in sorted(zip(positions, group, strict=True), key=lambda pair: sum(pair[0].values())):
+        rows.at(place)
+        wrong, off = auditor.check(one)
+        report.recomputed += 1
+        report.items += len(one.answer.items)
+        report.versions[str(token)] += 1
+        report.error_max = max(report.error_max, off)
+        if wrong:
+            report.mismatched += 1
+            if len(report.reasons) < _REASONS_MAX:
+                report.reasons.append(f"answer {one.answer.request_id} of {token}: {wrong}")
+    report.tolerance_max = max(report.tolerance_max, auditor.tolerance)
+
+
+def read_named_manifest(store: IndexStore, token: VersionToken) -> Manifest:
+    """The manifest that a token names. Raises Corrupted (`bad_manifest`) if its digest is another one."""
+    raw = store.get(manifest_path(token.version, token.revision))
+    manifest = decode_manifest(raw)
+    found = token_of(token.version, token.revision, hashlib.sha256(raw).hexdigest())
+    if found.digest8 != token.digest8:
+        raise Corrupted(
+            "bad_manifest", f"manifest {token.version}.{token.revision} has digest {found.digest8}, the answer names {token.digest8}"
+        )
+    return manifest
+
+
+class _DecodedIds(dict[Id, Id]):
+    """Ids as they came from JSON to ids of the catalogue's kind, each decoded once: the same items come in every request."""
+
+    def __init__(self, kind: IdKind) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, wire: Id) -> Id:
+        self[wire] = decoded = decode_id(wire, self._kind)
+        return decoded
+
+
+def _keys_of(group: Iterable[RecordedAnswer], ids: _DecodedIds) -> Iterable[bytes]:
+    """Every item that any request of the group touches."""
+    touched: set[Id] = set()
+    for one in group:
+        touched.update(one.request.item_ids, (b.item_id for b in one.request.behaviours or ()))
+    return [encode_index_key(ids[wire]) for wire in touched]
+
+
+class _Auditor:
+    """One version's network over its rows as they are moved along. `tolerance` is of a probability."""
+
+    def __init__(self, network: AifNetwork, ids: _DecodedIds, rows: VersionRows) -> None:
+        self._network, self._ids, self._rows = network.eval(), ids, rows
+        self._place = {i: rows.places[encode_index_key(i)] for i in ids.values()}
+        self._states: dict[Any, UserStates] = {}
+        self.tolerance = _TOLERANCE_MIN
+        self._measured = 0
+
+    def check(self, one: RecordedAnswer) -> tuple[str, float]:
+        """(what is wrong or "", greatest difference in tolerances)."""
+        asked = list(dict.fromkeys(self._ids[i] for i in one.request.item_ids))
+        places = [self._place[i] for i in asked]
+        live_C = self._rows.now.live_R[places]
+        known = [i for i, live in zip(asked, live_C.tolist(), strict=True) if live]
+        rows = candidate_rows(self._network.spec, self._rows.now.rows_R[np.array(places)[live_C]], one.request.context)
+        scores_C, probabilities_CT = self._scores(one, rows)
+        reference = Reference(
+            {i: place for place, i in enumerate(known)},
+            scores_C,
+            probabilities_CT,
+            self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy()),
+            self.tolerance,
+            len(asked) - len(known),
+        )
+        return check_answer(reference, self._claim(one))
+
+    def _score_tolerance(self, scores_C: np.ndarray, probabilities_CT: np.ndarray, bids_C: np.ndarray) -> np.ndarray:
+        """How far a score may lie away where every probability is off by its tolerance: a score grows with each of them."""
+        spec = self._network.spec
+        low_C, high_C = (
+            rank_scores(spec.rank_terms, spec.tasks, (probabilities_CT + by).clip(0, None), bids_C)
+            for by in (-self.tolerance, self.tolerance)
+        )
+        return np.asarray(np.maximum(high_C - scores_C, scores_C - low_C) + np.finfo(np.float32).tiny)
+
+    @torch.inference_mode()
+    def _scores(self, one: RecordedAnswer, rows: CandidateRows) -> tuple[np.ndarray, np.ndarray]:
+        states = self._state_of(one.request)
+        scores, probabilities = self._network.scores(self._network.joint_logits(states, rows), rows.bid_BC)
+        if self._measured < _MEASURED_ANSWERS and probabilities.numel():
+            self._measured += 1
+            with InFloat64():
+                exact_states = self._network.user_states(self._user_inputs(one.request))
+                exact = torch.sigmoid(self._network.joint_logits(exact_states, rows))
+            self.tolerance = max(self.tolerance, 8 * float((exact - probabilities).abs().max()))
+        return scores[0].numpy(), probabilities[0].numpy()
+
+    def _state_of(self, request: PrerankRequest) -> UserStates:
+        """The user half, made once for the same history over the same rows."""
+        touched = [self._place[self._ids[b.item_id]] for b in request.behaviours or ()]
+        history = request.model_dump_json(include={"features", "behaviours"})
+        key = (history, self._rows.now.changes_R[touched].tobytes(), self._rows.now.live_R[touched].tobytes())
+        if key not in self._states:
+            if len(self._states) >= _STATES_KEPT:
+                self._states.clear()
+            self._states[key] = self._network.user_states(self._user_inputs(request))
+        return self._states[key]
+
+    def _user_inputs(self, request: PrerankRequest) -> Any:
+        joined = [self._join(b) for b in request.behaviours or ()]
+        return build_user_inputs(self._network.spec, request.features or {}, joined)
+
+    def _join(self, behaviour: InlineBehaviour) -> BehaviourRow:
+        """A behaviour with its item's row, as the reference builder takes it."""
+        item = self._ids[behaviour.item_id]
+        place = self._place[item]
+        row = self._rows.now.rows_R[place] if self._rows.now.live_R[place] else None
+        return behaviour_row(self._network.spec, item, behaviour.kind, behaviour.features, row)
+
+    def _claim(self, one: RecordedAnswer) -> Claim:
+        items = one.answer.items
+        ids = [self._ids[item.item_id] for item in items]
+        return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, one.request.top_k)
+
+
+class InFloat64(TorchFunctionMode):
+    """Every torch function inside sees its floating-point arguments in fp64: the same network without the rounding of fp32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_widen(args), **_widen(kwargs or {}))
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor.double(value) if value.dtype in (torch.float16, torch.float32) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_widen, value))
+    return {name: _widen(one) for name, one in value.items()} if isinstance(value, dict) else value

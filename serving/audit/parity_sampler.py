@@ -1,0 +1,135 @@
+"""A share of the answers is computed again by the plain form of the head in fp64, beside the engine: what serving's fast forms lose, as metrics.
+
+    parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
+    parity_samples          checked | moved | busy | failed
+
+Here: choosing, copying the rows in the engine's own turn, the reference in a thread of its own (one at a time). Not here: the comparison
+(core/parity_figures.py), the audit of recorded answers from files, which sees all of the path (parity.py).
+Rows that a delta changed between the answer and the copy would compare two states of the world: then the watermarks differ and the sample is dropped
+as "moved". The user half is the request's own state: rows of its behaviours at call 1 (protocol D1).
+Reference: reference_answer.py, which is `AifNetwork.joint_logits` without torch, in blocks of candidates so that its memory is bounded.
+
+Arrays: C known candidates.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+
+from infra.metrics import Metrics
+from schemas.ids import Id
+from schemas.model.parameters import Parameters, parameters_of
+from serving.audit.reference_answer import score_plainly
+from serving.core.parity_figures import ParityFigures, compare_answer
+from serving.engine.candidates import find_candidates
+from serving.engine.cpu import CpuScorer
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident, Scorer
+from serving.engine.state_bytes import NamedState
+from serving.engine.user_arrays import arrays_of
+from serving.engine.work import RankResult, RankWork
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What the reference needs, no longer in the slot; None where the rows have moved on."""
+
+    scorer: Scorer
+    ids: Sequence[Id]
+    rows_C: np.ndarray
+
+
+class ParitySampler:
+    """`share` of the answers, never more than one in `every_s`. Made and offered to in the event loop; close it before the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        share: float,
+        every_s: float,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[int, ParityFigures], None] = lambda version, figures: None,
+    ) -> None:
+        """`tell` gets the figures of each answer that was checked, with its version."""
+        self._tell = tell
+        self._engine, self._metrics, self._share, self._every_s, self._clock = engine, metrics, share, every_s, clock
+        self._rng = random.Random(seed)
+        self._next_s = float("-inf")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="parity")
+        self._running: Future[None] | None = None
+        self._worst = ParityFigures(0.0, 1.0)
+
+    def offer(self, work: RankWork, result: RankResult) -> None:
+        """An answer that was given. Returns at once."""
+        if self._share == 0.0 or self._rng.random() >= self._share or self._clock() < self._next_s:
+            return
+        if not isinstance(result.state, NamedState) or (self._running is not None and not self._running.done()):
+            self._count("busy")
+            return
+        self._next_s = self._clock() + self._every_s
+        copied = self._engine.run(lambda: self._copy(work, result))
+        self._running = self._executor.submit(self._check, copied, work, result)
+
+    def close(self) -> None:
+        """Waits for the sample that is being computed."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def _copy(self, work: RankWork, result: RankResult) -> _Copied | None:
+        """In the engine's turn."""
+        resident = self._engine.find_resident(result.token.version)
+        if resident is None or resident.token != result.token or resident.watermark != result.watermark:
+            return None
+        found = find_candidates(resident.tables, work.item_ids)
+        ids = found.ids_K.tolist() if isinstance(found.ids_K, np.ndarray) else found.ids_K
+        return _Copied(resident.scorer, ids, _copy_rows(resident, found.slots_K))
+
+    def _check(self, copied: "Future[_Copied | None]", work: RankWork, result: RankResult) -> None:
+        try:
+            rows = copied.result()
+            if rows is None:
+                self._count("moved")
+                return
+            figures = _compare(rows, work.context, result)
+        except Exception as error:  # a check that fails must not be silent, nor hurt anybody
+            self._count("failed")
+            logger.warning("parity_sample_failed", error=repr(error))
+            return
+        self._count("checked")
+        self._tell(result.token.version, figures)
+        self._worst = ParityFigures(max(self._worst.difference_max, figures.difference_max), min(self._worst.overlap, figures.overlap))
+        self._metrics.gauge("parity_difference_max").set(self._worst.difference_max)
+        self._metrics.gauge("parity_overlap_min").set(self._worst.overlap)
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.counter("parity_samples").labels(outcome).inc()
+
+
+def _parameters_of(scorer: Scorer) -> Parameters:
+    return scorer.parameters if isinstance(scorer, CpuScorer) else parameters_of(scorer.network)  # type: ignore[attr-defined]
+
+
+def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
+    rows_C = np.zeros(len(slots_C), resident.tables.layout.dtype)
+    for name, column in resident.tables.columns.items():
+        rows_C[name] = column[slots_C].reshape(rows_C[name].shape)
+    return rows_C
+
+
+def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
+    assert isinstance(result.state, NamedState)
+    if not copied.ids:
+        return ParityFigures(0.0, 1.0)
+    state = arrays_of(result.state.named_arrays())
+    scores_C, probabilities_CT = score_plainly(_parameters_of(copied.scorer), state, copied.rows_C, context)
+    place = {one: at for at, one in enumerate(copied.ids)}
+    return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)

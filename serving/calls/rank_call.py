@@ -1,0 +1,143 @@
+"""Call 2: candidates in, top-k out, wholly from one version; and prerank, which is both calls in one.
+
+Here: which version answers, and what the answer says of itself. Not here: whose user half it stands on (user_rungs.py), scores (engine), the answer's
+form (answer_body.py, open_inference.py).
+Version: the token's if it is resident, else the current one with `version_changed`; consistency "pinned" refuses instead of changing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.metrics import Metrics
+from schemas.errors import Incompatible
+from schemas.ids import Id
+from schemas.requests import AtLeast, PrerankRequest, RankRequest
+from schemas.token import VersionToken, decode_token
+from serving.calls.bodies import decode_candidates
+from serving.calls.deadline import Deadline
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.state_pool import prior_key
+from serving.calls.user_call import Asked, Users, check_consistency, choose_version
+from serving.calls.user_rungs import Half, UserRungs
+from serving.calls.watermark_wait import is_reached, wait_for_watermark
+from serving.core.ladder import DEGRADED, Rung
+from serving.engine.work import RankResult, RankWork
+
+Request = RankRequest | PrerankRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One request, decoded: what the engine is asked for, whatever version ends up answering."""
+
+    request: Request
+    asked: Asked
+    item_ids: Sequence[Id] | np.ndarray
+    token: VersionToken | None
+    pinned: bool
+
+    def work(self, half: Half) -> RankWork:
+        """On the version of the half."""
+        return RankWork(self.item_ids, self.request.top_k, half.state, half.work, self.request.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A ranking before it has a protocol's form: the engine's arrays, and what the answer says of itself."""
+
+    request_id: str
+    result: RankResult
+    rung: Rung
+    degraded: list[str]
+
+    @property
+    def age_s(self) -> float | None:
+        """Age of the newest source record in the rows; None where there is none."""
+        return max(0.0, time.time() - self.result.source_ms / 1000) if self.result.source_ms > 0 else None
+
+
+class RankCall:
+    """POST /v1/rank and POST /v1/prerank, and the inferences of the Open Inference Protocol."""
+
+    def __init__(
+        self,
+        engine: PacedEngine,
+        users: Users,
+        candidates_max: int,
+        metrics: Metrics,
+        sample: Callable[[RankWork, RankResult], None] = lambda work, result: None,
+    ) -> None:
+        """`sample` is offered every answer, with the work it came from."""
+        self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
+        self._sample = sample
+        self._rungs = UserRungs(engine, users)
+
+    async def rank(self, request: Request, deadline: Deadline) -> Ranked:
+        """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
+        plan = self._plan(request)
+        self._engine.check_work(self._engine.predict_ms("rank", len(plan.item_ids)), deadline.left_s())
+        while True:
+            if isinstance(request.consistency, AtLeast):
+                await wait_for_watermark(self._engine, request.consistency, plan.token.version if plan.token else None, deadline)
+            result, rung = await self._rank(plan, deadline)
+            # A flip between the wait and the turn may answer from another slot; then wait for that one.
+            if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
+                return self._describe(plan, result, rung)
+
+    def _plan(self, request: Request) -> _Plan:
+        asked = self._users.identify(request)
+        named = request.version_token or (asked.carried and asked.carried.token)
+        token = decode_token(named) if named else None
+        pinned = check_consistency(request.consistency, token)
+        item_ids = decode_candidates(request.item_ids, self._users.id_kind, self._candidates_max)
+        return _Plan(request, asked, item_ids, token, pinned)
+
+    async def _rank(self, plan: _Plan, deadline: Deadline) -> tuple[RankResult, Rung]:
+        version = choose_version(self._engine, plan.token, plan.pinned)
+        half = await self._rungs.find(plan.asked, version, len(plan.item_ids), deadline, plan.pinned)
+        try:
+            result = await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
+        except Incompatible as error:
+            if error.code != "version_gone" or plan.pinned:
+                raise
+            found = await self._users.find(plan.asked)  # it went in this very moment: once more, on the current one
+            half = Half(Rung.INLINE, work=found.work(None), found=found)
+            result = await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
+        finally:
+            half.end()
+        self._keep(plan, half, result)
+        self._sample(plan.work(half), result)
+        return result, half.rung
+
+    def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
+        """A state made here from the server's own view is good for this user's next request too, the empty one for everybody's."""
+        if half.rung is Rung.INLINE and half.found is not None and half.found.offsets is not None:
+            self._users.keep(plan.asked, half.found, result.state)
+        elif half.rung is Rung.ITEM_PRIOR and half.state is None:
+            self._users.pool.put(prior_key(result.state.version), result.state)
+
+    def _describe(self, plan: _Plan, result: RankResult, rung: Rung) -> Ranked:
+        degraded = _degraded(plan, result, rung)
+        self._count(result, rung, degraded)
+        return Ranked(plan.asked.request_id, result, rung, degraded)
+
+    def _count(self, result: RankResult, rung: Rung, degraded: Sequence[str]) -> None:
+        self._metrics.counter("answers").labels(rung.value).inc()
+        self._metrics.counter("candidates").inc(result.candidates)
+        self._metrics.counter("candidates_unknown").inc(result.unknown_count)
+        for reason in degraded:
+            self._metrics.counter("answers_degraded").labels(reason).inc()
+
+
+def _degraded(plan: _Plan, result: RankResult, rung: Rung) -> list[str]:
+    """Why this answer is less than it could be."""
+    reasons = {
+        "unknown_items": result.unknown_count > 0,
+        "cold_user": result.state.cold and rung not in DEGRADED,
+        DEGRADED.get(rung, ""): rung in DEGRADED,
+        "version_changed": plan.token is not None and not plan.token.is_compatible(result.token),
+    }
+    return [reason for reason, holds in reasons.items() if holds]

@@ -1,0 +1,172 @@
+"""The states that call 1 left for call 2: a pool bounded in entries and bytes, least recently used first out, never what a request in flight holds.
+
+Here: keys, leases, bounds, age, and what makes a state stale. Not here: how a state is made (the engine), by whom at a time (user_flights.py), which
+state a request takes (user_rungs.py).
+Key = (user, version), plus the request id when the request carried the user's history itself (protocol C5). A state of the server's own
+view of a user remembers the offsets of that history: a newer behaviour makes it stale. A stale state stays until a fresh one replaces it: it is a rung
+of the ladder.
+Invariant: `size_bytes` and `len` never exceed their bounds; a state that finds no room, because requests hold all of it, serves its own request and is
+not kept. Everything runs in the server's event loop, so there is no lock.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from schemas.ids import Id
+from serving.engine.work import UserState
+from serving.users.user_store import HistoryOffsets
+
+TTL_S_DEFAULT = 600.0
+_SWEEP_SHARE = 0.05  # of the TTL: how much longer than it a state may take up room
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """`request_id` only for a history that came in the request."""
+
+    user: Id
+    version: int
+    request_id: str | None = None
+
+
+def prior_key(version: int) -> StateKey:
+    """Of the empty user's state: no id is an empty text."""
+    return StateKey("", version)
+
+
+@dataclass(slots=True)
+class _Kept:
+    state: UserState
+    offsets: HistoryOffsets | None
+    made_s: float
+    leases: int = 0
+
+
+class Lease:
+    """A state that stays in the pool until the lease ends."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self._kept: _Kept | None = kept
+        self.state, self.offsets = kept.state, kept.offsets
+        kept.leases += 1
+
+    def end(self) -> None:
+        """Ending twice does nothing."""
+        if self._kept is not None:
+            self._kept.leases -= 1
+            self._kept = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+class StatePool:
+    """`events` counts what happened: hit, unchecked, stale, expired, miss (looks); kept, evicted, no_room, dropped."""
+
+    def __init__(self, entries_max: int, bytes_max: int, ttl_s: float = TTL_S_DEFAULT, clock: Callable[[], float] = time.monotonic) -> None:
+        self._entries_max, self._bytes_max, self._ttl_s, self._clock = entries_max, bytes_max, ttl_s, clock
+        self._kept: OrderedDict[StateKey, _Kept] = OrderedDict()
+        self._by_user: dict[Id, set[StateKey]] = {}
+        self.size_bytes = 0
+        self._swept: frozenset[int] | None = None  # the resident versions of which nothing else is kept; None: look again
+        self._sweep_due_s = 0.0
+        self.events: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: StateKey) -> bool:
+        return key in self._kept
+
+    def put(self, key: StateKey, state: UserState, offsets: HistoryOffsets | None = None) -> None:
+        """Keeps a state in place of the one under its key, if room can be made without what requests hold."""
+        self._remove(key)
+        if not self._make_room(state.size_bytes):
+            self.events["no_room"] += 1
+            return
+        self._kept[key] = _Kept(state, offsets, self._clock())
+        if self._swept is not None and key.version not in self._swept:
+            self._swept = None
+        self._by_user.setdefault(key.user, set()).add(key)
+        self.size_bytes += state.size_bytes
+        self.events["kept"] += 1
+
+    def find(self, key: StateKey, offsets: HistoryOffsets | None = None, checked: bool = True) -> Lease | None:
+        """The fresh state under a key. `offsets` are those of the history now; `checked` False: they are not known, and any age within TTL will do."""
+        kept = self._look(key)
+        if kept is None:
+            return None
+        if checked and kept.offsets != offsets:
+            self.events["stale"] += 1
+            return None
+        self._kept.move_to_end(key)
+        self.events["hit" if checked else "unchecked"] += 1
+        return Lease(kept)
+
+    def find_last(self, user: Id, versions: Collection[int]) -> Lease | None:
+        """The newest state of a user's kept history on one of `versions`, stale or not."""
+        keys = [k for k in self._by_user.get(user, ()) if k.request_id is None and k.version in versions]
+        found = [kept for kept in (self._look(key, count=False) for key in keys) if kept is not None]
+        return Lease(max(found, key=lambda kept: kept.made_s)) if found else None
+
+    def users_of(self, version: int) -> list[Id]:
+        """Whose own history is kept in a state of that version, the one asked for last first."""
+        return [key.user for key in reversed(self._kept) if key.version == version and key.request_id is None and key != prior_key(version)]
+
+    def drop_other_versions(self, resident: frozenset[int]) -> int:
+        """Forgets the states of versions that no slot holds any more, and those past their age, unless a request holds them. Returns how many.
+
+        Called all the time: every state is looked at only where the versions changed, something was held, or it is time for the old ones.
+        """
+        now_s = self._clock()
+        if resident == self._swept and now_s < self._sweep_due_s:
+            return 0
+        old_s = now_s - self._ttl_s
+        out = [key for key, kept in self._kept.items() if key.version not in resident or kept.made_s < old_s]
+        gone = [key for key in out if not self._kept[key].leases]
+        for key in gone:
+            self._remove(key)
+        self._swept, self._sweep_due_s = resident if len(gone) == len(out) else None, now_s + _SWEEP_SHARE * self._ttl_s
+        self.events["dropped"] += len(gone)
+        return len(gone)
+
+    def _look(self, key: StateKey, count: bool = True) -> _Kept | None:
+        kept = self._kept.get(key)
+        if kept is not None and self._clock() - kept.made_s > self._ttl_s:
+            self._remove(key)
+            self.events["expired"] += count
+            return None
+        self.events["miss"] += count and kept is None
+        return kept
+
+    def _make_room(self, size_bytes: int) -> bool:
+        """Whether there is room for one more of that size, after the oldest that nobody holds had to go."""
+        if size_bytes > self._bytes_max:
+            return False
+        while not self._fits(size_bytes):
+            oldest = next((key for key, kept in self._kept.items() if not kept.leases), None)
+            if oldest is None:
+                return False
+            self._remove(oldest)
+            self.events["evicted"] += 1
+        return True
+
+    def _fits(self, size_bytes: int) -> bool:
+        return len(self._kept) < self._entries_max and self.size_bytes + size_bytes <= self._bytes_max
+
+    def _remove(self, key: StateKey) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            return
+        self.size_bytes -= kept.state.size_bytes
+        keys = self._by_user[key.user]
+        keys.discard(key)
+        if not keys:
+            del self._by_user[key.user]

@@ -1,0 +1,70 @@
+"""Single flight: of one user half (user, version, history) at most one is being computed, and everybody who needs it waits for that one.
+
+Here: who waits, and that the work is given up when nobody does any more. Not here: computing (the engine), keeping (state_pool.py).
+Everything runs in the server's event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from serving.calls.deadline import Deadline
+from serving.calls.state_pool import StateKey
+from serving.engine.work import UserResult, UserState
+from serving.users.user_store import HistoryOffsets
+
+FlightKey = tuple[StateKey, HistoryOffsets | None]
+
+
+@dataclass
+class Flight:
+    """One user half under way; `due_s` on the monotonic clock is when it should be done."""
+
+    shared: "asyncio.Future[UserResult]"
+    due_s: float
+    waiters: int = field(default=0)
+
+    async def wait(self, deadline: Deadline, left_s: float | None = None) -> UserResult:
+        """Its result, or `deadline_passed` after `left_s` (None: at the deadline). The last who gives up cancels the work, unless it has begun."""
+        self.waiters += 1
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.shared), deadline.left_s() if left_s is None else left_s)
+        except TimeoutError as error:
+            raise deadline.passed("the engine did not answer") from error
+        finally:
+            self.waiters -= 1
+            if not self.waiters:
+                self.shared.cancel()
+
+
+class Flights:
+    """All that are under way. `joined` counts requests that found theirs already there."""
+
+    def __init__(self) -> None:
+        self._flights: dict[FlightKey, Flight] = {}
+        self.joined = 0
+
+    def find(self, user_key: StateKey) -> Flight | None:
+        """A flight of the same user half, whatever its history was when it began; the newest."""
+        found = [flight for (key, _), flight in self._flights.items() if key == user_key]
+        return found[-1] if found else None
+
+    def join_or_start(
+        self, key: FlightKey, start: Callable[[], "Future[UserResult]"], expected_ms: float, landed: Callable[[UserState], None]
+    ) -> Flight:
+        """The flight under `key`; started if there is none. `landed` gets the state of a flight that was started here."""
+        flight = self._flights.get(key)
+        if flight is not None:
+            self.joined += 1
+            return flight
+        flight = Flight(asyncio.wrap_future(start()), time.monotonic() + expected_ms / 1000)
+        self._flights[key] = flight
+        flight.shared.add_done_callback(lambda done: self._end(key, done, landed))
+        return flight
+
+    def _end(self, key: FlightKey, done: "asyncio.Future[UserResult]", landed: Callable[[UserState], None]) -> None:
+        del self._flights[key]
+        if not done.cancelled() and done.exception() is None:
+            landed(done.result().state)

@@ -1,0 +1,82 @@
+"""User halves move to a version before it goes live: those that are kept are made on it too, so that its first requests find them.
+
+A half belongs to one version. Without this each user's first request after a flip makes it anew: one answer in ten where versions flip every few
+seconds, 3.5 ms later than the others. Here the same work is done while the former version still answers, one half at a time and only when no request
+waits, so that a request waits for one of them at most.
+
+Here: which halves, and when. Not here: the flip (version_follower.py), the pool (state_pool.py), the work itself (engine).
+Bounds: the halves asked for last come first; after MOVE_S_MAX the version goes live with those that are there, and the rest is made as before. A half
+whose history came in a request is not moved: only that request knows it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import structlog
+
+from schemas.errors import AifError
+from schemas.ids import Id
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.state_pool import StateKey
+from serving.calls.user_call import FoundUser, Users
+from serving.engine.work import UserResult
+
+MOVE_S_MAX = 2.0
+_BREATH_S = 0.002  # between two halves: who came meanwhile is let in
+_ANSWER_S_MAX = 1.0  # for one half
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.user_moves")
+
+
+class UserMoves:
+    """Made in the server's event loop."""
+
+    def __init__(self, engine: PacedEngine, users: Users, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._users, self._clock, self._loop = engine, users, clock, asyncio.get_running_loop()
+
+    def move_from_thread(self, version: int) -> None:
+        """`move` for a thread that is not the loop's; returns when it is done. Raises nothing: a version goes live without it too."""
+        moving: Future[int] = asyncio.run_coroutine_threadsafe(self.move(version), self._loop)
+        try:
+            moved = moving.result(2 * MOVE_S_MAX)
+        except Exception as error:
+            moving.cancel()
+            logger.warning("halves_not_moved", version=version, error=repr(error))
+        else:
+            logger.info("halves_moved", version=version, halves=moved)
+
+    async def move(self, version: int) -> int:
+        """Makes what is kept of the current version on `version` as well; how many halves."""
+        current = self._engine.status().current
+        if current is None or current.version == version:
+            return 0
+        moved, end_s = 0, self._clock() + MOVE_S_MAX
+        for user in self._users.pool.users_of(current.version):
+            if not await self._wait_for_quiet(end_s):
+                break
+            moved += await self._move_one(user, version)
+        return moved
+
+    async def _wait_for_quiet(self, end_s: float) -> bool:
+        """Whether there was a moment without requests before `end_s`."""
+        while self._clock() < end_s:
+            await asyncio.sleep(_BREATH_S)
+            if self._engine.queue_ms() == 0:
+                return True
+        return False
+
+    async def _move_one(self, user: Id, version: int) -> bool:
+        known = self._users.store.find_in_memory(user)
+        key = StateKey(user, version)
+        if known is None or key in self._users.pool:
+            return False
+        found = FoundUser(known, known.offsets)
+        try:
+            making: asyncio.Future[UserResult] = asyncio.wrap_future(self._engine.submit_user(found.work(version), asked_for=False))
+            result = await asyncio.wait_for(making, _ANSWER_S_MAX)
+        except (AifError, TimeoutError):  # the version is gone, or the server is: the flip will tell
+            return False
+        self._users.pool.put(key, result.state, found.offsets)
+        return True

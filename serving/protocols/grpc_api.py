@@ -1,0 +1,230 @@
+"""The Open Inference Protocol over gRPC: messages to calls, answers to messages. Runs in the same event loop as the HTTP front.
+
+Here: the service `inference.GRPCInferenceService`, its messages, and that no exception gets past this file. Not here: what the operations do
+(open_inference.py), the port (grpc_listener.py), errors (grpc_errors.py).
+A message is parsed here and not by the library, which would answer INTERNAL where the sender is wrong. Only unary calls: in Python a stream is slower.
+To the library they are calls with a stream of messages, of which the first is read: so a call that is one too many is refused before its message is
+taken, and one whose message never comes ends, which in a unary call holds its place for ever. On the wire both are the same.
+Answers carry their tensors as raw bytes (`raw_output_contents`), whichever way the inputs came.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from schemas.errors import AifError, RejectedInput
+from serving.core.infer_body import InferCall, WantedOutput
+from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_raw, encode_raw
+from serving.protocols.front import Front
+from serving.protocols.grpc_errors import encode_grpc_error, grpc_status
+from serving.protocols.open_inference import MODEL_NAME, InferAnswer
+from serving.protocols.proto import open_inference_pb2 as pb
+
+SERVICE = "inference.GRPCInferenceService"
+_SMALL_INTEGERS = {"INT8": "int_contents", "INT16": "int_contents", "UINT8": "uint_contents", "UINT16": "uint_contents"}
+_CONTENTS: Mapping[str, str] = {
+    **_SMALL_INTEGERS,
+    "BOOL": "bool_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+_INPUTS_MAX = 16
+_INFER = "ModelInfer"
+_MESSAGE_S_MAX = 10.0
+_Handler = Callable[[Any, Any], Awaitable[bytes]]
+_REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED.name
+_PB: Any = pb  # its classes are made at run time
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.grpc")
+
+
+class GrpcApi:
+    """The service's methods, each from the bytes of one message to those of another."""
+
+    def __init__(self, front: Front) -> None:
+        self._front, self._inference = front, front.inference
+
+    def handlers(self) -> Mapping[str, grpc.RpcMethodHandler]:
+        """Method name → handler."""
+        methods: Mapping[str, tuple[Any, Callable[..., Any]]] = {
+            "ServerLive": (_PB.ServerLiveRequest, self._server_live),
+            "ServerReady": (_PB.ServerReadyRequest, self._server_ready),
+            "ModelReady": (_PB.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": (_PB.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": (_PB.ModelMetadataRequest, self._model_metadata),
+            "ModelStatistics": (_PB.ModelStatisticsRequest, self._model_statistics),
+        }
+        looks = {name: grpc.stream_unary_rpc_method_handler(self._handler(name, kind, look)) for name, (kind, look) in methods.items()}
+        return {**looks, _INFER: grpc.stream_unary_rpc_method_handler(self._infer_handler())}
+
+    def _handler(self, name: str, kind: Any, look: Callable[[Any], Message]) -> _Handler:
+        async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
+            return look(decode_message(kind, raw)).SerializeToString()
+
+        return self._guarded(name, answer)
+
+    def _infer_handler(self) -> _Handler:
+        async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
+            message = decode_message(_PB.ModelInferRequest, raw)
+            left_s = context.time_remaining()
+            budget_ms = None if left_s is None else max(0, int(left_s * 1000))
+            call = decode_infer(message)
+            return encode_infer(await self._inference.infer(message.model_name, message.model_version, call, received_s, budget_ms))
+
+        return self._guarded(_INFER, answer)
+
+    def _guarded(self, name: str, answer: Callable[[bytes, Any, float], Awaitable[bytes]]) -> _Handler:
+        """Reads the message, counts, and turns an error into a status."""
+
+        async def handle(_: Any, context: Any) -> bytes:
+            received_s, status, failure = time.monotonic(), "OK", None
+            with self._front.intake.enter():
+                try:
+                    encoded = await answer(await self._read_message(context, name), context, received_s)
+                except Exception as error:
+                    failure, status = error, grpc_status(error).name
+            self._front.record(f"grpc {name}", status, time.monotonic() - received_s, name == _INFER and status != _REFUSED)
+            if failure is not None:
+                await abort(context, failure, name)
+            return encoded
+
+        return handle
+
+    async def _read_message(self, context: Any, name: str) -> bytes:
+        """The one message of a call. Raises RejectedInput (`body_too_slow`, `bad_message`), Unavailable for an inference that is one too many."""
+        intake = self._front.intake
+        if name == _INFER:
+            intake.check()
+        try:
+            with intake.reading() as take:
+                async with asyncio.timeout(_MESSAGE_S_MAX):
+                    raw = await context.read()
+                take(0 if raw is grpc.aio.EOF else len(raw))
+        except TimeoutError as error:
+            raise RejectedInput("body_too_slow", f"the message did not come within {_MESSAGE_S_MAX:g} s; send it at once") from error
+        if raw is grpc.aio.EOF:
+            raise RejectedInput("bad_message", "the call has no message; send one", "malformed")
+        if name == _INFER:
+            intake.check_number()
+        return bytes(raw)
+
+    def _server_live(self, request: Any) -> Message:
+        return _PB.ServerLiveResponse(live=True)
+
+    def _server_ready(self, request: Any) -> Message:
+        return _PB.ServerReadyResponse(ready=self._inference.server_ready()[0])
+
+    def _model_ready(self, request: Any) -> Message:
+        return _PB.ModelReadyResponse(ready=self._inference.model_ready(request.name, request.version)[0])
+
+    def _server_metadata(self, request: Any) -> Message:
+        return _PB.ServerMetadataResponse(**self._inference.server_metadata())
+
+    def _model_metadata(self, request: Any) -> Message:
+        return _PB.ModelMetadataResponse(**self._inference.model_metadata(request.name, request.version))
+
+    def _model_statistics(self, request: Any) -> Message:
+        return _PB.ModelStatisticsResponse(model_stats=self._inference.model_statistics(request.name, request.version))
+
+
+async def abort(context: Any, error: Exception, method: str) -> None:
+    """Ends the call with the error's status; raises what the library uses to end it."""
+    message, trailers, error_id = encode_grpc_error(error)
+    if not isinstance(error, AifError):
+        logger.error("request_failed", error_id=error_id, method=method, exc_info=error)
+    await context.abort(grpc_status(error), message, trailers)
+
+
+def decode_message(kind: Any, raw: bytes) -> Any:
+    """A message of `kind`. Raises RejectedInput (`bad_message`)."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise RejectedInput("bad_message", f"the message is no {kind.DESCRIPTOR.name}: {error}; send protobuf", "malformed") from error
+
+
+def decode_infer(message: Any) -> InferCall:
+    """The call in a ModelInferRequest. Raises RejectedInput (`bad_request`, `bad_tensor`)."""
+    raws = message.raw_input_contents
+    if len(message.inputs) > _INPUTS_MAX or len(message.outputs) > _INPUTS_MAX:
+        raise RejectedInput(
+            "bad_request", f"{len(message.inputs)} inputs and {len(message.outputs)} outputs, expected at most {_INPUTS_MAX}"
+        )
+    for owner in (*message.inputs, *message.outputs):
+        if owner.parameters:
+            raise RejectedInput(
+                "bad_request", f"{owner.name[:80]}: parameters {', '.join(owner.parameters)[:120]} are not supported; leave them out"
+            )
+    if raws and len(raws) != len(message.inputs):
+        raise RejectedInput("bad_tensor", f"{len(raws)} raw_input_contents for {len(message.inputs)} inputs; send one for each, or none")
+    inputs = [_decode_input(one, raws[place] if raws else None) for place, one in enumerate(message.inputs)]
+    return InferCall(message.id, inputs, [WantedOutput(one.name[:80]) for one in message.outputs], _decode_parameters(message.parameters))
+
+
+def _decode_input(one: Any, raw: bytes | None) -> Tensor:
+    name, shape = one.name[:80], tuple(one.shape)
+    if raw is None:
+        return _decode_contents(name, one.datatype, shape, one.contents)
+    if one.HasField("contents"):
+        raise RejectedInput("bad_tensor", f"{name}: values both in contents and in raw_input_contents; send one of them")
+    return decode_raw(name, one.datatype, shape, raw)
+
+
+def _decode_contents(name: str, datatype: str, shape: Sequence[int], contents: Any) -> Tensor:
+    count = count_elements(name, datatype, shape)
+    if datatype not in _CONTENTS:
+        raise RejectedInput("bad_tensor", f"{name}: {datatype} travels only in raw_input_contents")
+    values = getattr(contents, _CONTENTS[datatype])
+    if len(values) != count:
+        message = f"{name}: shape {list(shape)} has {count} values, {_CONTENTS[datatype]} has {len(values)}; correct one of them"
+        raise RejectedInput("bad_tensor", message)
+    if datatype == BYTES:
+        return Tensor(name, datatype, tuple(shape), list(values))
+    try:
+        return Tensor(name, datatype, tuple(shape), np.array(values, DTYPES[datatype]))
+    except OverflowError as error:
+        raise RejectedInput("bad_tensor", f"{name}: a value does not fit {datatype}: {error}") from error
+
+
+def _decode_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, value in parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind is None:
+            raise RejectedInput("bad_request", f"parameter {name[:80]!r} has no value; give it one or leave it out")
+        plain[name] = getattr(value, kind)
+    return plain
+
+
+def encode_infer(answer: InferAnswer) -> bytes:
+    """The bytes of a ModelInferResponse."""
+    outputs = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in answer.outputs]
+    message = _PB.ModelInferResponse(
+        model_name=MODEL_NAME,
+        model_version=answer.version,
+        id=answer.id,
+        outputs=outputs,
+        raw_output_contents=[encode_raw(one) for one in answer.outputs],
+    )
+    for name, value in answer.parameters.items():
+        setattr(message.parameters[name], _choice(value), value)
+    return bytes(message.SerializeToString())
+
+
+def _choice(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    if isinstance(value, int):
+        return "int64_param"
+    return "double_param" if isinstance(value, float) else "string_param"

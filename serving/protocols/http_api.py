@@ -1,0 +1,175 @@
+"""The HTTP front: routes, bytes in, bytes out, status codes. One RSGI application inside the server's event loop.
+
+    POST /v1/user  /v1/rank  /v1/prerank     models of schemas/requests.py
+    GET  /v1/status                          what is resident, how far, what went wrong last
+    GET  /openapi.json                       these routes for machines
+    GET  /metrics                            Prometheus text
+    ...  /v2/...                             the Open Inference Protocol (open_inference_http.py)
+
+Here: which route, who may ask, deadlines, one log line per request, and that no exception gets past this file. Not here: what the routes compute
+(user_call.py, rank_call.py), reading a body (http_body.py), what the bodies must be (bodies.py), what an error is (http_errors.py).
+Invariant: the order of the checks is the order of their cost: number of headers, token, route, number of requests in work, body. A request that is one
+too many is answered when its head is there; its body is thrown away after the answer.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+
+from schemas.errors import RejectedInput, Unavailable
+from schemas.limits import DEADLINE_MS_MAX, HTTP_HEADERS_MAX
+from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserRequest
+from serving.calls.bodies import decode_body
+from serving.calls.deadline import Deadline
+from serving.calls.rank_call import RankCall
+from serving.calls.user_call import UserCall
+from serving.protocols.answer_body import encode_answer
+from serving.protocols.front import Front
+from serving.protocols.http_body import UnwantedBodies, read_body
+from serving.protocols.http_errors import TOO_MANY
+from serving.protocols.http_reply import Reply, error_reply, json_reply
+from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
+from serving.protocols.openapi import openapi_json
+
+_LOG = logging.getLogger("serving.http")
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """What the GET routes show: plain values of the server's state, and what has to be set before the metrics are read."""
+
+    status: Callable[[], Mapping[str, Any]]
+    before_metrics: Callable[[], None]
+
+
+class HttpApi:
+    """The application."""
+
+    def __init__(self, front: Front, views: Views) -> None:
+        self._front, self._views = front, views
+        self._inference, self._unwanted = OpenInferenceHttp(front.inference), UnwantedBodies()
+        self._calls: Mapping[str, type[BaseModel]] = {"/v1/user": UserRequest, "/v1/rank": RankRequest, "/v1/prerank": PrerankRequest}
+        self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
+        self._looks: Mapping[str, Callable[[], Reply]] = {
+            "/v1/status": lambda: json_reply(200, self._views.status()),
+            "/openapi.json": lambda: Reply(200, openapi_json()),
+            "/metrics": self._show_metrics,
+        }
+
+    def open_calls(self, user_call: UserCall, rank_call: RankCall) -> None:
+        """From now on the POST routes are answered; until then they are Unavailable (`no_index`), and the process is alive (protocol C4)."""
+
+        async def user(request: UserRequest, deadline: Deadline) -> bytes:
+            return (await user_call.answer(request, deadline)).model_dump_json().encode()
+
+        async def rank(request: RankRequest | PrerankRequest, deadline: Deadline) -> bytes:
+            return encode_answer(await rank_call.rank(request, deadline), deadline.took_ms())
+
+        self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank}
+
+    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+        """One request. Nothing is raised from here."""
+        received_s = time.monotonic()
+        with self._front.intake.enter():
+            reply = await self._reply(scope, protocol, received_s)
+        protocol.response_bytes(reply.status, [("content-type", reply.content_type), *reply.headers], reply.body)
+        self._record(scope, reply, time.monotonic() - received_s)
+        if reply.status == TOO_MANY:
+            await self._unwanted.throw_away(scope, protocol)
+
+    async def _reply(self, scope: Any, protocol: Any, received_s: float) -> Reply:
+        try:
+            _check_headers(scope)
+            if not self._front.access.open and scope.path not in PROBES:
+                self._front.access.check(scope.headers.get("authorization"))
+            return await self._route(scope, protocol, received_s)
+        except Exception as error:
+            return error_reply(error, scope.path)
+
+    async def _route(self, scope: Any, protocol: Any, received_s: float) -> Reply:
+        path, method = scope.path, scope.method
+        if path in self._calls:
+            _check_method(path, method, "POST")
+            return await self._call(path, await self._take_body(scope, protocol), scope, received_s)
+        if self._inference.is_infer(path):
+            _check_method(path, method, "POST")
+            raw = await self._take_body(scope, protocol)
+            return await self._inference.infer(path, raw, scope.headers, received_s, _header_ms(scope))
+        if path in self._looks:
+            _check_method(path, method, "GET")
+            return self._looks[path]()
+        if path == PREFIX or path.startswith(f"{PREFIX}/"):
+            self._inference.check_route(path)
+            _check_method(path, method, "GET")
+            return self._inference.look(path)
+        known = ", ".join((*self._calls, *self._looks, f"{PREFIX}/..."))
+        raise RejectedInput("no_such_route", f"{method} {path[:80]}: there is no such route; there are {known}")
+
+    async def _take_body(self, scope: Any, protocol: Any) -> bytes:
+        self._front.intake.check()
+        raw = await read_body(scope, protocol, self._front.intake)
+        self._front.intake.check_number()
+        return raw
+
+    async def _call(self, path: str, raw: bytes, scope: Any, received_s: float) -> Reply:
+        body: Any = decode_body(self._calls[path], raw)
+        deadline = Deadline(received_s, body.deadline_ms or _header_ms(scope) or self._front.settings.deadline_ms)
+        deadline.left_s()
+        if path not in self._handlers:
+            raise Unavailable(
+                "no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store"
+            )
+        return Reply(200, await self._handlers[path](body, deadline))
+
+    def _show_metrics(self) -> Reply:
+        self._views.before_metrics()
+        return Reply(200, generate_latest(self._front.metrics.registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _record(self, scope: Any, reply: Reply, seconds: float) -> None:
+        path = scope.path
+        route = path if path in self._calls or path in self._looks else self._inference.label(path)
+        ranked = reply.status != TOO_MANY and (path in self._calls or self._inference.is_infer(path))
+        self._front.record(route, str(reply.status), seconds, ranked)
+        level = logging.INFO if self._front.settings.access_log else logging.DEBUG
+        if not _LOG.isEnabledFor(level):  # structlog would first make the line
+            return
+        logger.log(
+            level,
+            "request",
+            method=scope.method,
+            path=path[:80],
+            status=reply.status,
+            took_ms=round(seconds * 1000, 3),
+            bytes=len(reply.body),
+        )
+
+
+def _check_headers(scope: Any) -> None:
+    count = len(scope.headers)
+    if count > HTTP_HEADERS_MAX:
+        raise RejectedInput("too_many_headers", f"the request has {count} headers, expected at most {HTTP_HEADERS_MAX}; send fewer")
+
+
+def _check_method(path: str, method: str, expected: str) -> None:
+    if method != expected:
+        raise RejectedInput("method_not_allowed", f"{method} {path[:80]}: this route takes {expected}")
+
+
+def _header_ms(scope: Any) -> int | None:
+    """The deadline that the request's header names, if it has one. Raises RejectedInput (`bad_deadline`)."""
+    header = scope.headers.get(DEADLINE_HEADER)
+    if header is None:
+        return None
+    if not (header.isascii() and header.isdigit() and 1 <= int(header[:9]) <= DEADLINE_MS_MAX):
+        raise RejectedInput(
+            "bad_deadline", f"header {DEADLINE_HEADER} is {header[:40]!r}, expected milliseconds from 1 to {DEADLINE_MS_MAX}"
+        )
+    return int(header)

@@ -1,0 +1,157 @@
+"""The body of an HTTP request, read and unpacked within its bound.
+
+Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked; what is beyond is thrown away, so that the client gets its 413. A body
+that does not end in time, or ends too early, is an answer too.
+A small body of a known length is awaited once, whole; any other comes in pieces, each of which costs a turn of the event loop (10^4 ids: four).
+"""
+
+import asyncio
+import contextlib
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from granian.rsgi import ProtocolClosed, ProtocolError
+
+from schemas.errors import RejectedInput
+from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
+from serving.protocols.intake import Intake
+
+# Taken whole, and its length counted before it is there. Only half of BODIES_BYTES_MAX is given away like that, or clients that announce bodies and send
+# none would shut out the others.
+_WHOLE_BYTES_MAX = 256 * KIB
+_ANNOUNCED_BYTES_MAX = BODIES_BYTES_MAX // 2
+_THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
+_BODY_S_MAX = 10.0
+_LOOK_S = 1.0  # between two looks at bodies that nobody waits for
+_WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # of zlib; "deflate" in HTTP is the zlib form
+
+
+async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
+    """The whole body, unpacked. Raises RejectedInput: `body_too_large`, `body_too_slow`, `body_cut`, `bad_encoding`; Unavailable."""
+    try:
+        with intake.reading() as take:
+            async with asyncio.timeout(_BODY_S_MAX):
+                raw = await _collect_body(scope, protocol, take, intake.reading_bytes < _ANNOUNCED_BYTES_MAX)
+    except (ProtocolError, ProtocolClosed) as error:
+        raise RejectedInput("body_cut", "the connection ended before the body was complete; send it again", "malformed") from error
+    except TimeoutError as error:
+        raise RejectedInput("body_too_slow", f"the body was not complete after {_BODY_S_MAX:g} s; send it at once") from error
+    encoding = scope.headers.get("content-encoding")
+    return raw if encoding is None else await asyncio.to_thread(unpack, raw, encoding)
+
+
+class UnwantedBodies:
+    """Bodies that nobody wants, read after the answer: a connection with an unread body would never carry another request.
+
+    A small one is taken in by the port's own threads and nobody waits for it, because in a flood a second turn of the event loop for each of them
+    would cost as much as the refusal. So somebody has to end those that never end: whoever comes next looks at two, and a timer at all.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._coming: deque[tuple[float, Any]] = deque()  # (to be ended then, what Granian will have the body in)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many may still be on their way."""
+        return len(self._coming)
+
+    async def throw_away(self, scope: Any, protocol: Any) -> None:
+        """The body of one request that has its answer. Raises nothing."""
+        declared = _declared_bytes(scope)
+        if declared is None or declared > _WHOLE_BYTES_MAX or len(self._coming) * _WHOLE_BYTES_MAX > BODIES_BYTES_MAX:
+            await _throw_away_pieces(protocol)
+            return
+        for _ in range(min(2, len(self._coming))):
+            self._look_after_one()
+        with contextlib.suppress(ProtocolError, ProtocolClosed):
+            self._coming.append((self._clock() + _BODY_S_MAX, protocol()))
+        if self._timer is None:
+            self._set_timer()
+
+    def _look_after_one(self) -> None:
+        ends_s, body = self._coming.popleft()
+        if body.done():
+            return
+        if ends_s <= self._clock():
+            body.cancel()  # and with it the connection
+            return
+        self._coming.append((ends_s, body))
+
+    def _look_after_all(self) -> None:
+        for _ in range(len(self._coming)):
+            self._look_after_one()
+        self._timer = None
+        if self._coming:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look_after_all)
+
+
+async def _throw_away_pieces(protocol: Any) -> None:
+    with contextlib.suppress(ProtocolError, ProtocolClosed, TimeoutError):
+        async with asyncio.timeout(_BODY_S_MAX):
+            size = 0
+            async for chunk in protocol:
+                size += len(chunk)
+                if size > _THROWN_AWAY_BYTES_MAX:
+                    break
+
+
+def unpack(raw: bytes, encoding: str) -> bytes:
+    """The bytes behind a Content-Encoding. Raises RejectedInput (`bad_encoding`, `body_too_large`)."""
+    if encoding not in _WINDOW_BITS:
+        raise RejectedInput("bad_encoding", f"Content-Encoding is {encoding[:40]!r}, expected gzip, deflate or none")
+    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        unpacked = inflater.decompress(raw, BODY_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise RejectedInput("bad_encoding", f"the body is not {encoding}: {error}", "malformed") from error
+    if len(unpacked) > BODY_BYTES_MAX:
+        raise _too_large(f"more than {BODY_BYTES_MAX} bytes when unpacked")
+    if not inflater.eof or inflater.unused_data:
+        raise RejectedInput("bad_encoding", f"the {encoding} body ends too early or too late; send one complete stream", "malformed")
+    return unpacked
+
+
+def _declared_bytes(scope: Any) -> int | None:
+    """What the request's head says; None where it says nothing that can be read."""
+    declared = scope.headers.get("content-length") or ""
+    return int(declared[:19]) if declared.isascii() and declared.isdigit() else None
+
+
+async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None], believed: bool) -> bytes:
+    """`believed`: a small body's length is counted as soon as it is announced."""
+    declared = _declared_bytes(scope)
+    if believed and declared is not None and declared <= _WHOLE_BYTES_MAX:
+        take(declared)
+        return bytes(await protocol())
+    return await _collect_pieces(declared or 0, protocol, take)
+
+
+async def _collect_pieces(declared: int, protocol: Any, take: Callable[[int], None]) -> bytes:
+    kept_max = 0 if declared > BODY_BYTES_MAX else BODY_BYTES_MAX
+    if declared > _THROWN_AWAY_BYTES_MAX:
+        raise _too_large(f"{declared} bytes")
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in protocol:
+        size += len(chunk)
+        if size <= kept_max:
+            take(len(chunk))
+            chunks.append(bytes(chunk))
+        else:
+            chunks.clear()
+        if size > _THROWN_AWAY_BYTES_MAX:
+            break
+    if size > kept_max:
+        raise _too_large(f"{declared} bytes" if kept_max == 0 else f"more than {BODY_BYTES_MAX} bytes")
+    return b"".join(chunks)
+
+
+def _too_large(size: str) -> RejectedInput:
+    return RejectedInput("body_too_large", f"the body has {size}, expected at most {BODY_BYTES_MAX}; send fewer candidates or behaviours")

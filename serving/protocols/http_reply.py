@@ -1,0 +1,53 @@
+"""One HTTP answer as a value, and how an error becomes one on the JSON routes and on those of the Open Inference Protocol."""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from schemas.errors import AifError
+from serving.protocols.http_errors import encode_error, status_of
+
+JSON_TYPE = "application/json"
+_OPEN_INFERENCE = "/v2"
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One HTTP answer."""
+
+    status: int
+    body: bytes
+    content_type: str = JSON_TYPE
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def json_reply(status: int, values: Mapping[str, Any]) -> Reply:
+    """Plain values as JSON."""
+    return Reply(status, json.dumps(values).encode())
+
+
+def error_reply(error: Exception, path: str) -> Reply:
+    """Code and message in the form of the route's protocol; an error that is not ours is logged, and the answer has the id of its line."""
+    answer, error_id = encode_error(error)
+    if not isinstance(error, AifError):
+        logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
+    return _encode_error(status_of(error), answer.code, answer.message, answer.retry_after_s, path.startswith(_OPEN_INFERENCE))
+
+
+@functools.lru_cache(maxsize=8)  # in a flood hundreds are told the same
+def _encode_error(status: int, code: str, message: str, retry_after_s: float | None, in_open_inference: bool) -> Reply:
+    values: dict[str, Any] = {"code": code, "message": message, "retry_after_s": retry_after_s}
+    if in_open_inference:
+        values = {"error": f"{code}: {message}", **values}  # what a client of that protocol reads
+        if retry_after_s is None:
+            del values["retry_after_s"]
+    headers = [("retry-after", str(max(1, round(retry_after_s))))] if retry_after_s else []
+    if code == "unauthorized":
+        headers.append(("www-authenticate", "Bearer"))
+    return Reply(status, json.dumps(values).encode(), headers=tuple(headers))

@@ -1,0 +1,134 @@
+"""Granian inside our event loop: one process, one loop, one application (its own multi-process server would give each worker an engine).
+
+Here: TLS and the life of the listener. Not here: the application (http_api.py), the socket (ports.py).
+Granian gets a listening socket of ours. Its own would have SO_REUSEPORT, which lets two servers share a port in silence, and no bound on how long a
+client may leave its answer unread: Granian waits for it for ever.
+Granian gives a connection a place out of `backpressure` for as long as it is open; whoever comes when all are taken waits until one of those that send
+nothing is closed, after `idle_s`.
+HTTP/1.1 only: where Granian may speak HTTP/2 too, a connection that never sends a byte is never closed, because it waits for the first ones to tell
+the two apart before its time limit begins. Whoever wants many calls on one connection has gRPC.
+A client that shuts down its writing side after its request counts as gone and gets no answer: hyper would have to be told otherwise, and Granian has no
+setting for it. Its connection is closed, and what it asked for is computed for nobody.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from granian.http import HTTP1Settings
+from granian.net import SocketHolder
+from granian.server.common import HTTPModes, SSLProtocols
+from granian.server.embed import Server as GranianServer
+
+from infra.processes import wait_until
+from schemas.errors import Misconfigured, Unavailable
+from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
+from serving.protocols.ports import bind_port, bracketed, connections_max, listen
+from serving.short_turns import new_threads_take_short_turns
+
+_OPEN_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate chain and private key, PEM files."""
+
+    cert: Path
+    key: Path
+
+
+def read_tls(cert: Path | None, key: Path | None) -> Tls | None:
+    """The pair, or None where neither is given. Raises Misconfigured (`tls_incomplete`, `tls_unusable`)."""
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise Misconfigured(
+            "tls_incomplete", "TLS needs both AIF_SERVE__TLS_CERT and AIF_SERVE__TLS_KEY; set the other one too, or neither"
+        )
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        raise Misconfigured("tls_unusable", f"certificate {cert} and key {key} cannot be used: {error}; give a PEM pair") from error
+    return Tls(cert.resolve(), key.resolve())
+
+
+class _Granian(GranianServer):
+    """Granian on a socket that is made by the caller, as its own processes have theirs from their parent."""
+
+    def __init__(self, take_socket: Callable[[], socket.socket], *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._take_socket = take_socket
+
+    def _init_shared_socket(self) -> None:
+        self._shd = SocketHolder(self._take_socket().detach(), False, self.backlog)
+
+
+class Listener:
+    """A listening HTTP server; `url` is where."""
+
+    def __init__(self, application: Any, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
+        """Binds the port. `idle_s`: the time for the head of a request, and so also between two requests of one connection, and for an answer to be taken.
+
+        Raises Misconfigured (`port_taken`, `address_unusable`).
+        """
+        self._bound, self._idle_s = bind_port(host, port), idle_s
+        self.host, self.port, self._scheme = host, int(self._bound.getsockname()[1]), "http" if tls is None else "https"
+        self._server = _Granian(
+            self._listen,
+            application,
+            address=host,
+            port=self.port,
+            backlog=CONNECTIONS_MAX,
+            backpressure=connections_max(),
+            http=HTTPModes.http1,
+            http1_settings=HTTP1Settings(header_read_timeout=int(idle_s * 1000), max_buffer_size=HTTP_HEADER_BYTES_MAX),
+            ssl_cert=None if tls is None else tls.cert,
+            ssl_key=None if tls is None else tls.key,
+            ssl_protocol_min=SSLProtocols.tls12,
+            log_enabled=False,
+            websockets=False,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Base address for clients."""
+        return f"{self._scheme}://{bracketed(self.host)}:{self.port}"
+
+    async def open(self) -> None:
+        """Returns once requests are answered. Misconfigured (`port_taken`); Unavailable (`port_not_open`) when they are not after 10 s."""
+        with new_threads_take_short_turns():
+            self._task = asyncio.create_task(self._server.serve())
+            await asyncio.to_thread(self._wait_open, self._task)
+
+    async def close(self) -> None:
+        """Takes no more connections, lets what is in work finish, and ends."""
+        self._bound.close()
+        if self._task is not None:
+            self._server.stop()
+            await self._task
+
+    def _listen(self) -> socket.socket:
+        listen(self._bound, self._idle_s)
+        return self._bound
+
+    def _wait_open(self, task: "asyncio.Task[None]") -> None:
+        try:
+            wait_until(lambda: task.done() or self._answers(), _OPEN_S_MAX, f"{self.url} to answer")
+        except Unavailable as error:
+            raise Unavailable("port_not_open", f"{self.url} does not answer: {error.message}") from error
+        if task.done():
+            task.result()
+
+    def _answers(self) -> bool:
+        """Whether anything comes back for bytes that are no request, over TLS or not. A connection alone says nothing: the system takes it for us."""
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=0.5) as probe:
+            probe.sendall(b"\0\r\n\r\n")
+            probe.recv(1)
+            return True
+        return False

@@ -1,0 +1,311 @@
+"""The Open Inference Protocol, version 2, without a transport: one model, `prerank`, whose versions are the versions of our index tables.
+
+    inputs    user_id [1], item_ids [C]: INT64 or BYTES, as the catalogue's ids are;  optional: request_id [1] and version_token [1] BYTES, top_k [1]
+    outputs   item_ids [A] as the inputs, scores [A] FP32: min(top_k, known candidates), best first
+
+One more input is taken and not listed, because only a client of ours has it: user_state [1] BYTES (carried_state.py).
+What every answer says of itself (version token, rung, degraded, watermark, ...) travels as parameters of the answer.
+Here: tensors to a `RankRequest` and a `Ranked` to tensors, metadata, readiness, statistics, and which versions there are. Not here: bytes and
+paths (open_inference_http.py), messages (grpc_api.py), and how a request is ranked (rank_call.py).
+A version that is named is kept to: the request is pinned to it, and one that is not resident is refused with the list of those that are.
+Source: KServe, Open Inference Protocol v2; statistics and timeout: Triton's extensions.
+"""
+
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from schemas.errors import RejectedInput, Unavailable
+from schemas.events import describe_errors
+from schemas.ids import Id, IdKind, encode_wire_id
+from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
+from schemas.requests import RankRequest
+from serving.calls.bodies import too_many_candidates
+from serving.calls.deadline import Deadline
+from serving.calls.rank_call import RankCall, Ranked
+from serving.core.infer_body import InferCall
+from serving.core.tensors import BYTES, Tensor
+from serving.engine.loop import Engine
+from serving.protocols.inference_statistics import InferenceStatistics
+
+MODEL_NAME = "prerank"
+SERVER_NAME = "aif"
+EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "schedule_policy(timeout)")
+NOT_HERE = "Triton's model configuration, repository, shared memory, trace, log and stream extensions are not here"
+OUTPUTS = ("item_ids", "scores")
+_ID_TYPES: Mapping[IdKind, str] = {IdKind.INT64: "INT64", IdKind.TEXT: BYTES}
+_CONTEXT = "context."
+# priority: taken and without effect, there is one queue
+_PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output")
+_US_PER_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class InferAnswer:
+    """What one inference answers, whatever carries it."""
+
+    id: str
+    version: str
+    parameters: Mapping[str, bool | int | float | str]
+    outputs: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """What is there once the index has an identity."""
+
+    engine: Engine
+    rank: RankCall
+    id_kind: IdKind
+
+
+class OpenInference:
+    """The protocol's operations. Used in the event loop; every refusal is an AifError, which each transport turns into its own form."""
+
+    def __init__(self, ready: Callable[[], tuple[bool, str]], deadline_ms: int) -> None:
+        self._ready, self._deadline_ms = ready, deadline_ms
+        self._statistics = InferenceStatistics()
+        self._opened: _Calls | None = None
+
+    def open_calls(self, engine: Engine, rank: RankCall, id_kind: IdKind) -> None:
+        """From now on requests are answered; until then they are Unavailable (`no_index`)."""
+        self._opened = _Calls(engine, rank, id_kind)
+
+    def server_metadata(self) -> Mapping[str, Any]:
+        """Name, version of this software, extensions of the protocol."""
+        return {"name": SERVER_NAME, "version": importlib.metadata.version("aif"), "extensions": list(EXTENSIONS)}
+
+    def server_ready(self) -> tuple[bool, str]:
+        """(ready, why not)."""
+        return self._ready()
+
+    def model_ready(self, model: str, version: str) -> tuple[bool, str]:
+        """(ready, why not) of the model, or of one version of it. Raises RejectedInput (`unknown_model`, `unknown_version`)."""
+        _check_model(model)
+        ready, reason = self._ready()
+        if ready and version:
+            self._tokens(model, version)
+        return ready, reason
+
+    def model_metadata(self, model: str, version: str) -> Mapping[str, Any]:
+        """Tensors and versions. Raises RejectedInput (`unknown_model`, `unknown_version`), Unavailable (`no_index`)."""
+        tokens = self._tokens(model, version)
+        id_type = _ID_TYPES[self._calls().id_kind]
+        return {
+            "name": MODEL_NAME,
+            "versions": list(tokens),
+            "platform": SERVER_NAME,
+            "inputs": [
+                _tensor("user_id", id_type, 1),
+                _tensor("item_ids", id_type, -1),
+                _tensor("request_id", BYTES, 1),
+                _tensor("top_k", "INT64", 1),
+                _tensor("version_token", BYTES, 1),
+            ],
+            "outputs": [_tensor("item_ids", id_type, -1), _tensor("scores", "FP32", -1)],
+        }
+
+    def model_statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
+        """One entry per version; `model` empty: all models, which is one. Raises as `model_metadata`."""
+        return self._statistics.report(MODEL_NAME, list(self._tokens(model or MODEL_NAME, version)))
+
+    async def infer(self, model: str, version: str, call: InferCall, received_s: float, transport_ms: int | None) -> InferAnswer:
+        """One ranking. `transport_ms`: the time that the transport gives the request, None = no word about it.
+
+        Raises RejectedInput (`bad_tensor`, `bad_request`, `unknown_…`), Incompatible, Unavailable.
+        """
+        counted = ""
+        try:
+            calls = self._calls()
+            _check_model(model)
+            counted, token = version, self._tokens(model, version)[version] if version else None
+            request = plan_request(call, calls.id_kind, token)
+            deadline = Deadline(received_s, self._budget_ms(call.parameters, transport_ms))
+            deadline.left_s()
+            ranked = await calls.rank.rank(request, deadline)
+            counted = str(ranked.result.token.version)
+            encoded = encode_ranked(call, ranked, deadline, calls.id_kind)
+        except Exception:
+            self._count(counted or self._current(), received_s, failed=True)
+            raise
+        self._count(counted, received_s)
+        return encoded
+
+    def _calls(self) -> _Calls:
+        if self._opened is None:
+            raise Unavailable(
+                "no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store"
+            )
+        return self._opened
+
+    def _tokens(self, model: str, version: str) -> Mapping[str, str]:
+        """Version number → token of the resident versions; only the one that is asked for, where one is."""
+        _check_model(model)
+        residents = {str(report.token.version): str(report.token) for report in self._calls().engine.status().residents}
+        if not version:
+            return residents
+        if version not in residents:
+            there = ", ".join(residents) or "none"
+            raise RejectedInput(
+                "unknown_version", f"version {version[:40]!r} is not resident; there are: {there}; without one the current answers"
+            )
+        return {version: residents[version]}
+
+    def _current(self) -> str:
+        current = None if self._opened is None else self._opened.engine.status().current
+        return "" if current is None else str(current.version)
+
+    def _budget_ms(self, parameters: Mapping[str, Any], transport_ms: int | None) -> int:
+        """The tightest of what the request's parameters and its transport say; else the setting."""
+        timeout_ms = -(-parameters.get("timeout", 0) // _US_PER_MS) or None  # rounded up; 0 is Triton's "none"
+        named = [one for one in (parameters.get("deadline_ms"), timeout_ms, transport_ms) if one is not None]
+        return min((*named, DEADLINE_MS_MAX)) if named else self._deadline_ms
+
+    def _count(self, version: str, received_s: float, failed: bool = False) -> None:
+        self._statistics.record(version, time.monotonic() - received_s, int(time.time() * 1000), failed)
+
+
+def _check_model(name: str) -> None:
+    if name != MODEL_NAME:
+        raise RejectedInput("unknown_model", f"there is no model {name[:80]!r}; this server has one, {MODEL_NAME}")
+
+
+def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> RankRequest:
+    """The request behind the tensors. `pinned_to`: the token of the version that the path names.
+
+    Raises RejectedInput (`bad_tensor`, `bad_request`, `bad_id`, `too_many_candidates`, `other_version`).
+    """
+    for wanted in call.outputs:
+        if wanted.name not in OUTPUTS:
+            raise RejectedInput("bad_request", f"there is no output {wanted.name!r}; there are {', '.join(OUTPUTS)}")
+    inputs = _by_name(call.inputs)
+    id_type = (_ID_TYPES[id_kind],)
+    token = _optional_text(inputs, "version_token")
+    fields = {
+        "user_id": _plain(decode_ids(_expect(inputs, "user_id", id_type, 1))[0]),
+        "request_id": _optional_text(inputs, "request_id") or call.id or None,
+        "version_token": pinned_to or token,
+        "user_state": _optional_text(inputs, "user_state"),
+        **_decode_parameters(call.parameters),
+    }
+    if "top_k" in inputs:
+        fields["top_k"] = int(_expect(inputs, "top_k", ("INT64", "INT32"), 1).values[0])
+    if pinned_to is not None:
+        _check_same_version(token, pinned_to)
+        fields["consistency"] = "pinned"
+    item_ids = decode_ids(_expect(inputs, "item_ids", id_type))
+    try:  # the candidates are checked as an array (bodies.py): one that stands for them keeps 10^4 ids out of the model's loop
+        request = RankRequest.model_validate({**fields, "item_ids": [fields["user_id"]]})
+    except ValidationError as error:
+        raise RejectedInput("bad_request", describe_errors(error), "schema") from error
+    return request.model_copy(update={"item_ids": item_ids})
+
+
+def encode_ranked(call: InferCall, ranked: Ranked, deadline: Deadline, id_kind: IdKind) -> InferAnswer:
+    """The outputs that the call wants, all by default."""
+    result, count = ranked.result, len(ranked.result.ids)
+    ids = np.array(result.ids, np.int64) if id_kind is IdKind.INT64 else [str(one).encode() for one in result.ids]
+    values = {
+        "item_ids": Tensor("item_ids", _ID_TYPES[id_kind], (count,), ids),
+        "scores": Tensor("scores", "FP32", (count,), result.scores_A),
+    }
+    outputs = [values[name] for name in [wanted.name for wanted in call.outputs] or OUTPUTS]
+    return InferAnswer(call.id or ranked.request_id, str(result.token.version), _describe(ranked, deadline), outputs)
+
+
+def decode_ids(tensor: Tensor) -> np.ndarray | list[Id]:
+    """Ids of a tensor: an int64 array, or a list of text. Raises RejectedInput (`bad_id`)."""
+    if isinstance(tensor.values, np.ndarray):
+        return tensor.values
+    try:
+        return [value.decode() for value in tensor.values]
+    except UnicodeDecodeError as error:
+        raise RejectedInput("bad_id", f"{tensor.name}: an id is not UTF-8: {error}; send text ids as UTF-8") from error
+
+
+def _plain(value: Id | np.integer[Any]) -> Id:
+    return value if isinstance(value, str) else int(value)
+
+
+def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | float | str]:
+    """Everything an answer says beside its outputs; what has parts is JSON text, because a parameter is one plain value."""
+    result = ranked.result
+    about: dict[str, bool | int | float | str] = {
+        "version_token": str(result.token),
+        "request_id": ranked.request_id,
+        "rung": ranked.rung.value,
+        "degraded": ",".join(ranked.degraded),
+        "candidates": result.candidates,
+        "unknown_count": result.unknown_count,
+        "watermark": json.dumps([dict(shard) for shard in result.watermark]),
+        "took_ms": deadline.took_ms(),
+    }
+    if result.unknown_count:
+        about["unknown_items"] = json.dumps([encode_wire_id(one) for one in result.unknown])
+    if ranked.age_s is not None:
+        about["age_s"] = ranked.age_s
+    return about
+
+
+def _tensor(name: str, datatype: str, size: int) -> Mapping[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": [size]}
+
+
+def _by_name(inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
+    known = ("user_id", "item_ids", "request_id", "top_k", "version_token", "user_state")
+    named: dict[str, Tensor] = {}
+    for tensor in inputs:
+        if tensor.name not in known or tensor.name in named:
+            problem = "is there twice" if tensor.name in named else "is none of this model's"
+            raise RejectedInput("bad_request", f"input {tensor.name!r} {problem}; the inputs are {', '.join(known)}")
+        named[tensor.name] = tensor
+    return named
+
+
+def _expect(inputs: Mapping[str, Tensor], name: str, datatypes: Sequence[str], size: int | None = None) -> Tensor:
+    """An input of the shape [size], or of [1 or more]."""
+    if name not in inputs:
+        raise RejectedInput("bad_request", f"input {name!r} is missing; send it as {' or '.join(datatypes)} of shape [{size or -1}]")
+    tensor = inputs[name]
+    if tensor.datatype not in datatypes:
+        raise RejectedInput("bad_tensor", f"{name}: datatype is {tensor.datatype}, expected {' or '.join(datatypes)}")
+    if len(tensor.shape) != 1 or tensor.shape[0] < 1 or (size is not None and tensor.shape[0] != size):
+        raise RejectedInput(
+            "bad_tensor", f"{name}: shape is {list(tensor.shape)}, expected [{size or '1 or more'}]; there is no batch dimension"
+        )
+    if tensor.shape[0] > CANDIDATES_MAX:
+        raise too_many_candidates(tensor.shape[0], CANDIDATES_MAX)
+    return tensor
+
+
+def _optional_text(inputs: Mapping[str, Tensor], name: str) -> str | None:
+    if name not in inputs:
+        return None
+    [text] = decode_ids(_expect(inputs, name, (BYTES,), 1))
+    return str(text) or None
+
+
+def _decode_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields of the request that travel as parameters. An unknown name is refused, so that a misspelt one is not lost in silence."""
+    for name in parameters:
+        if name not in _PARAMETERS and not name.startswith(_CONTEXT):
+            known = ", ".join((*_PARAMETERS, f"{_CONTEXT}<feature>"))
+            raise RejectedInput("bad_request", f"parameter {name[:80]!r} is unknown; there are {known}")
+    timeout = parameters.get("timeout", 0)
+    if type(timeout) is not int or timeout < 0:
+        raise RejectedInput("bad_request", f"parameter timeout is {str(timeout)[:40]}, expected microseconds from 0")
+    fields = {name: parameters[name] for name in ("deadline_ms", "consistency") if name in parameters}
+    return {**fields, "context": {name.removeprefix(_CONTEXT): value for name, value in parameters.items() if name.startswith(_CONTEXT)}}
+
+
+def _check_same_version(token: str | None, pinned_to: str) -> None:
+    if token is not None and token.partition(".")[0] != pinned_to.partition(".")[0]:
+        raise RejectedInput(
+            "other_version", f"the path asks for version token {pinned_to}, the input version_token is {token[:80]!r}; send one of them"
+        )

@@ -1,0 +1,118 @@
+"""The OpenAPI document of the HTTP routes, made from the models that check the bodies: `python -m serving.protocols.openapi > docs/openapi.json`.
+
+Here: the document. Not here: the routes (http_api.py). A test holds docs/openapi.json to what is made here, and the routes to the document.
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from schemas.requests import ErrorAnswer, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+
+_REFERENCE = "#/components/schemas/{model}"
+_CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
+    "/v1/user": (UserRequest, UserAnswer, "Call 1: make the user half now, while retrieval still runs."),
+    "/v1/rank": (RankRequest, RankAnswer, "Call 2: candidates in, top-k out."),
+    "/v1/prerank": (PrerankRequest, RankAnswer, "Both calls in one; the request may carry the user's features and behaviours."),
+}
+_LOOKS: Mapping[str, str] = {
+    "/v1/status": "What is resident, how far, what went wrong last.",
+    "/metrics": "Counters for Prometheus, as text.",
+    "/v2": "Open Inference Protocol: name, version and extensions of the server.",
+    "/v2/health/live": "Whether the process runs.",
+    "/v2/health/ready": "Whether it can rank; 503 with the reason when not.",
+    "/v2/models/prerank": "Open Inference Protocol: tensors and versions of the model.",
+    "/v2/models/prerank/ready": "Whether the model can rank; 503 with the reason when not.",
+    "/v2/models/prerank/stats": "Open Inference Protocol: inferences per version and their time.",
+}
+_ERRORS: Mapping[str, str] = {
+    "400": "The bytes are not what they should be.",
+    "401": "The token is missing or wrong.",
+    "404": "No such route, model or version.",
+    "409": "The named version is gone and the request was pinned to it.",
+    "413": "The body is too large.",
+    "422": "The request is well formed and wrong in itself.",
+    "429": "Too many requests are in work; see Retry-After.",
+    "503": "Nothing can answer now; see Retry-After.",
+    "504": "The request's deadline has passed.",
+}
+_TENSOR: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["name", "datatype", "shape"],
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string", "examples": ["INT64", "BYTES", "FP32"]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "data": {"type": "array", "items": {"type": ["integer", "number", "string"]}},
+        "parameters": {"type": "object"},
+    },
+}
+
+
+@functools.cache
+def openapi_json() -> bytes:
+    """The document as it is served and committed."""
+    return (json.dumps(openapi_document(), indent=2, sort_keys=True) + "\n").encode()
+
+
+def openapi_document() -> Mapping[str, Any]:
+    """The document as plain values."""
+    models = [model for request, answer, _ in _CALLS.values() for model in (request, answer)]
+    _, schemas = models_json_schema([(model, "validation") for model in (*models, ErrorAnswer)], ref_template=_REFERENCE)
+    components = {**schemas["$defs"], "Tensor": _TENSOR, "InferRequest": _infer_body("inputs"), "InferAnswer": _infer_body("outputs")}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "AIF pre-ranking", "version": "1", "description": "Two calls, one version; and the Open Inference Protocol v2."},
+        "paths": {**_call_paths(), **_infer_paths(), **{path: {"get": _look(about)} for path, about in _LOOKS.items()}},
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"token": []}],
+    }
+
+
+def _call_paths() -> Mapping[str, Any]:
+    return {path: {"post": _post(about, request.__name__, answer.__name__)} for path, (request, answer, about) in _CALLS.items()}
+
+
+def _infer_paths() -> Mapping[str, Any]:
+    about = "Open Inference Protocol: rank, with tensors as JSON or as raw bytes behind it (header Inference-Header-Content-Length)."
+    version = {"name": "version", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+    pinned = {**_post(f"{about} On one version.", "InferRequest", "InferAnswer"), "parameters": [version]}
+    return {
+        "/v2/models/prerank/infer": {"post": _post(about, "InferRequest", "InferAnswer")},
+        "/v2/models/prerank/versions/{version}/infer": {"post": pinned},
+    }
+
+
+def _post(about: str, request: str, answer: str) -> Mapping[str, Any]:
+    failed = {status: {"description": text, "content": _json_of("ErrorAnswer")} for status, text in _ERRORS.items()}
+    return {
+        "summary": about,
+        "requestBody": {"required": True, "content": _json_of(request)},
+        "responses": {"200": {"description": "The answer.", "content": _json_of(answer)}, **failed},
+    }
+
+
+def _look(about: str) -> Mapping[str, Any]:
+    return {"summary": about, "responses": {"200": {"description": "As said."}}}
+
+
+def _json_of(name: str) -> Mapping[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REFERENCE.format(model=name)}}}
+
+
+def _infer_body(tensors: str) -> Mapping[str, Any]:
+    listed = {"type": "array", "items": {"$ref": _REFERENCE.format(model="Tensor")}}
+    return {
+        "type": "object",
+        "required": [tensors],
+        "properties": {"id": {"type": "string"}, "parameters": {"type": "object"}, "inputs": listed, "outputs": listed},
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(openapi_json())

@@ -1,0 +1,162 @@
+"""Sends the dead letters of the user topics: what the view refused and keeps (user_store.py) until the broker has its letters.
+
+Every server follows all partitions, so every server keeps every refused record, and any of them may send it. None knows the others: each waits for a
+while of its own, looks whether the letter is there, and sends what is not. So the server with the shortest wait sends, one that starts with an empty
+view finds the letters of earlier ones, and where the first dies the next does it. Two may still send the same: a place counts once (redrive.py).
+Invariants: a refused record is written with the offset behind it in one batch and forgotten only after the broker acknowledged its letters or they were
+found in their topic, so a kill in between sends a letter twice and never loses one. Rankings and the view wait for none of it; where the broker does not
+take letters they stay on disk up to DEAD_LETTERS_WAITING_BYTES_MAX, then the view stands still and says why. Memory: one portion and the client's queue.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.reader import SourceRecord
+from infra.kafka.sent_letters import SentLetters
+from infra.metrics import Metrics
+from schemas.errors import AifError, Unavailable
+from schemas.events import Rejection
+from schemas.limits import MIB
+from serving.core.user_view import VIEW_TOPICS
+from serving.users.refused_records import decode_refused
+from serving.users.user_store import UserStore
+
+_ROUND_S = 0.5
+_TURN_S_MAX = 1.0  # a letter is seen by others some 20 ms after it was sent
+_SETTLE_S_MAX = 10.0
+_RETRY_S = 5.0
+_POLL_S = 0.1
+_CLOSE_S_MAX = 2.0
+_PORTION_BYTES = 8 * MIB
+Row = tuple[bytes, bytes]
+
+
+class Sent(Protocol):
+    """What is needed of `SentLetters`."""
+
+    def look(self) -> None: ...
+    def has(self, record: SourceRecord, index: int) -> bool: ...
+
+
+class UserDeadLetters:
+    """One thread that sends. `last_error` is empty unless letters wait because the broker did not take them."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        prefix: str,
+        store: UserStore,
+        metrics: Metrics,
+        producer: Producer | None = None,
+        sent: Mapping[str, Sent] | None = None,
+    ) -> None:
+        self._bootstrap, self._prefix, self._store, self._metrics, self._given = bootstrap, prefix, store, metrics, producer
+        self._sent = sent or {topic: SentLetters(bootstrap, prefix, topic) for topic in VIEW_TOPICS}
+        self._turn_s = random.uniform(0, _TURN_S_MAX)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="user-dead-letters", daemon=True)
+        self.last_error = ""
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops; what is not sent stays in the view."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S_MAX)
+
+    @cached_property
+    def _producer(self) -> Producer:
+        return self._given or Producer(_config(self._bootstrap))  # most servers never need one
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_ROUND_S):
+            if not self._store.refused_bytes:
+                continue
+            self._stopping.wait(self._turn_s)
+            try:
+                self.settle()
+                self.last_error = ""
+            except Exception as error:  # they are kept, and rankings go on; the reason is in /v1/status
+                self.last_error = str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+                self._stopping.wait(_RETRY_S)
+
+    def settle(self) -> None:
+        """Sends all that waits. Raises Unavailable (`dead_letters_waiting`) at the first portion that the broker does not take whole."""
+        after = b""  # not from the start each time: the view's lock is held over what was deleted there
+        while not self._stopping.is_set() and (portion := self._store.read_refused(_PORTION_BYTES, after)):
+            taken, after = self._send(portion), portion[-1][0]
+            self._store.forget_refused(taken)
+            if len(taken) < len(portion) and not self._stopping.is_set():
+                raise Unavailable(
+                    "dead_letters_waiting",
+                    f"{self._store.refused_bytes} bytes of refused records of the user topics wait for their dead-letter topics; "
+                    "they are tried again; is the broker up, and does `aif topics plan` find them?",
+                )
+
+    def _send(self, portion: Sequence[Row]) -> list[Row]:
+        """The rows whose letters are all in their topic."""
+        records = {key: decode_refused(raw) for key, raw in portion}
+        for topic in {refused.record.topic for refused in records.values()}:
+            with contextlib.suppress(AifError):  # unknown counts as not sent: a second letter is harmless
+                self._sent[topic].look()
+        missing, end_s = Counter[bytes](), time.monotonic() + _SETTLE_S_MAX
+        for key, refused in records.items():
+            for rejection in refused.rejections:
+                if not self._sent[refused.record.topic].has(refused.record, rejection.index):
+                    missing[key] += 1
+                    self._produce(key, refused.record, rejection, missing, end_s)
+        while self._producer.flush(_POLL_S) and self._may_wait(end_s):
+            pass
+        self._producer.purge()
+        self._producer.flush(_POLL_S)
+        return [row for row in portion if not missing[row[0]]]
+
+    def _may_wait(self, end_s: float) -> bool:
+        return time.monotonic() < end_s and not self._stopping.is_set()
+
+    def _produce(self, key: bytes, record: SourceRecord, rejection: Rejection, missing: Counter[bytes], end_s: float) -> None:
+        """Hands over one letter, which counts as missing until it is acknowledged; waits for room in the client's queue."""
+
+        def note(error: KafkaError | None, _: object) -> None:
+            if error is None:
+                missing[key] -= 1
+                self._metrics.counter("dead_letters").labels(record.topic, rejection.disposition).inc()
+
+        letter_key, value, headers = encode_dead_letter(record, rejection, code_version())
+        topic = self._prefix + dead_letter_topic(record.topic)
+        while True:
+            try:
+                self._producer.produce(topic, value, letter_key, headers=list(headers), on_delivery=note)
+                return
+            except BufferError:
+                if not self._may_wait(end_s):
+                    return
+                self._producer.poll(_POLL_S)
+            except KafkaException:  # it stays missing
+                return
+
+
+def _config(bootstrap: str) -> dict[str, str | int | bool]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "acks": "all",
+        "linger.ms": 5,
+        "message.max.bytes": 8 * MIB,
+        "message.timeout.ms": int(_SETTLE_S_MAX * 1_000),
+        "queue.buffering.max.kbytes": 64 * 1024,
+        "allow.auto.create.topics": False,
+        "reconnect.backoff.max.ms": 1_000,
+        "log_level": 2,
+    }

@@ -1,0 +1,183 @@
+"""The thread that keeps the server's view of users up to date, from where the view stands.
+
+Here: whether the view may go on (else it is made again, with the reason), holes, readiness, what happens when the broker is away. Not here: what a
+record does to the view (user_store.py), dead letters (user_dead_letters.py, which starts and ends with it).
+Ready = it has reached the end offsets that it read at its own start; it stays ready afterwards (an older view answers, and the answer
+does not pretend otherwise: a user's history is not part of a version).
+Holes: user-features is compacted, so its offsets have gaps. A gap in user-behaviours is read again once; if it stays, the records are gone for every
+reader, and the view goes on behind it and counts it.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+
+from infra.clock import Clock, SystemClock
+from infra.kafka.admin import end_offsets, start_offsets, topic_ids
+from infra.kafka.reader import SourceRecord, TopicFollower
+from infra.metrics import Metrics
+from schemas.errors import AifError, Unavailable
+from schemas.topics import USER_BEHAVIOURS
+from serving.core.user_view import VIEW_TOPICS, TopicRange, find_misfit
+from serving.users.user_dead_letters import UserDeadLetters
+from serving.users.user_store import UserStore
+
+_RECORDS_MAX = 500  # of one poll: the lock and the GIL are given back in between
+_IDLE_POLL_S = 0.02
+_RETRY_S = 1.0
+_SEEN_EVERY_S = 60.0
+_log = logging.getLogger("aif.serving.users")
+
+
+class UserFollower:
+    """Follows user-features and user-behaviours with one thread. `last_error` is empty while it reads; `rebuilt_because` says why the view was made again."""
+
+    def __init__(self, bootstrap: str, prefix: str, store: UserStore, metrics: Metrics, clock: Clock | None = None) -> None:
+        self._bootstrap, self._prefix, self._store, self._metrics = bootstrap, prefix, store, metrics
+        self._clock = clock or SystemClock()
+        self._stopping = threading.Event()
+        self._ready = threading.Event()
+        self._log_at_start: dict[str, TopicRange] | None = None
+        self._sought: set[tuple[str, int, int]] = set()  # gaps that were read again
+        self._thread = threading.Thread(target=self._run, name="user-follower", daemon=True)
+        self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
+        self._error = ""
+        self.rebuilt_because = ""
+
+    def start(self) -> None:
+        """Starts the thread, and the one that sends dead letters."""
+        self._thread.start()
+        self._letters.start()
+
+    def close(self) -> None:
+        """Stops the thread and waits for it, then closes the view."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._letters.close()
+        self._store.close()
+
+    @property
+    def last_error(self) -> str:
+        """Why the view stands still, or what was refused is not dead-lettered; empty while all goes on."""
+        return self._error or self._letters.last_error
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that was in the topics at the start is folded."""
+        return self._ready.is_set()
+
+    @property
+    def positions(self) -> dict[str, dict[int, int]]:
+        """Next offset by topic and partition."""
+        return {topic: dict(by) for topic, by in self._store.state.next_offsets.items()}
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except AifError as error:
+                self._error = str(error)
+                self._mend(error)
+            except Exception as error:  # the view grows old, the server goes on; the reason is in /v1/status
+                self._error = f"unexpected: {error!r}"
+            self._stopping.wait(_RETRY_S)
+
+    def _mend(self, error: AifError) -> None:
+        """What an error of the log or of the disk asks for, before the next attempt."""
+        with contextlib.suppress(AifError):  # it fails again in the next attempt, which says so
+            if error.code == "offset_gone":  # the log was cut while we were away
+                self._log_at_start = None
+            elif error.code in ("disk_full", "database_failed"):
+                self._store.reopen()
+            elif error.code == "database_corrupted":
+                self._rebuild(str(error))
+
+    def _follow(self) -> None:
+        log = self._check_log()
+        with contextlib.ExitStack() as stack:
+            followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]
+            self._error, seen_s = "", float("-inf")
+            while not self._stopping.is_set():
+                if self._store.is_full_of_refused:  # the sender of dead letters says why
+                    self._stopping.wait(_RETRY_S)
+                    continue
+                moved = [self._step(follower) for follower in followers]
+                if not self._ready.is_set() and all(f.has_reached(log[f.topic].ends) for f in followers):
+                    self._ready.set()
+                if not any(moved):
+                    if self._ready.is_set() and self._clock.monotonic() - seen_s > _SEEN_EVERY_S:
+                        self._store.note_seen(self._clock.now_ms(), {topic: found.topic_id for topic, found in log.items()})
+                        seen_s = self._clock.monotonic()
+                    self._stopping.wait(_IDLE_POLL_S)
+
+    def _check_log(self) -> dict[str, TopicRange]:
+        """The log as it is at the start; a view that does not fit it is made again."""
+        if self._log_at_start is None:
+            log = {topic: self._find_range(topic) for topic in VIEW_TOPICS}
+            misfit = find_misfit(self._store.state, log, self._clock.now_ms())
+            if misfit:
+                self._rebuild(misfit)
+            self._log_at_start = log
+        return self._log_at_start
+
+    def _find_range(self, topic: str) -> TopicRange:
+        ids = topic_ids(self._bootstrap, self._prefix)
+        if topic not in ids:
+            raise Unavailable("no_topic", f"topic {self._prefix}{topic} does not exist; run `aif topics apply`")
+        name = self._prefix + topic
+        return TopicRange(ids[topic], start_offsets(self._bootstrap, name), end_offsets(self._bootstrap, name))
+
+    def _rebuild(self, reason: str) -> None:
+        _log.warning("the view of users is made again from the log: %s", reason)
+        self._metrics.counter("user_view_rebuilds").labels(reason.partition(":")[0]).inc()
+        self._store.rebuild()
+        self.rebuilt_because = reason
+
+    def _open(self, topic: str, found: TopicRange) -> TopicFollower:
+        kept = self._store.state.next_offsets.get(topic, {})
+        positions = {partition: kept.get(partition, start) for partition, start in found.starts.items()}
+        return TopicFollower(self._bootstrap, topic, positions, prefix=self._prefix)
+
+    def _step(self, follower: TopicFollower) -> bool:
+        """Folds what there is now; whether there was anything."""
+        before = dict(follower.positions)
+        records = self._before_gap(follower, before, follower.poll(_RECORDS_MAX))
+        skipped = self._store.fold_records(records)
+        if skipped:
+            self._metrics.counter("user_updates_skipped").labels(follower.topic).inc(skipped)
+        if records:
+            self._metrics.gauge("users_known").set(len(self._store))
+        return bool(records)
+
+    def _before_gap(self, follower: TopicFollower, expected: dict[int, int], records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
+        """The records up to a gap in user-behaviours, which is read again once; then those behind it too."""
+        if follower.topic != USER_BEHAVIOURS:
+            return records
+        kept: list[SourceRecord] = []
+        held: set[int] = set()
+        for record in records:
+            p, next_offset = record.partition, expected[record.partition]
+            if p in held:
+                continue
+            if record.offset > next_offset and not self._accept_gap(p, next_offset, record.offset):
+                follower.seek(p, next_offset)
+                held.add(p)
+                continue
+            expected[p] = record.offset + 1
+            kept.append(record)
+        return kept
+
+    def _accept_gap(self, partition: int, expected: int, found: int) -> bool:
+        """Whether the gap was there before."""
+        gap = (USER_BEHAVIOURS, partition, expected)
+        if gap not in self._sought:
+            self._sought.add(gap)
+            return False
+        self._sought.discard(gap)
+        self._metrics.counter("user_log_holes").inc()
+        _log.error(
+            "user-behaviours partition %d: offsets %d to %d are not in the log; histories go on without them", partition, expected, found
+        )
+        return True

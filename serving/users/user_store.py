@@ -1,0 +1,267 @@
+"""The server's own view of users: the fold of user-features and user-behaviours (schemas/users.py) in a RocksDB directory.
+
+Here: records to the fold, one WriteBatch = users + refused records + next offsets (never half of a record, and a restart goes on from the offsets),
+snapshots of one user, the decoded users in memory. Not here: the topics (user_follower.py), opening (user_store_start.py), decoding and what a batch
+changes (user_batch.py), bytes (core/user_view.py), model inputs.
+Invariants: a record that cannot be read, or that lies in a partition its user does not hash to, is skipped and counted (protocol A10), never fatal,
+and kept until whoever sends dead letters (user_dead_letters.py) has it in its topic; what finds no room in the view is not wrong, and only counted;
+folding a record twice changes nothing; a snapshot is of one moment and never changes afterwards. One thread folds, one forgets what was sent, any read.
+Memory is bounded: decoded users by number and by behaviours, least recently used first out; the rest is on disk, and losing all of it costs a
+replay of the log.
+"""
+
+import dataclasses
+import json
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from infra.kafka.reader import SourceRecord
+from infra.rocks import Batch, Database, open_database
+from schemas.behaviour_columns import BehaviourColumns
+from schemas.ids import Id, IdKind, encode_index_key
+from schemas.limits import BEHAVIOURS_PER_USER_MAX, DEAD_LETTERS_WAITING_BYTES_MAX, WRITE_BATCH_UPDATES_MAX
+from serving.core.user_view import Head, ViewState, decode_events, decode_head, decode_view_state, encode_block_key, encode_view_state
+from serving.users.refused_records import RefusedRecord, encode_refused, refused_key
+from serving.users.user_batch import BEHAVIOURS, HEADS, PROFILES, DecodedUserRecord, UserBatch, UserChange, decode_user_record
+
+META, REFUSED = "meta", "refused"
+FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META, REFUSED)
+STATE_KEY = b"state"
+
+HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of user-behaviours
+NEVER_SEEN: HistoryOffsets = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownUser:
+    """A snapshot of one user, never changed: the next one shares what is the same. `offsets` are others whenever the history is."""
+
+    profile: Mapping[str, Any]
+    behaviours: BehaviourColumns
+    offsets: HistoryOffsets
+
+    @property
+    def is_cold(self) -> bool:
+        """Nothing is known of this user."""
+        return not self.profile and not self.behaviours
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """`users_max` on disk; in memory `decoded_users_max` users with `decoded_behaviours_max` behaviours in all (20 bytes each, 250 with features)."""
+
+    users_max: int = 100_000_000
+    decoded_users_max: int = 10_000
+    decoded_behaviours_max: int = 500_000
+
+
+class UserStore:
+    """The view in one open database, which belongs to it. `skipped` counts updates that were wrong or did not fit."""
+
+    def __init__(self, database: Database, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> None:
+        self._database, self._id_kind, self._partitions = database, id_kind, partitions
+        self._bounds = bounds or StoreBounds()
+        self._decoded: OrderedDict[Id, KnownUser] = OrderedDict()
+        self._decoded_behaviours = 0
+        self._lock = threading.Lock()
+        self.state = self._read_state()
+        self.refused_bytes = sum(len(raw) for _, raw in database.scan(REFUSED))
+        self.skipped = 0
+
+    def __len__(self) -> int:
+        return self.state.users
+
+    # --- looking -------------------------------------------------------------------------------------------------------
+
+    def find(self, user: Id) -> KnownUser:
+        """What is known of a user; a user never heard of is cold. Reads the disk where the user is not in memory."""
+        known = self.find_in_memory(user)
+        if known is not None:
+            return known
+        with self._lock:
+            head, profile, blocks = self._read_user(encode_index_key(user))
+        history = KnownUser(json.loads(profile) if profile else {}, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
+        with self._lock:
+            if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
+                self._keep_decoded(user, history)
+            return history
+
+    def find_in_memory(self, user: Id) -> KnownUser | None:
+        """The same without the disk; None where that would be needed."""
+        with self._lock:
+            history = self._decoded.get(user)
+            if history is not None:
+                self._decoded.move_to_end(user)
+            return history
+
+    def offsets_in_memory(self, user: Id) -> HistoryOffsets | None:
+        """The snapshot's offsets without the snapshot; None where the user is not in memory."""
+        with self._lock:
+            history = self._decoded.get(user)
+            return None if history is None else history.offsets
+
+    @property
+    def decoded(self) -> tuple[int, int]:
+        """Users and behaviours in memory."""
+        return len(self._decoded), self._decoded_behaviours
+
+    def _read_state(self) -> ViewState:
+        raw = self._database.get(META, STATE_KEY)
+        return ViewState() if raw is None else decode_view_state(raw)
+
+    def _read_head(self, key: bytes) -> Head:
+        raw = self._database.get(HEADS, key)
+        return Head() if raw is None else decode_head(raw)
+
+    def _read_user(self, key: bytes) -> tuple[Head, bytes | None, list[bytes]]:
+        head = self._read_head(key)
+        if head == Head():
+            return head, None, []
+        scan = self._database.scan(BEHAVIOURS, encode_block_key(key, head.first), encode_block_key(key, head.tail + 1))
+        return head, self._database.get(PROFILES, key), [value for _, value in scan]
+
+    def _keep_decoded(self, user: Id, history: KnownUser) -> None:
+        """REQUIRES: the lock. A history larger than all the room is not kept."""
+        self._forget_decoded(user)
+        self._decoded[user] = history
+        self._decoded_behaviours += len(history.behaviours)
+        self._keep_bounds()
+
+    def _keep_bounds(self) -> None:
+        while len(self._decoded) > self._bounds.decoded_users_max or self._decoded_behaviours > self._bounds.decoded_behaviours_max:
+            self._forget_decoded(next(iter(self._decoded)))
+
+    def _forget_decoded(self, user: Id) -> None:
+        history = self._decoded.pop(user, None)
+        if history is not None:
+            self._decoded_behaviours -= len(history.behaviours)
+
+    # --- folding -------------------------------------------------------------------------------------------------------
+
+    def fold_record(self, record: SourceRecord) -> int:
+        """Folds one record of either topic. Returns how many of its updates were skipped because they are wrong or do not fit."""
+        return self.fold_records([record])
+
+    def fold_records(self, records: Sequence[SourceRecord]) -> int:
+        """Folds records, each partition's in offset order; those before the next offset are dropped. Returns how many updates were skipped."""
+        skipped = 0
+        for cut in self._cut(records):
+            skipped += self._write(cut)
+        self.skipped += skipped
+        return skipped
+
+    def note_seen(self, now_ms: int, topic_ids: Mapping[str, str]) -> None:
+        """The log was read to its end at `now_ms`, and these are its topics: a later start goes on from here."""
+        self._commit(self._database.new_batch(), dataclasses.replace(self.state, seen_ms=now_ms, topic_ids=dict(topic_ids)))
+
+    def _cut(self, records: Sequence[SourceRecord]) -> Iterator[list[DecodedUserRecord]]:
+        """Decoded records in portions of about WRITE_BATCH_UPDATES_MAX updates."""
+        portion: list[DecodedUserRecord] = []
+        size = 0
+        for record in records:
+            if record.offset < self.state.next_offsets.get(record.topic, {}).get(record.partition, 0):
+                continue
+            portion.append(decode_user_record(record, self._id_kind, self._partitions))
+            size += len(portion[-1]) + len(portion[-1].rejections)
+            if size >= WRITE_BATCH_UPDATES_MAX:
+                yield portion
+                portion, size = [], 0
+        if portion:
+            yield portion
+
+    def _write(self, portion: Sequence[DecodedUserRecord]) -> int:
+        """One WriteBatch. Returns how many updates were skipped."""
+        users = [change.user for one in portion for change in one.changes]
+        batch, folded = UserBatch(self._database, users, self._bounds.users_max - len(self)), list[UserChange]()
+        for one in portion:
+            folded += [change for change in one.changes if batch.fold(change)]
+        offsets = {topic: dict(by) for topic, by in self.state.next_offsets.items()}
+        for one in portion:
+            offsets.setdefault(one.record.topic, {})[one.record.partition] = one.record.offset + 1
+        after = dataclasses.replace(self.state, next_offsets=offsets, users=len(self) + batch.new_users)
+        refused = {refused_key(one.record): encode_refused(RefusedRecord(one.record, one.rejections)) for one in portion if one.rejections}
+        self._commit(batch.encode(), after, folded, refused)
+        return sum(len(one.rejections) + len(one) for one in portion) - sum(map(len, folded))
+
+    def _commit(
+        self, batch: Batch, state: ViewState, folded: Sequence[UserChange] = (), refused: Mapping[bytes, bytes] = MappingProxyType({})
+    ) -> None:
+        batch.put(META, STATE_KEY, encode_view_state(state))
+        for key, raw in refused.items():
+            batch.put(REFUSED, key, raw)
+        with self._lock:  # a reader sees a user before or after, on disk and in memory alike
+            self._database.write(batch)
+            self.state = state
+            self.refused_bytes += sum(map(len, refused.values()))
+            for change in folded:
+                self._fold_decoded(change)
+
+    def _fold_decoded(self, change: UserChange) -> None:
+        """By the rules of schemas/users.py. REQUIRES: the lock."""
+        history = self._decoded.get(change.user)
+        if history is None or change.offset <= history.offsets[not change.is_profile]:
+            return
+        profile_offset, behaviours_offset = history.offsets
+        if change.is_profile:
+            self._decoded[change.user] = KnownUser(dict(change.features or {}), history.behaviours, (change.offset, behaviours_offset))
+            return
+        rows = [(event.item_id, event.kind, event.time_ms, event.features) for event in change.events]
+        behaviours = history.behaviours.append(rows, BEHAVIOURS_PER_USER_MAX)
+        self._decoded[change.user] = KnownUser(history.profile, behaviours, (profile_offset, change.offset))
+        self._decoded_behaviours += len(behaviours) - len(history.behaviours)
+        self._keep_bounds()
+
+    # --- what was refused ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_full_of_refused(self) -> bool:
+        """Whether so much waits for its dead letters that nothing more should be folded."""
+        return self.refused_bytes >= DEAD_LETTERS_WAITING_BYTES_MAX
+
+    def read_refused(self, bytes_max: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Records that wait for their dead letters (refused_records.py), as (key, bytes), from behind a key on: about `bytes_max`, at least one."""
+        rows: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            for row in self._database.scan(REFUSED, after + b"\0"):
+                rows.append(row)
+                bytes_max -= len(row[1])
+                if bytes_max <= 0:
+                    break
+        return rows
+
+    def forget_refused(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Their dead letters are in the topic. Under a key that holds other bytes by now, of another log, they stay."""
+        with self._lock:
+            stored = self._database.multi_get(REFUSED, [key for key, _ in rows])
+            batch, same = self._database.new_batch(), [row for row, now in zip(rows, stored, strict=True) if row[1] == now]
+            for key, _ in same:
+                batch.delete(REFUSED, key)
+            self._database.write(batch)
+            self.refused_bytes -= sum(len(raw) for _, raw in same)
+
+    # --- the directory -------------------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Forgets everything: the log is folded again from its start."""
+        with self._lock:
+            self._database.close()
+            shutil.rmtree(self._database.path)
+            self._database = open_database(self._database.path, FAMILIES)
+            self._decoded.clear()
+            self._decoded_behaviours = 0
+            self.state, self.refused_bytes = ViewState(), 0
+
+    def reopen(self) -> None:
+        """The way out after a write that failed (a full disk)."""
+        with self._lock:
+            self._database.reopen()
+
+    def close(self) -> None:
+        """Gives the directory back."""
+        with self._lock:
+            self._database.close()

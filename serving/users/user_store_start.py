@@ -1,0 +1,64 @@
+"""Where a server's view of users lies, and opening it: a directory that was kept goes on from its offsets, so that a restart takes seconds.
+
+    <data_dir>/<hash of what the view is of>/<number>
+
+Servers of one index on one host each take the first directory that nobody holds. A view is a copy of the log: a directory that does not open is
+removed and made again, and so costs time, never an answer.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.rocks import Database, open_database
+from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.ids import IdKind
+from serving.users.user_store import FAMILIES, StoreBounds, UserStore
+
+FORMAT = 2  # of the directory; another one lies elsewhere. 1 passed over bad records without keeping them for dead letters
+_SERVERS_PER_HOST_MAX = 64
+_log = logging.getLogger("aif.serving.users")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewIdentity:
+    """What a view is of: the users of one index, in the topics under one prefix."""
+
+    index: str
+    topic_prefix: str
+    id_kind: IdKind
+    partitions: int
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        text = json.dumps([FORMAT, self.index, self.topic_prefix, self.id_kind.value, self.partitions])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def open_user_store(data_dir: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
+    """The first view that no other process holds. Raises Unavailable (`database_locked`, `disk_full`)."""
+    folder = data_dir / identity.folder
+    for number in range(_SERVERS_PER_HOST_MAX):
+        try:
+            database = _open_or_remake(folder / str(number))
+        except Unavailable as error:
+            if error.code != "database_locked":
+                raise
+            continue
+        return UserStore(database, identity.id_kind, identity.partitions, bounds)
+    raise Unavailable(
+        "database_locked", f"{_SERVERS_PER_HOST_MAX} servers hold views in {folder}; stop some, or give this one AIF_USERS__DATA_DIR"
+    )
+
+
+def _open_or_remake(path: Path) -> Database:
+    try:
+        return open_database(path, FAMILIES)
+    except (Corrupted, Incompatible) as error:
+        _log.error("the view of users in %s does not open (%s); it is made again from the log", path, error)
+        shutil.rmtree(path)
+        return open_database(path, FAMILIES)

@@ -1,0 +1,100 @@
+"""Follows index-deltas for one resident version, from that version's own positions, and hands its changes to the engine.
+
+Here: one thread per resident version (two at most). Not here: the row-order rule (engine/tables.py), when a version may be flipped to (version_follower.py).
+Decoding happens in this thread; the engine gets arrays, one record at a time and whole (at most DELTA_RECORD_BYTES_MAX), together with its position,
+watermark and time. So no answer sees half a record, and none claims more than was applied.
+A record of version -1 carries a watermark for every version. Invariant: a position that the log no longer holds is a named refusal
+(`delta_position_gone`), never a silent jump.
+
+Source: protocol C2, FORMAT.md section 8.
+"""
+
+import threading
+from collections.abc import Mapping
+
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.reader import SourceRecord, TopicFollower
+from infra.settings import KafkaSettings
+from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.index.layout import RowLayout, decode_delta
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from serving.engine.changes import decode_changes
+from serving.engine.loop import Engine
+from serving.engine.resident import Portion
+
+POLL_S = 0.1
+RETRY_S = 0.5
+RECORDS_MAX = 64
+
+
+def check_positions(kafka: KafkaSettings, positions: Mapping[int, int]) -> dict[int, int]:
+    """End offset of every partition now. Raises Incompatible (`delta_position_gone`) unless the log holds every record from `positions` on."""
+    topic = kafka.topic_prefix + INDEX_DELTAS
+    starts, ends = start_offsets(kafka.bootstrap_servers, topic), end_offsets(kafka.bootstrap_servers, topic)
+    for partition, position in positions.items():
+        if partition not in ends or not starts[partition] <= position <= ends[partition]:
+            held = f"{starts.get(partition)} to {ends.get(partition)}"
+            raise Incompatible(
+                "delta_position_gone",
+                f"{topic} partition {partition}: the version continues at {position}, the log holds {held}; wait for its next revision",
+            )
+    return {p: ends[p] for p in positions}
+
+
+def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Portion:
+    """One record, whole, as a portion for this version: an answer is recomputed from whole records. Raises Corrupted or Incompatible."""
+    delta = decode_delta({version: layout}, record.value or b"")
+    header, position = delta.header, record.offset + 1
+    changes = decode_changes(layout, delta.changes) if delta.changes else None
+    if header.version != version:
+        return Portion(version, record.partition, changes, position)
+    offsets = {**dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)), INDEX_DELTAS: position}
+    return Portion(version, record.partition, changes, position, offsets, header.source_ms)
+
+
+class DeltaFollower:
+    """One version's thread. `error` says why it stopped, if it did by itself."""
+
+    def __init__(self, engine: Engine, kafka: KafkaSettings, version: int, layout: RowLayout, positions: Mapping[int, int]) -> None:
+        self.version, self.layout = version, layout
+        self.error: AifError | None = None
+        self._engine, self._kafka, self._positions = engine, kafka, dict(positions)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"deltas-{version}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to follow."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops and joins."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                try:
+                    self._follow()
+                except Unavailable:  # the broker is away: what was handed over stays, and the rest follows from there
+                    self._stopped.wait(RETRY_S)
+        except AifError as error:
+            self.error = error
+        except Exception as error:  # the thread's end must have a reason that somebody can read
+            self.error = Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
+
+    def _follow(self) -> None:
+        """Until stopped, or the engine no longer has the version."""
+        bootstrap, prefix = self._kafka.bootstrap_servers, self._kafka.topic_prefix
+        with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix) as follower:
+            while not self._stopped.is_set():
+                for record in follower.poll(RECORDS_MAX, POLL_S):
+                    self._hand_over(record)
+
+    def _hand_over(self, record: SourceRecord) -> None:
+        portion = decode_portion(record, self.version, self.layout)
+        if self._stopped.is_set() or not self._engine.offer_changes(portion):
+            self._stopped.set()
+            return
+        self._positions[record.partition] = record.offset + 1

@@ -1,0 +1,205 @@
+"""The loader process: reads one version from the index store, checks it whole, and fills a slot. No torch in this process.
+
+Here: the process's loop and the filling. Not here: the other side of the pipe (loader.py), the slot's layout (engine/slots.py), deltas (deltas.py).
+Loading inside the serving process costs its requests 1.2 to 5 times in p99; a process of its own, writing into memory that is mapped already, does not.
+The first version is waited for; from then on a load runs in what requests leave of the cores, which holds inside one session only (loader.py), and in
+short turns with rests between them: caches and memory are shared, so a load that runs through makes the requests beside it slow, and one that takes a
+quarter of a core makes four times as many a quarter as slow.
+
+Invariant: the answer "loaded" is given only after the manifest's sha256, every file's size and sha256, every block's checksum, the row counts of
+every part and shard, and both digests of the merged view were found right. Until then nobody reads the slot, so a failed load needs no clean-up.
+
+Protocol: a Unix socket given by number; each message is one line of JSON; the descriptor of a slot comes with its `open` message.
+
+    {"op": "open", "slot": 0, "bytes": n} + fd     {"op": "measure", store, manifest, sha256}     {"op": "load", "slot": 0, store, manifest, sha256}
+    -> {"ok": true, ...} | {"ok": false, "error": class, "code": ..., "message": ...}
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from infra.index_parts import read_full_part, read_incremental_part
+from infra.index_store import IndexStore, open_index_store
+from schemas.errors import AifError, Corrupted
+from schemas.ids import IdKind
+from schemas.index.digest import ShardDigest, merge_parts
+from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
+from schemas.index.manifest import Manifest, Seal, decode_manifest
+from serving.engine.changes import Changes, pack_keys, pack_orders
+from serving.engine.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
+from serving.engine.tables import Tables
+from serving.engine_kernels import load_table_kernels
+
+LINE_BYTES_MAX = 1 << 20
+SHARE = 0.25  # of a core, beside requests
+_REST_S_MIN = 0.0005  # less is no rest
+
+
+def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
+    """(slots that the version needs, bytes of its text ids), from above: a row of both parts counts twice."""
+    slots = sum(seal.full.rows + seal.incremental.rows + seal.incremental.tombstones for seal in manifest.seals)
+    if manifest.layout.id_kind is IdKind.INT64:
+        return slots, 0
+    key_bytes = 0
+    for seal in manifest.seals:
+        key_bytes += sum(len(k) for block in read_full_part(store, seal.full, manifest.layout, verify=False) for k in block.keys)
+        key_bytes += sum(len(k) for k, _ in read_incremental_part(store, seal.incremental, verify=False))
+    return slots, key_bytes
+
+
+def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """The same increments; tombstones are kept aside, because the merged view leaves them out and a reader must remember their orders."""
+    for key, value in increments:
+        if len(value) == ORDER.itemsize:
+            deleted.append((key, value))
+        yield key, value
+
+
+def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
+    """One shard into the tables; `rest` is called after each block. Raises Corrupted unless counts and digests are the seal's."""
+    layout, deleted = manifest.layout, list[tuple[bytes, bytes]]()
+    digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
+    increments = _remember_deletes(read_incremental_part(store, seal.incremental), deleted)
+    for block in merge_parts(layout, read_full_part(store, seal.full, layout), increments):
+        digest.update(block)
+        _apply(tables, _changes_of(layout, block))
+        rest()
+    _check(seal, digest)
+    _apply(tables, _changes_of_deletes(layout, deleted))
+
+
+def _changes_of(layout: RowLayout, block: RowBlock) -> Changes:
+    return Changes(pack_keys(block.keys, layout.id_kind), pack_orders(block.orders), np.zeros(len(block), np.uint8), block.rows)
+
+
+def _changes_of_deletes(layout: RowLayout, deleted: list[tuple[bytes, bytes]]) -> Changes:
+    orders = np.array([decode_increment(layout, value)[0] for _, value in deleted], ORDER)
+    keys = pack_keys([key for key, _ in deleted], layout.id_kind)
+    return Changes(keys, pack_orders(orders), np.ones(len(deleted), np.uint8), np.zeros(len(deleted), layout.dtype))
+
+
+def _apply(tables: Tables, changes: Changes) -> None:
+    applied = tables.apply(changes) if len(changes) else None
+    if applied is not None and applied.applied != len(changes):
+        raise Corrupted(
+            "repeated_row", f"{len(changes) - applied.applied} of {len(changes)} rows are in the version twice; rebuild the version"
+        )
+
+
+def _check(seal: Seal, digest: ShardDigest) -> None:
+    found = {"rows": digest.rows, "digest": digest.hexdigest, "data_digest": digest.data_hexdigest}
+    for name, value in found.items():
+        if value != getattr(seal, name):
+            raise Corrupted(
+                "bad_shard", f"shard {seal.shard}: {name} is {value}, its seal says {getattr(seal, name)}; drop the revision and rebuild it"
+            )
+
+
+class Pace:
+    """Rests, so that from its start this process has had at most `share` of a core; one that waits for a core anyway does not rest as well."""
+
+    def __init__(
+        self,
+        share: float,
+        clock: Callable[[], float] = time.perf_counter,
+        spent: Callable[[], float] = time.process_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._share, self._clock, self._spent, self._sleep = share, clock, spent, sleep
+        self._began_s, self._spent_s = clock(), spent()
+
+    def rest(self) -> None:
+        """After each piece of work, which is to be shorter than a request."""
+        ahead_s = (self._spent() - self._spent_s) / self._share - (self._clock() - self._began_s)
+        if ahead_s > _REST_S_MIN:
+            self._sleep(ahead_s)
+
+
+class IndexReader:
+    """What the loader process holds: the slots it was sent. `share` of a core is what a load may take."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, SlotMemory] = {}
+        self.share = 1.0
+
+    def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
+        """Maps a slot."""
+        self._slots[request["slot"]] = SlotMemory(request["bytes"], fd)
+        return {}
+
+    def measure(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
+        """Rows and id bytes of a version."""
+        store, manifest = _open(request)
+        rows, id_bytes = _measure(store, manifest)
+        return {"rows": rows, "id_bytes": id_bytes}
+
+    def load(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
+        """Fills a slot; {"rows": slots measured, "id_bytes": measured}: with them the other side plans the same arrays."""
+        store, manifest = _open(request)
+        memory = self._slots[request["slot"]]
+        rows, id_bytes = _measure(store, manifest)
+        plan = plan_slot(manifest.layout, memory.size_bytes, rows, id_bytes)
+        arrays = open_arrays(plan, memory.buffer)
+        reset_arrays(arrays)
+        tables, pace = Tables(manifest.layout, plan, arrays), Pace(self.share)
+        for seal in manifest.seals:
+            fill_shard(store, manifest, seal, tables, pace.rest)
+        return {"rows": rows, "id_bytes": id_bytes}
+
+
+def _open(request: dict[str, Any]) -> tuple[IndexStore, Manifest]:
+    store = open_index_store(request["store"])
+    return store, decode_manifest(store.get(request["manifest"]), request["sha256"])
+
+
+def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], request: dict[str, Any], fd: int | None) -> dict[str, Any]:
+    try:
+        return {"ok": True, **call(request, fd)}
+    except AifError as error:
+        return {"ok": False, "error": type(error).__name__, "code": error.code, "message": error.message}
+    except Exception as error:  # a load that fails is an answer, never the end of the loader
+        return {"ok": False, "error": "Corrupted", "code": "load_failed", "message": f"{type(error).__name__}: {error}"}
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers messages until the other side is gone."""
+    reader, pending = IndexReader(), b""
+    while True:
+        data, fds, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
+        if not data:
+            return
+        pending += data
+        while b"\n" in pending:
+            line, pending = pending.split(b"\n", 1)
+            request = json.loads(line)
+            call = {"open": reader.open, "measure": reader.measure, "load": reader.load}[request["op"]]
+            reply = _answer(call, request, fds[0] if fds else None)
+            if request["op"] == "load" and reply["ok"]:
+                reader.share = SHARE
+                _give_way()
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+
+
+def _give_way() -> None:
+    """Whatever else of the session wants a core has it at once. (A nice process would end its turn first, up to 4 ms of a request's time.)"""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def main() -> None:
+    """`python -m serving.versions.index_reader FD`."""
+    assert "torch" not in sys.modules, "the loader process must not load torch: it would take its memory and seconds at every start"
+    load_table_kernels()  # before the first version arrives: its load would pay for it
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

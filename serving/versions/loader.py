@@ -1,0 +1,134 @@
+"""The serving process's side of the loader: starts it, sends it slots, asks it to load. One caller at a time.
+
+Here: the process handle and the two slots' memory. Not here: loading itself (index_reader.py), when to load (version_follower.py).
+The slots are made once, at the first version, and sent to the loader as descriptors; a loader that died is started again and sent them again.
+"""
+
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import schemas.errors
+from infra.processes import Child, start_child, stop_all
+from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.index.manifest import Manifest, manifest_path
+from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes
+from serving.engine.tables import Tables
+
+LOAD_S_MAX = 3600.0  # 10^7 items from a slow disk
+SLOTS = 2
+_LINE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a version's manifest is and what its sha256 must be."""
+
+    store_url: str
+    manifest: Manifest
+    sha256: str
+
+    def message(self) -> dict[str, Any]:
+        """As the loader reads it."""
+        path = manifest_path(self.manifest.version, self.manifest.revision)
+        return {"store": self.store_url, "manifest": path, "sha256": self.sha256}
+
+
+class Loader:
+    """The loader process and the slots that it fills."""
+
+    def __init__(self, slot_bytes: int = 0) -> None:
+        self._slot_bytes = slot_bytes
+        self._slots: list[SlotMemory] = []
+        self._child: Child | None = None
+        self._connection: socket.socket | None = None
+
+    def start(self) -> None:
+        """Starts the process, so that it is ready before the first version is; nothing if it runs."""
+        if self._connection is not None:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "serving.versions.index_reader", str(theirs.fileno())]
+            self._child = start_child("loader", command, Path(os.devnull), inherited_fds=[theirs.fileno()], shares_session=True)
+        ours.settimeout(LOAD_S_MAX)
+        self._connection = ours
+        for number, memory in enumerate(self._slots):
+            self._send_slot(number, memory)
+
+    def close(self) -> None:
+        """Ends the process and gives the memory back."""
+        self._stop()
+        for memory in self._slots:
+            memory.close()
+        self._slots = []
+
+    def load(self, source: Source, slot: int) -> Tables:
+        """The version in slot 0 or 1, whole and checked. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable: then the slot holds nothing."""
+        if not self._slots:
+            self._open_slots(source)
+        measured = self._ask({"op": "load", "slot": slot, **source.message()})
+        layout, memory = source.manifest.layout, self._slots[slot]
+        plan = plan_slot(layout, memory.size_bytes, measured["rows"], measured["id_bytes"])
+        return Tables(layout, plan, open_arrays(plan, memory.buffer))
+
+    def _open_slots(self, source: Source) -> None:
+        size = self._slot_bytes
+        if not size:
+            measured = self._ask({"op": "measure", **source.message()})
+            size = plan_slot_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
+        for number in range(SLOTS):
+            memory = SlotMemory(size)
+            memory.populate()
+            self._slots.append(memory)
+            self._send_slot(number, memory)
+
+    def _send_slot(self, number: int, memory: SlotMemory) -> None:
+        self._ask({"op": "open", "slot": number, "bytes": memory.size_bytes}, memory.fd)
+
+    def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        """One message and its answer. The process is started again if it is gone."""
+        if self._connection is None:
+            self.start()
+        assert self._connection is not None
+        try:
+            line = json.dumps(request).encode() + b"\n"
+            if fd is None:
+                self._connection.sendall(line)
+            else:
+                socket.send_fds(self._connection, [line], [fd])
+            reply = json.loads(self._read_line())
+        except (OSError, ValueError) as error:
+            self._stop()
+            raise Unavailable(
+                "loader_died", f"the loader process ended while it was asked for {request['op']} ({error}); it is started again"
+            ) from error
+        if not reply["ok"]:
+            raise _error_of(reply)
+        return dict(reply)
+
+    def _read_line(self) -> bytes:
+        assert self._connection is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            data = self._connection.recv(_LINE_BYTES)
+            if not data:
+                raise ConnectionError("the connection is closed")
+            line += data
+        return line
+
+    def _stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._child is not None:
+            stop_all([self._child], grace_s=1.0)
+        self._connection, self._child = None, None
+
+
+def _error_of(reply: dict[str, Any]) -> AifError:
+    kind = getattr(schemas.errors, reply["error"], Corrupted)
+    return kind(reply["code"], reply["message"])  # type: ignore[no-any-return]

@@ -1,0 +1,321 @@
+"""Follows the control log: loads the version that should be served into the free slot, catches up its deltas, flips.
+
+Here: what to do next and in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop.py).
+
+    control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas to the end read at the hand-over
+    -> warm up -> user halves move (user_moves.py) -> flip
+
+Invariants:
+- Any error keeps the running version; `last_error` says why, and the next attempt follows after a pause or as soon as the log has moved.
+  Where nothing runs yet, the backup version is loaded in its place.
+- A new revision of the version that is served changes nothing (C1). The former version stays resident, follows deltas, and is flipped back to
+  without a load until its slot is wanted (C2).
+- A version that was frozen is never continued from its slot: it missed changes (B11).
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import structlog
+
+from infra.control_log import ControlLog
+from infra.index_parts import read_manifest
+from infra.index_store import open_index_store
+from infra.settings import KafkaSettings
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+from schemas.index.control import ControlState, VersionStatus
+from schemas.index.layout import row_layout
+from schemas.index.lifecycle import SERVABLE
+from schemas.index.manifest import Manifest, checkpoint_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
+from schemas.topics import INDEX_DELTAS
+from schemas.users import BehaviourEvent
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
+from serving.engine.scorers import open_scorer
+from serving.engine.tables import Tables
+from serving.engine.work import UserWork
+from serving.versions.deltas import DeltaFollower, check_positions
+from serving.versions.loader import SLOTS, Loader, Source
+
+GRACE_S = 2.0  # a slot is not reused while a state made on it is younger
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0  # between two attempts at the same version
+CATCH_UP_S_MAX = 120.0
+WARM_UP_ROWS = 256
+ENGINE_S_MAX = 60.0
+_CATCH_UP_POLL_S = 0.005
+_LOADS_KEPT = 100
+
+T = TypeVar("T")
+logger = structlog.get_logger("versions")
+
+
+@dataclass
+class _Held:
+    """A version in a slot."""
+
+    slot: int
+    revision: int
+    resident: Resident
+    deltas: DeltaFollower
+
+    @property
+    def error(self) -> str:
+        """Why it takes no changes any more, or empty."""
+        return self.resident.error or (str(self.deltas.error) if self.deltas.error else "")
+
+
+class VersionFollower:
+    """One thread beside the engine, and the loader process. Any error keeps the running version and is in `last_error`."""
+
+    def __init__(
+        self, engine: Engine, store_url: str, kafka: KafkaSettings, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
+    ) -> None:
+        self._engine, self._store_url, self._kafka, self._poll_s, self._grace_s = engine, store_url, kafka, poll_s, grace_s
+        self._store = open_index_store(store_url)
+        self._log = ControlLog(self._store)
+        self._loader = Loader(slot_bytes)
+        self._held: dict[int, _Held] = {}
+        self._last_error = ""
+        self._last_checkpoint: CheckpointFile | None = None
+        self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
+        self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
+        self._retry = (0.0, PAUSE_S_MIN, -1)  # not before this time, pause, log length then
+        self.before_flip: Callable[[int], None] = lambda version: None  # called with a version that is about to go live; raises nothing
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
+
+    def prepare(self) -> None:
+        """Starts the loader process beside the rest of a server's start: it takes a second or two until it can load."""
+        self._attempt(self._loader.start)
+
+    def start(self) -> None:
+        """Starts the loader process, if it was not prepared, and the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the thread, the delta followers and the loader process. The slots' memory goes with the engine's last use of it."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for held in self._held.values():
+            held.deltas.close()
+        self._loader.close()
+
+    @property
+    def ready(self) -> bool:
+        """A version is live in the engine."""
+        return self._engine.status().current is not None
+
+    @property
+    def last_error(self) -> str:
+        """Why the wanted version is not being served; empty if it is."""
+        return self._last_error
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """loads, load_failures, flips; corrupted: failures because a file was not what its manifest says."""
+        return dict(self._counters)
+
+    def take_load_seconds(self) -> list[float]:
+        """How long each version took from its manifest to the flip, since the last call."""
+        return [self._load_seconds.popleft() for _ in range(len(self._load_seconds))]
+
+    def _run(self) -> None:
+        self._attempt(self._loader.start)
+        while not self._stopped.is_set():
+            self._attempt(self.step)
+            self._stopped.wait(self._poll_s)
+
+    def _attempt(self, call: object) -> None:
+        try:
+            call()  # type: ignore[operator]
+        except Exception as error:  # whatever fails here, the running version keeps serving
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._last_error = str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+        self._counters["load_failures"] += 1
+        self._counters["corrupted"] += isinstance(error, Corrupted)
+        _, pause, length = self._retry
+        moved = self._log.state.next_number != length
+        pause = PAUSE_S_MIN if moved else min(2 * pause, PAUSE_S_MAX)
+        self._retry = (time.monotonic() + pause, pause, self._log.state.next_number)
+        logger.warning("version_not_served", error=self._last_error, retry_s=pause)
+
+    def step(self) -> None:
+        """One look at the log and what follows from it. Raises what went wrong; the running version is untouched then."""
+        state = self._log.refresh()
+        self._forget_frozen(state)
+        wanted, current = state.current, self._engine.status().current
+        if wanted is None or wanted.revision < 0:
+            return
+        held = self._held.get(wanted.version)
+        if held is not None and not held.error:
+            if current is None or current.version != wanted.version:
+                self._flip(held)
+            self._last_error = ""
+        elif self._may_try(state):
+            if held is not None:
+                self._last_error = held.error
+            try:
+                self._load(wanted)
+            except AifError:
+                self._fall_back(state)
+                raise
+
+    def _fall_back(self, state: ControlState) -> None:
+        """A server that has just started and cannot load the wanted version answers from the backup version meanwhile.
+
+        Not under a hold or a pin: then the backup may be the very version that an operator turned away from.
+        """
+        if self._engine.status().current is not None or state.backup is None or state.held or state.pinned is not None:
+            return
+        try:
+            self._load(state.versions[state.backup], instead=True)
+        except AifError as error:
+            logger.warning("backup_not_served", version=state.backup, error=str(error))
+
+    def _may_try(self, state: ControlState) -> bool:
+        not_before, _, length = self._retry
+        return state.next_number != length or time.monotonic() >= not_before
+
+    def _forget_frozen(self, state: ControlState) -> None:
+        """Versions whose slot misses changes: frozen ones, and those that were frozen after they were loaded and are back.
+
+        One that is served goes on being served, takes no changes and moves no watermark, until another or its own new revision is loaded.
+        """
+        current = self._engine.status().current
+        for version, held in list(self._held.items()):
+            status = state.versions.get(version)
+            if status is not None and status.state in SERVABLE and held.revision > status.frozen_revision:
+                continue
+            held.resident.error = f"version {version} was frozen after it was loaded"
+            if current is None or current.version != version:
+                self._release(version, held)
+
+    def _release(self, version: int, held: _Held) -> bool:
+        """Gives a version's slot back unless it is still in use."""
+        if not self._wait(self._engine.release(version, self._grace_s)):
+            return False
+        held.deltas.close()
+        if self._held.get(version) is held:
+            del self._held[version]
+        return True
+
+    def _free_slot(self, wanted: int) -> int | None:
+        """A slot that no version is in; the former version gives its slot when nothing uses it any more. None: not yet."""
+        current = self._engine.status().current
+        for version, held in list(self._held.items()):
+            is_served = current is not None and current.version == version
+            if len(self._held) == SLOTS and not is_served and version != wanted and not self._release(version, held):
+                return None
+        used = {held.slot for held in self._held.values()}
+        return next((slot for slot in range(SLOTS) if slot not in used), None)
+
+    # --- loading -----------------------------------------------------------------------------------------------------
+
+    def _load(self, wanted: VersionStatus, instead: bool = False) -> None:
+        """Loads a version and flips to it if it is still the wanted one, or is served `instead` of it."""
+        manifest = read_manifest(self._store, wanted)
+        positions = {seal.shard: seal.delta_position for seal in manifest.seals}
+        check_positions(self._kafka, positions)
+        slot = self._free_slot(wanted.version)
+        if slot is None:
+            return
+        started_s = time.monotonic()
+        self._counters["loads"] += 1
+        tables = self._loader.load(Source(self._store_url, manifest, wanted.manifest_sha256), slot)
+        checkpoint = self._checkpoint(manifest)
+        former = self._held.get(wanted.version)
+        held = self._admit(wanted, manifest, checkpoint, tables, slot, positions)
+        logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, slot=slot, load_s=round(time.monotonic() - started_s, 3))
+        try:
+            self._catch_up(held, check_positions(self._kafka, positions))
+            self._wait(self._engine.run(lambda: warm_up(held.resident)))
+        except AifError:
+            self._discard(held, former)
+            raise
+        if former is not None:
+            former.deltas.close()
+        newest = self._log.refresh().current
+        if instead or (newest is not None and newest.version == wanted.version):
+            self.before_flip(wanted.version)
+            self._flip(held)
+            self._load_seconds.append(time.monotonic() - started_s)
+        self._retry = (0.0, PAUSE_S_MIN, -1)
+        self._last_error = ""
+
+    def _checkpoint(self, manifest: Manifest) -> CheckpointFile:
+        """The version's model from the index store, checked against the manifest; the last one again where it is the same (a build of new rows)."""
+        checkpoint = self._last_checkpoint
+        if checkpoint is None or checkpoint.info.sha256 != manifest.checkpoint_sha256:
+            data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+            checkpoint = self._last_checkpoint = read_checkpoint_file(data, manifest.checkpoint_sha256)
+        wanted = row_layout(checkpoint.spec)
+        missing = [c.name for c in wanted.columns if c not in manifest.layout.columns]
+        if missing or wanted.id_kind is not manifest.layout.id_kind:
+            raise Incompatible("other_layout", f"the model of version {manifest.version} needs columns {missing} that its rows do not have")
+        return checkpoint
+
+    def _admit(
+        self, wanted: VersionStatus, manifest: Manifest, checkpoint: CheckpointFile, tables: Tables, slot: int, positions: dict[int, int]
+    ) -> _Held:
+        """Makes the loaded version resident and starts following its deltas."""
+        scorer = open_scorer(self._engine.device, checkpoint.parameters, wanted.version, tables)
+        watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
+        source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
+        resident = Resident(wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions), source_ms)
+        deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions)
+        self._wait(self._engine.admit(resident))
+        held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)
+        deltas.start()
+        return held
+
+    def _discard(self, held: _Held, former: _Held | None) -> None:
+        """A version that was admitted and cannot be served. `former` = the same version in the other slot, which stays the one that is held."""
+        self._wait(self._engine.release(held.resident.version, 0.0))
+        held.deltas.close()
+        del self._held[held.resident.version]
+        if former is not None:
+            self._held[held.resident.version] = former
+
+    def _catch_up(self, held: _Held, ends: dict[int, int]) -> None:
+        """Waits until the engine has applied everything that the log held at the hand-over."""
+        deadline_s = time.monotonic() + CATCH_UP_S_MAX
+        while any(held.resident.positions[p] < end for p, end in ends.items()):
+            if held.error:
+                raise Incompatible("deltas_failed", f"version {held.resident.version} cannot follow its deltas: {held.error}")
+            if time.monotonic() > deadline_s or self._stopped.wait(_CATCH_UP_POLL_S):
+                at = dict(held.resident.positions)
+                raise Unavailable("deltas_behind", f"version {held.resident.version} stands at {at} in index-deltas, wanted {ends}")
+
+    def _flip(self, held: _Held) -> None:
+        self._wait(self._engine.install(held.resident))
+        self._counters["flips"] += 1
+        logger.info("version_live", token=str(held.resident.token), rows=held.resident.tables.rows)
+
+    def _wait(self, future: "Future[T]") -> T:
+        try:
+            return future.result(ENGINE_S_MAX)
+        except FutureTimeoutError as error:
+            raise Unavailable("engine_busy", f"the engine did not answer in {ENGINE_S_MAX:g} s") from error
+
+
+def warm_up(resident: Resident) -> None:
+    """Scores a few rows for an empty and for a known user. Raises Corrupted (`bad_canary`) if a score is not finite. No rows: nothing to score."""
+    tables, scorer = resident.tables, resident.scorer
+    slots = tables.live_slots(WARM_UP_ROWS)
+    events = [BehaviourEvent(tables.id_at(int(slot)), "click", 0) for slot in slots[:8]]
+    for work in (UserWork(), UserWork({}, events)):
+        scores, probabilities = scorer.score(scorer.user_state(work), slots, {})
+        if not (np.isfinite(scores).all() and np.isfinite(probabilities).all()):
+            raise Corrupted("bad_canary", f"version {resident.token} gives scores that are not finite; roll it back and publish another")

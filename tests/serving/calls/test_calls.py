@@ -1,0 +1,197 @@
+"""Both calls through HTTP and the client: versions, states, consistency, what an answer says of itself."""
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from infra.kafka.reader import SourceRecord
+from schemas.errors import Incompatible, RejectedInput, Unavailable
+from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
+from schemas.ids import IdKind, encode_kafka_key, partition_of
+from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest
+from schemas.token import VersionToken
+from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from serving.calls.state_pool import StatePool
+from serving.client import AifClient
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import Front, open_front
+
+NEXT = VersionToken(8, 0, "1" * 8)
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    with open_front(FakeEngine()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(front: Front) -> Iterator[AifClient]:
+    with AifClient(front.url) as opened:
+        yield opened
+
+
+def flip(engine: FakeEngine) -> None:
+    engine.previous, engine.current = engine.current, NEXT
+
+
+def tell(front: Front, user: int | str, item: int | str, offset: int) -> None:
+    """One more behaviour of a user reaches the server's own view."""
+    value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=item, time_ms=1)]))
+    front.store.fold_record(SourceRecord(USER_BEHAVIOURS, partition_of(user, 4), offset, encode_kafka_key(user), value))
+
+
+def test_call_two_uses_the_state_of_call_one_and_its_version(front: Front, client: AifClient) -> None:
+    tell(front, 1, 5, 0)
+    first = client.user(1)
+    assert (first.version_token, first.cold_user, first.behaviours) == ("7.0-00000000", False, 1)
+    flip(front.engine)
+    answer = client.rank(1, [1, 2, 3], request_id=first.request_id, version_token=first.version_token)
+    assert (answer.rung, answer.version_token, answer.degraded) == ("cached", "7.0-00000000", [])
+    assert client.rank(1, [1, 2, 3]).version_token == "8.0-11111111"
+
+
+def test_when_the_tokens_version_is_gone_the_answer_says_that_it_changed(front: Front, client: AifClient) -> None:
+    tell(front, 1, 5, 0)
+    first = client.user(1)
+    front.engine.current = NEXT
+    answer = client.rank(1, [1], request_id=first.request_id, version_token=first.version_token)
+    assert (answer.rung, answer.version_token, answer.degraded) == ("inline", "8.0-11111111", ["version_changed"])
+
+
+def test_a_pinned_request_is_refused_when_its_version_is_gone_and_told_the_current_token(front: Front, client: AifClient) -> None:
+    tell(front, 1, 5, 0)
+    first = client.user(1)
+    assert client.rank(1, [1], version_token=first.version_token, consistency="pinned").rung == "cached"
+    front.engine.current = NEXT
+    for user in (1, 2):  # with and without a state of call 1
+        with pytest.raises(Incompatible, match=r"8\.0-11111111") as caught:
+            client.rank(user, [1], version_token=first.version_token, consistency="pinned")
+        assert caught.value.code == "version_gone"
+
+
+def test_a_token_of_another_revision_of_the_same_version_is_the_same_version(client: AifClient) -> None:
+    assert client.rank(1, [1], version_token="7.3-abcdef01", consistency="pinned").degraded == ["cold_user"]
+
+
+def test_a_state_is_made_once_and_again_after_a_new_behaviour(front: Front, client: AifClient) -> None:
+    tell(front, 1, 5, 0)
+    rungs = [client.rank(1, [1]).rung, client.rank(1, [1]).rung]
+    tell(front, 1, 6, 1)
+    rungs += [client.rank(1, [1]).rung, client.rank(1, [1]).rung]
+    assert rungs == ["inline", "cached", "inline", "cached"]
+    assert [front.states.events[event] for event in ("hit", "miss", "stale", "kept")] == [2, 1, 1, 2]
+
+
+def test_a_history_in_the_request_replaces_the_servers_view_and_is_kept_for_its_request_only(front: Front, client: AifClient) -> None:
+    tell(front, 1, 5, 0)
+    mine = [InlineBehaviour(item_id=3), InlineBehaviour(item_id=4)]
+    first = client.user(1, request_id="r-1", behaviours=mine, features={"country": "nl"})
+    assert first.behaviours == 2
+    answer = client.rank(1, [1], request_id="r-1")
+    assert (answer.rung, answer.request_id) == ("cached", "r-1")
+    assert client.rank(1, [1], request_id="r-2").rung == "inline"
+    both = client.prerank(PrerankRequest(user_id=1, request_id="r-1", item_ids=[1], behaviours=[]))
+    assert (both.rung, both.degraded) == ("inline", ["cold_user"])
+
+
+def test_an_unknown_user_is_a_cold_user_and_the_answer_says_so(client: AifClient) -> None:
+    assert client.user(99).cold_user
+    answer = client.rank(99, [1, 2])
+    assert answer.degraded == ["cold_user"] and len(answer.items) == 2
+
+
+def test_unknown_candidates_are_left_out_counted_and_the_first_hundred_named(client: AifClient) -> None:
+    answer = client.rank(1, [1, 2, 2, 1, *range(1000, 1200)], top_k=10)
+    assert (answer.candidates, answer.unknown_count, len(answer.items)) == (202, 200, 2)
+    assert answer.unknown_items == list(range(1000, 1100)) and "unknown_items" in answer.degraded
+
+
+def test_if_all_candidates_are_unknown_the_answer_is_an_empty_list(client: AifClient) -> None:
+    answer = client.rank(1, [5000, 5001])
+    assert (answer.items, answer.unknown_count) == ([], 2)
+
+
+def test_items_come_by_score_and_then_by_id(front: Front, client: AifClient) -> None:
+    items = client.rank(1, list(range(100)), top_k=7).items
+    expected = sorted(range(100), key=lambda i: (-front.engine.score(i, 7), i))[:7]
+    assert [item.item_id for item in items] == expected
+    assert [item.score for item in items] == [front.engine.score(i, 7) for i in expected]
+
+
+def test_ids_beyond_2_to_the_53_are_strings_in_and_out(client: AifClient) -> None:
+    huge, limit = (1 << 53) + 1, 1 << 53
+    answer = client.rank(1, [str(huge), -huge, limit])
+    assert answer.unknown_items == [str(huge), str(-huge), limit]
+
+
+def test_a_text_catalogue_takes_and_gives_text() -> None:
+    with open_front(FakeEngine(text_ids=True), IdKind.TEXT) as front, AifClient(front.url) as client:
+        tell(front, "änne", "7", 0)
+        assert client.user("änne").behaviours == 1
+        assert [item.item_id for item in client.rank("änne", ["5", "3", "5"]).items] == ["5", "3"]
+        assert client.rank("änne", ["5" * 4, "0005"]).candidates == 2, "text ids are not numbers"
+        with pytest.raises(RejectedInput, match="ids are text"):
+            client.rank("änne", [5])
+        with pytest.raises(RejectedInput, match="at most 128"):
+            client.rank("änne", ["x" * 129])
+        with pytest.raises(RejectedInput, match="130 bytes"):
+            client.rank("änne", ["ä" * 65])
+
+
+def test_at_least_waits_for_the_watermark_and_then_answers(front: Front, client: AifClient) -> None:
+    wish = AtLeast(topic="item-features", partition=0, offset=9)
+
+    def arrive() -> None:
+        front.engine.watermark = [{"item-features": 9, "new-items": 3, "index-deltas": 4}]
+
+    arrival = threading.Timer(0.1, arrive)
+    arrival.start()
+    answer = client.rank(1, [1], consistency=wish)
+    assert answer.freshness.watermark[0]["item-features"] == 9
+    arrival.join()
+
+
+def test_at_least_past_the_deadline_names_the_watermark_it_reached(client: AifClient) -> None:
+    with pytest.raises(Unavailable, match="at offset 3 after 40 ms, asked for at least 4") as caught:
+        client.rank(1, [1], consistency=AtLeast(topic="new-items", partition=0, offset=4), deadline_ms=40)
+    assert caught.value.code == "watermark_not_reached"
+
+
+def test_the_answer_holds_watermark_and_age(client: AifClient) -> None:
+    freshness = client.rank(1, [1]).freshness
+    assert freshness.watermark == [{"item-features": 5, "new-items": 3, "index-deltas": 2}]
+    assert freshness.age_s is not None and freshness.age_s > 0
+
+
+def test_states_stay_within_both_bounds_and_leave_with_their_version() -> None:
+    states = StatePool(entries_max=3, bytes_max=5_000)
+    with open_front(FakeEngine(state_bytes=2_000), states=states) as front, AifClient(front.url) as client:
+        for user in range(5):
+            tell(front, user, 1, user)
+            client.user(user)
+            assert len(states) <= 3 and states.size_bytes <= 5_000
+        assert (len(states), states.size_bytes, states.events["evicted"]) == (2, 4_000, 3)
+        front.engine.state_bytes = 6_000
+        client.user(7)
+        assert len(states) == 2, "a state larger than all the room is not kept"
+        assert states.drop_other_versions(frozenset({8})) == 2 and states.size_bytes == 0
+
+
+def test_the_profile_of_the_own_view_is_used_and_a_record_without_value_forgets_it(front: Front, client: AifClient) -> None:
+    value = encode_record(UserFeaturesRecord(user_id=3, features={"country": "nl"}))
+    record = SourceRecord(USER_FEATURES, partition_of(3, 4), 0, b"3", value)
+    front.store.fold_record(record)
+    assert not client.user(3).cold_user
+    front.store.fold_record(dataclasses.replace(record, offset=1, value=None))
+    assert client.user(3).cold_user
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with AifClient("http://127.0.0.1:9") as client:
+        with pytest.raises(Unavailable, match="aif serve"):
+            client.status()
+        with pytest.raises(Unavailable, match="not ready after"):
+            client.wait_ready(0.1)

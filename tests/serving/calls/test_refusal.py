@@ -1,0 +1,124 @@
+"""A request that is one too many is answered when its head is there, and its connection carries the next one all the same."""
+
+import math
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from infra.metrics import Metrics
+from schemas.errors import Unavailable
+from serving.calls.paced_engine import PacedEngine
+from serving.core.admission import Costs, Offered
+from serving.engine.work import RankWork
+from tests.serving.fake_engine import FakeEngine, FakeState
+from tests.serving.front import Front, open_front
+
+INFER = b"/v2/models/prerank/infer"
+
+
+@contextmanager
+def open_overloaded() -> Iterator[Front]:
+    """A front whose engine never answers and has learnt that it is slow: one request waits, all others are too many."""
+    with open_front(FakeEngine(stuck=True)) as front:
+        front.paced.costs = Costs({("user", 0): 1e5, ("rank", 1): 1e5, ("rank", 2): 1e5}, 1.0)
+        with connect(front) as first:
+            first.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
+            while front.paced.queue_ms() == 0:
+                pass
+            yield front
+
+
+BODY = b'{"user_id": 1, "item_ids": [1, 2], "deadline_ms": 60000}'
+
+
+def connect(front: Front) -> socket.socket:
+    parts = urlsplit(front.url)
+    opened = socket.create_connection((parts.hostname, parts.port), timeout=20)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
+
+def head(path: bytes, length: int) -> bytes:
+    return b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (path, length)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """One whole answer."""
+    raw = b""
+    while b"\r\n\r\n" not in raw:
+        raw += connection.recv(65_536)
+    start, _, rest = raw.partition(b"\r\n\r\n")
+    length = int(start.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    while len(rest) < length:
+        rest += connection.recv(65_536)
+    return start + b"\r\n\r\n" + rest
+
+
+@pytest.mark.parametrize("length", [40, 80_000, 3_000_000])
+@pytest.mark.parametrize("path", [b"/v1/rank", INFER])
+def test_the_refusal_comes_before_the_body_and_the_connection_lives_on(path: bytes, length: int) -> None:
+    with open_overloaded() as front, connect(front) as connection:
+        for _ in range(3):
+            connection.sendall(head(path, length))
+            answer = receive(connection)
+            assert answer.startswith(b"HTTP/1.1 429") and b'"overloaded"' in answer and b"retry_after_s" in answer
+            connection.sendall(b"x" * length)
+        connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert receive(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_refused_is_part_of_the_load_that_is_offered() -> None:
+    paced = PacedEngine(FakeEngine(stuck=True), Metrics(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    paced.costs = Costs({("rank", 1): 1_000.0}, 10.0)
+    paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)))
+    assert paced.load() == 1, "one request alone is never more than the engine can do"
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="overloaded"):
+            paced.check_queue()
+    assert paced.load() == pytest.approx(2)
+
+
+def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> None:
+    now_s, engine = [0.0], FakeEngine(stuck=True)
+    paced = PacedEngine(engine, Metrics(), clock=lambda: now_s[0])  # type: ignore[arg-type]
+    paced.costs = Costs({("rank", 1): 30.0}, 10.0)
+
+    def told() -> str | None:
+        try:
+            paced.check_queue()
+        except Unavailable as error:
+            return error.message
+        return None
+
+    work = paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)))
+    paced.offered = Offered(10.0, 0.0)
+    first = told()
+    now_s[0] = 0.007
+    assert first is not None and told() == first, "found once, told to everybody"
+    assert paced.load() == pytest.approx(10 * math.exp(-7 / 30) + 2 * 10 / 30), "and everybody is counted"
+    now_s[0] = 0.008
+    assert told() not in (first, None), "after some time it is judged anew"
+    work.cancel()
+    assert told() is None, "and when work has ended at once"
+
+
+def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal() -> None:
+    with open_front(FakeEngine(stuck=True)) as front, connect(front) as first, connect(front) as second, connect(front) as third:
+        front.paced.costs = Costs({("user", 0): 1e4, ("rank", 2): 1e4}, 1e4)
+        for connection in (first, second):
+            before = front.paced.queue_ms()
+            connection.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
+            while front.paced.queue_ms() <= before:
+                pass
+        front.paced.offered = Offered(100.0, time.perf_counter() * 1000)
+        third.sendall(head(b"/v1/prerank", len(BODY)))
+        assert receive(third).startswith(b"HTTP/1.1 429")
+        answer = receive(second)
+        assert answer.startswith(b"HTTP/1.1 429") and b"while it waited" in answer and b"retry_after_s" in answer
+        second.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert receive(second).startswith(b"HTTP/1.1 200"), "its connection lives on"
+        assert 0 < front.paced.queue_ms() <= 2e4, "the one that is being computed stays"

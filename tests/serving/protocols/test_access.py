@@ -1,0 +1,175 @@
+"""Who may ask: the token on both ports, TLS on both ports, and no server open to the network by accident."""
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic import SecretStr
+from tritonclient.utils import InferenceServerException
+
+from infra.processes import wait_until
+from schemas.errors import Misconfigured, RejectedInput
+from serving.client import AifClient, client_of
+from serving.protocols.access import Access, check_exposure
+from serving.protocols.grpc_api import SERVICE
+from serving.protocols.listener import Tls, read_tls
+from serving.settings import ServeSection
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import Front, open_front
+
+TOKEN = "a-token-of-enough-letters"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Front]:
+    with open_front(FakeEngine(), settings=ServeSection(port=0, deadline_ms=5_000, token=SecretStr(TOKEN))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    folder = tmp_path_factory.mktemp("tls")
+    asked = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    named = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    try:
+        subprocess.run([*asked, *named, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed: there is nothing here to make a certificate with")
+    tls = read_tls(folder / "cert.pem", folder / "key.pem")
+    assert tls is not None
+    return tls
+
+
+def inputs(module: Any) -> list[Any]:
+    made = [module.InferInput("user_id", [1], "INT64"), module.InferInput("item_ids", [3], "INT64")]
+    made[0].set_data_from_numpy(np.array([1]))
+    made[1].set_data_from_numpy(np.array([1, 2, 3]))
+    return made
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer é"])
+def test_a_request_without_the_token_is_refused_and_a_probe_is_not(guarded: Front, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header.encode()}
+    for method, path in (("POST", "/v1/rank"), ("GET", "/v1/status"), ("GET", "/metrics"), ("GET", "/v2/models/prerank"), ("GET", "/none")):
+        answer = httpx.request(method, guarded.url + path, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized"), path
+        assert answer.headers["www-authenticate"] == "Bearer" and TOKEN not in answer.text
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert httpx.get(guarded.url + path, headers=headers).status_code == 200
+
+
+def test_the_token_opens_every_client(guarded: Front) -> None:
+    with AifClient(guarded.url, token=TOKEN) as client:
+        assert len(client.rank(1, [1, 2, 3]).items) == 3
+    with AifClient(guarded.url) as client, pytest.raises(RejectedInput, match="unauthorized"):
+        client.rank(1, [1, 2, 3])
+    for module, address in ((triton_http, guarded.http), (triton_grpc, guarded.grpc)):
+        with module.InferenceServerClient(address) as client:
+            assert client.infer("prerank", inputs(module), headers=dict(BEARER)).as_numpy("item_ids").shape == (3,)
+            with pytest.raises(InferenceServerException, match="unauthorized"):
+                client.infer("prerank", inputs(module))
+            with pytest.raises(InferenceServerException, match="unauthorized"):
+                client.infer("prerank", inputs(module), headers={"authorization": "Bearer wrong"})
+
+
+def test_grpc_guards_its_reflection_and_answers_its_health(guarded: Front) -> None:
+    with grpc.insecure_channel(guarded.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        with pytest.raises(grpc.RpcError, match="unauthorized"):
+            list(reflection.ServerReflectionInfo(iter([asked])))
+        [answer] = reflection.ServerReflectionInfo(iter([asked]), metadata=tuple(BEARER.items()))
+        assert SERVICE in [one.name for one in answer.list_services_response.service]
+
+
+def test_reflection_describes_the_service_and_health_follows_readiness() -> None:
+    with open_front(FakeEngine()) as front, grpc.insecure_channel(front.grpc) as channel:
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        for symbol in (SERVICE, "inference.ModelInferRequest", "grpc.health.v1.Health"):
+            [answer] = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)]))
+            assert symbol.rpartition(".")[2].encode() in answer.file_descriptor_response.file_descriptor_proto[0]
+        health, status = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckResponse
+        front.show_ready(False)
+        wait_until(lambda: health.Check(health_pb2.HealthCheckRequest()).status == status.NOT_SERVING, 10, "the health to follow")
+
+
+def test_both_ports_speak_tls_with_a_certificate(certificate: Tls) -> None:
+    settings = ServeSection(port=0, deadline_ms=5_000, token=SecretStr(TOKEN), tls_cert=certificate.cert, tls_key=certificate.key)
+    with open_front(FakeEngine(), settings=settings, tls=certificate) as front:
+        assert front.url.startswith("https://127.0.0.1:")
+        with client_of(settings, front.url) as client:
+            assert client.ready() and len(client.rank(1, [1, 2, 3]).items) == 3
+        with AifClient(front.url, token=TOKEN) as stranger:
+            assert not stranger.ready(), "nobody vouches for this certificate"
+        with pytest.raises(httpx.TransportError):
+            httpx.get(front.url.replace("https", "http") + "/v2/health/live")
+        context = ssl.create_default_context(cafile=certificate.cert)
+        with triton_http.InferenceServerClient(front.http, ssl=True, ssl_context_factory=lambda: context) as stock:
+            assert stock.infer("prerank", inputs(triton_http), headers=dict(BEARER)).as_numpy("scores").shape == (3,)
+        with triton_grpc.InferenceServerClient(front.grpc, ssl=True, root_certificates=str(certificate.cert)) as stock:
+            assert stock.infer("prerank", inputs(triton_grpc), headers=dict(BEARER)).as_numpy("scores").shape == (3,)
+        with triton_grpc.InferenceServerClient(front.grpc) as plain, pytest.raises(InferenceServerException):
+            plain.infer("prerank", inputs(triton_grpc), headers=dict(BEARER), client_timeout=5)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.test"])
+def test_an_address_beyond_loopback_needs_a_token_or_an_explicit_word(host: str) -> None:
+    with pytest.raises(Misconfigured, match="AIF_SERVE__TOKEN"):
+        check_exposure(host, None, allow_open=False)
+    check_exposure(host, None, allow_open=True)
+    check_exposure(host, SecretStr(TOKEN), allow_open=False)
+    for local in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
+        check_exposure(local, None, allow_open=False)
+
+
+def test_a_weak_token_and_half_a_certificate_are_refused_without_showing_them(certificate: Tls, tmp_path: Path) -> None:
+    for weak in ("", "short", "ä" * 30):
+        with pytest.raises(Misconfigured) as caught:
+            check_exposure("127.0.0.1", SecretStr(weak), allow_open=False)
+        assert caught.value.code == "token_too_short" and (not weak or weak not in caught.value.message)
+    assert TOKEN not in repr(ServeSection(token=SecretStr(TOKEN))) + ServeSection(token=SecretStr(TOKEN)).model_dump_json()
+    for cert, key in (
+        (certificate.cert, None),
+        (None, certificate.key),
+        (certificate.key, certificate.cert),
+        (tmp_path / "no", certificate.key),
+    ):
+        with pytest.raises(Misconfigured, match="tls_"):
+            read_tls(cert, key)
+    assert read_tls(None, None) is None
+
+
+def test_without_a_token_everybody_is_let_in() -> None:
+    Access(None).check(None)
+    assert Access(None).open and not Access(SecretStr(TOKEN)).open
+
+
+def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frame:
+        def __init__(self, rows: list[dict[str, Any]], columns: list[str] | None) -> None:
+            self.rows, self.columns, self.attrs = rows, columns, {}
+
+    with open_front(FakeEngine()) as front, AifClient(front.url) as client:
+        monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+        with pytest.raises(Misconfigured, match="pandas"):
+            client.rank_frame(1, [1, 2, 3])
+        monkeypatch.setitem(__import__("sys").modules, "pandas", SimpleNamespace(DataFrame=Frame))
+        frame: Any = client.rank_frame(1, np.array([1, 2, 500]), top_k=2)
+        assert [set(row) for row in frame.rows] == [{"item_id", "score", "probability"}] * 2
+        assert frame.attrs["version_token"] == str(front.engine.current) and frame.attrs["unknown_items"] == [500]
+        assert client.rank_frame(1, [500]).columns == ["item_id", "score"]  # type: ignore[comparison-overlap]

@@ -1,0 +1,76 @@
+"""The bytes of the JSON routes' answer are those that the models of schemas/requests.py give."""
+
+import time
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.ids import INT64_MAX, INT64_MIN, Id, encode_wire_id
+from schemas.requests import Freshness, RankAnswer, RankedItem
+from schemas.token import VersionToken
+from serving.calls.rank_call import Ranked
+from serving.core.ladder import Rung
+from serving.engine.work import RankResult
+from serving.protocols.answer_body import encode_answer, encode_wire_ids
+from tests.serving.fake_engine import FakeState
+
+ints = st.integers(INT64_MIN, INT64_MAX) | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53), -(2**53) - 1])
+ids = st.lists(ints, max_size=8) | st.lists(st.text(min_size=1, max_size=6), max_size=8)
+numbers = st.floats(width=32) | st.sampled_from([1e-7, 1.0, 0.0, -0.0, 3e38, 1e16])
+
+
+@st.composite
+def rankings(draw: st.DrawFn) -> Ranked:
+    chosen, tasks = draw(ids), draw(st.integers(1, 3))
+    count = len(chosen)
+    result = RankResult(
+        token=VersionToken(draw(st.integers(0, 99)), 1, "0f" * 4),
+        ids=list(chosen),
+        scores_A=np.array(draw(st.lists(numbers, min_size=count, max_size=count)), np.float32),
+        probabilities_AT=np.array(draw(st.lists(numbers, min_size=count * tasks, max_size=count * tasks)), np.float32).reshape(
+            count, tasks
+        ),
+        unknown=list(draw(ids)),
+        unknown_count=draw(st.integers(0, 9)),
+        candidates=draw(st.integers(0, 99)),
+        watermark=draw(st.lists(st.dictionaries(st.sampled_from(["item-features", "new-items"]), st.integers(0, 2**50)), max_size=3)),
+        source_ms=draw(st.sampled_from([0, int(time.time() * 1000) + 10**6])),  # none, or ahead of the clock: no age, or 0
+        state=FakeState(1, 1, 1, 0, False),
+    )
+    return Ranked(draw(st.text(max_size=9)), result, draw(st.sampled_from(Rung)), draw(st.lists(st.text(max_size=5), max_size=2)))
+
+
+def as_model(ranked: Ranked, took_ms: float) -> RankAnswer:
+    """The slow form, which is the specification."""
+    result = ranked.result
+    items = [
+        RankedItem.model_construct(item_id=encode_wire_id(one), score=score, probabilities=probabilities)
+        for one, score, probabilities in zip(result.ids, result.scores_A.tolist(), result.probabilities_AT.tolist(), strict=True)
+    ]
+    return RankAnswer.model_construct(
+        request_id=ranked.request_id,
+        version_token=str(result.token),
+        rung=ranked.rung.value,
+        degraded=ranked.degraded,
+        items=items,
+        candidates=result.candidates,
+        unknown_count=result.unknown_count,
+        unknown_items=[encode_wire_id(one) for one in result.unknown],
+        freshness=Freshness.model_construct(age_s=ranked.age_s, watermark=[dict(shard) for shard in result.watermark]),
+        took_ms=took_ms,
+    )
+
+
+@given(rankings(), st.floats(0, 1e6))
+def test_an_answer_has_the_bytes_of_its_model(ranked: Ranked, took_ms: float) -> None:
+    raw, model = encode_answer(ranked, took_ms), as_model(ranked, took_ms)
+    assert raw == model.model_dump_json().encode()
+    finite = np.isfinite(ranked.result.scores_A).all() and np.isfinite(ranked.result.probabilities_AT).all()
+    if finite:
+        assert RankAnswer.model_validate_json(raw) == RankAnswer.model_validate(model.model_dump()), "and a client reads it"
+
+
+@given(ids)
+def test_ids_travel_as_they_do_one_by_one(chosen: list[Id]) -> None:
+    assert list(encode_wire_ids(chosen)) == [encode_wire_id(one) for one in chosen]

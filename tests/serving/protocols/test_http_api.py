@@ -1,0 +1,208 @@
+"""Every way in which a request can be wrong, against the real HTTP server: status, code, and a message that names the value."""
+
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from schemas.errors import Incompatible, Misconfigured, Unavailable
+from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
+from serving.protocols.listener import Listener
+from serving.settings import ServeSection
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import Front, open_front
+
+PRERANK, RANK, USER = "/v1/prerank", "/v1/rank", "/v1/user"
+MILLION = b'{"user_id":1,"item_ids":[' + b",".join(b"%d" % i for i in range(1_000_000)) + b"]}"
+LARGER = MILLION.replace(b",", b",  ")
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    with open_front(FakeEngine()) as opened:
+        yield opened
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"user_id": 1, "item_ids": [1, 2, 3], **fields}).encode()
+
+
+# (what, route, body, status, code, what the message must name)
+HOSTILE = [
+    ("not JSON", PRERANK, b"<xml/>", 400, "not_json", "line 1 column 1"),
+    ("empty", PRERANK, b"", 400, "not_json", "EOF"),
+    ("cut short", PRERANK, body()[:-3], 400, "not_json", "EOF"),
+    ("bad UTF-8", PRERANK, b'{"user_id":"\xff\xfe","item_ids":[1]}', 400, "not_json", "unicode"),
+    ("lone surrogate", PRERANK, b'{"user_id":"\\ud800","item_ids":[1]}', 400, "not_json", "hex escape"),
+    ("a number of 5,000 digits", PRERANK, b'{"user_id":' + b"9" * 5000 + b',"item_ids":[1]}', 400, "not_json", "number out of range"),
+    ("nested too deep", PRERANK, b"[" * 100_000, 400, "json_too_deep", "100000 levels"),
+    (
+        "nested too deep in a field",
+        RANK,
+        body(context={"a": 1})[:-2] + b',"b":' + b"[" * 20 + b"]" * 20 + b"}}",
+        400,
+        "json_too_deep",
+        "22",
+    ),
+    ("a list", PRERANK, b"[]", 422, "bad_request", "object"),
+    ("NaN", PRERANK, b'{"user_id":1,"item_ids":[1],"context":{"hour":NaN}}', 422, "bad_request", "context.hour"),
+    ("infinity", PRERANK, b'{"user_id":1,"item_ids":[1],"context":{"hour":1e999}}', 422, "bad_request", "inf"),
+    ("no user", PRERANK, b'{"item_ids":[1]}', 422, "bad_request", "user_id"),
+    ("user id null", PRERANK, body(user_id=None), 422, "bad_request", "user_id"),
+    ("user id a list", PRERANK, body(user_id=[1]), 422, "bad_request", "user_id"),
+    ("user id true", PRERANK, body(user_id=True), 422, "bad_request", "True"),
+    ("user id a fraction", PRERANK, body(user_id=1.5), 422, "bad_request", "1.5"),
+    ("user id text in an int64 catalogue", PRERANK, body(user_id="anna"), 422, "bad_id", "anna"),
+    ("item id text in an int64 catalogue", PRERANK, body(item_ids=[1, "x9"]), 422, "bad_id", "x9"),
+    ("item id beyond int64", PRERANK, body(item_ids=[1 << 63]), 422, "bad_request", "9223372036854775808"),
+    ("item id text beyond int64", PRERANK, body(item_ids=[str(1 << 63)]), 422, "bad_id", "int64"),
+    ("no candidates", PRERANK, body(item_ids=[]), 422, "bad_request", "item_ids"),
+    ("candidates an object", PRERANK, body(item_ids={"a": 1}), 422, "bad_request", "item_ids"),
+    ("unknown field", PRERANK, body(top_n=5), 422, "bad_request", "top_n"),
+    ("top_k 0", PRERANK, body(top_k=0), 422, "bad_request", "top_k"),
+    ("top_k a text", PRERANK, body(top_k="10"), 422, "bad_request", "top_k"),
+    ("deadline 0", PRERANK, body(deadline_ms=0), 422, "bad_request", "deadline_ms"),
+    ("history of another kind", PRERANK, body(behaviours=[{"item_id": "x9"}]), 422, "bad_id", "x9"),
+    ("unknown consistency", RANK, body(consistency="eventual"), 422, "bad_request", "consistency"),
+    ("pinned to nothing", RANK, body(consistency="pinned"), 422, "no_version_token", "version_token"),
+    ("a token that is none", RANK, body(version_token="latest"), 422, "bad_version_token", "latest"),
+    (
+        "a shard that is not there",
+        RANK,
+        body(consistency={"topic": "new-items", "partition": 9, "offset": 0}),
+        422,
+        "no_such_partition",
+        "9",
+    ),
+    ("call 1 with candidates", USER, body(), 422, "bad_request", "item_ids"),
+    ("20,001 candidates", PRERANK, body(item_ids=list(range(20_001))), 422, "too_many_candidates", "20001"),
+    (
+        "more than the hard bound",
+        PRERANK,
+        body(item_ids=list(range(CANDIDATES_MAX + 1))),
+        422,
+        "too_many_candidates",
+        str(CANDIDATES_MAX + 1),
+    ),
+    ("10^6 candidates within the body's bound", PRERANK, MILLION, 422, "too_many_candidates", "1000000"),
+    ("10^6 candidates in a larger body", PRERANK, LARGER, 413, "body_too_large", str(len(LARGER))),
+]
+
+
+@pytest.mark.parametrize(("route", "raw", "status", "code", "named"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
+def test_a_wrong_body_is_refused_with_its_reason(front: Front, route: str, raw: bytes, status: int, code: str, named: str) -> None:
+    answer = httpx.post(front.url + route, content=raw, timeout=30)
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (status, code), error
+    assert named in error["message"], error
+    assert httpx.post(front.url + PRERANK, content=body()).status_code == 200, "the server must stay"
+
+
+def test_a_body_without_a_declared_length_is_cut_at_the_same_bound(front: Front) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(BODY_BYTES_MAX // 65_536 + 20):
+            yield b" " * 65_536
+
+    answer = httpx.post(front.url + PRERANK, content=chunks(), timeout=30)
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "no_such_route"),
+        ("POST", "/v1/rankk", 404, "no_such_route"),
+        ("GET", "/v1/../etc/passwd", 404, "no_such_route"),
+        ("GET", PRERANK, 405, "method_not_allowed"),
+        ("DELETE", "/metrics", 405, "method_not_allowed"),
+    ],
+)
+def test_other_routes_and_methods_are_named(front: Front, method: str, path: str, status: int, code: str) -> None:
+    answer = httpx.request(method, front.url + path)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "soon", "1.5", "60001", "9" * 40, ""])
+def test_a_deadline_header_that_is_no_number_of_milliseconds_is_refused(front: Front, value: str) -> None:
+    answer = httpx.post(front.url + PRERANK, content=body(), headers={"x-aif-deadline-ms": value})
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_deadline")
+
+
+def test_bytes_that_are_not_http_leave_the_server_up(front: Front) -> None:
+    parts = urlsplit(front.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=5) as raw:
+        raw.sendall(b"\x16\x03\x01\x00\xa5\x01\x00" * 40 + b"\r\n\r\n")
+        raw.settimeout(5)
+        raw.recv(1024)
+    assert httpx.get(front.url + "/v2/health/live").status_code == 200
+
+
+def test_past_the_deadline_the_answer_is_504() -> None:
+    with open_front(FakeEngine(stuck=True)) as front:
+        answer = httpx.post(front.url + PRERANK, content=body(deadline_ms=30))
+        assert (answer.status_code, answer.json()["code"]) == (504, "deadline_passed")
+        assert "30 ms" in answer.json()["message"]
+        answer = httpx.post(front.url + USER, content=b'{"user_id":1}', headers={"x-aif-deadline-ms": "20"})
+        assert answer.status_code == 504 and "20 ms" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (Unavailable("overloaded", "256 requests wait", 0.05), 429, "overloaded"),
+        (Unavailable("no_version", "nothing is live yet", 2.0), 503, "no_version"),
+        (Incompatible("version_gone", "version 3 is not resident"), 409, "version_gone"),
+        (ZeroDivisionError("secret"), 500, "internal"),
+    ],
+)
+def test_an_error_of_the_engine_has_its_status(error: Exception, status: int, code: str) -> None:
+    with open_front(FakeEngine(error=error)) as front:
+        answer = httpx.post(front.url + USER, content=b'{"user_id":1}')
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert ("retry-after" in answer.headers) == (status in (429, 503))
+        assert "secret" not in answer.text
+        assert httpx.get(front.url + "/v2/health/live").status_code == 200
+
+
+def test_more_requests_than_the_bound_are_refused_at_once() -> None:
+    with open_front(FakeEngine(stuck=True), settings=ServeSection(port=0, requests_max=1)) as front:
+        parts = urlsplit(front.url)
+        waiting = socket.create_connection((parts.hostname, parts.port))  # one request that is never answered
+        with httpx.Client(base_url=front.url) as client, waiting:
+            whole = body(deadline_ms=60_000)
+            waiting.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(whole) + whole)
+            statuses = {client.post(PRERANK, content=body(deadline_ms=50)).status_code for _ in range(50)}
+            assert 429 in statuses
+
+
+def test_without_an_index_the_server_is_alive_and_says_what_is_missing() -> None:
+    with open_front(FakeEngine(), index=False) as front:
+        front.ready = (False, "no version is live yet")
+        assert httpx.get(front.url + "/v2/health/live").status_code == 200
+        ready = httpx.get(front.url + "/v2/health/ready")
+        assert (ready.status_code, ready.json()) == (503, {"ready": False, "reason": "no version is live yet"})
+        answer = httpx.post(front.url + PRERANK, content=body())
+        assert (answer.status_code, answer.json()["code"]) == (503, "no_index") and "aif worker" in answer.json()["message"]
+
+
+def test_the_metrics_page_counts_what_was_answered() -> None:
+    with open_front(FakeEngine()) as front:
+        for raw in (body(item_ids=[1, 2, 2, 5000]), body(item_ids=[1]), b"no"):
+            httpx.post(front.url + PRERANK, content=raw)
+        page = httpx.get(front.url + "/metrics").text
+        assert 'aif_requests_total{route="/v1/prerank",status="200"} 2.0' in page
+        assert 'aif_requests_total{route="/v1/prerank",status="400"} 1.0' in page
+        assert "aif_candidates_total 4.0" in page and "aif_candidates_unknown_total 1.0" in page
+        assert 'aif_answers_degraded_total{reason="unknown_items"} 1.0' in page
+        assert 'aif_request_seconds_count{route="/v1/prerank"} 3.0' in page
+
+
+def test_a_port_that_somebody_uses_is_refused_with_the_next_step() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(Misconfigured, match="--port"):
+            Listener(None, "127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,27 @@
+"""What is let in at once, in requests and in bytes; and that it is given back however a request ends."""
+
+import pytest
+
+from schemas.errors import Unavailable
+from schemas.limits import BODIES_BYTES_MAX
+from serving.protocols.intake import Intake
+
+
+def test_one_request_too_many_is_refused_and_its_place_is_given_back() -> None:
+    intake = Intake(1)
+    with intake.enter():
+        intake.check()
+        with pytest.raises(Unavailable, match="overloaded"), intake.enter():
+            intake.check()
+        intake.check()
+    assert intake.in_work == 0
+
+
+def test_bytes_beyond_the_bound_are_refused_and_given_back() -> None:
+    intake = Intake(1)
+    with intake.reading() as first:
+        first(BODIES_BYTES_MAX)
+        with pytest.raises(Unavailable, match="overloaded"), intake.reading() as second:
+            second(1)
+        assert intake.reading_bytes == BODIES_BYTES_MAX
+    assert intake.reading_bytes == 0

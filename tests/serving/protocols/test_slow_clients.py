@@ -1,0 +1,139 @@
+"""Clients that send slowly, never end, go away or send everything at once: nobody else is refused for them, and nothing of them stays."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+import pytest
+
+from serving.protocols import grpc_api
+from serving.settings import ServeSection
+from tests.serving.calls.test_refusal import open_overloaded
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import Front, open_front
+from tests.serving.protocols.test_hostile import METHOD, infer_message
+
+REQUESTS_MAX = 2
+BODY = b'{"user_id": 1, "item_ids": [%d], "deadline_ms": 20000}'
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    with open_front(FakeEngine(), settings=ServeSection(port=0, requests_max=REQUESTS_MAX)) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def connect(front: Front, first: bytes) -> Iterator[socket.socket]:
+    parts = urlsplit(front.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as opened:
+        opened.sendall(first)
+        yield opened
+
+
+def wait_for(front: Front, requests: float) -> None:
+    """Until so many requests have come in on both ports, answered or not."""
+    end_s = time.monotonic() + 20
+    while front.seen() < requests and time.monotonic() < end_s:
+        time.sleep(0.001)
+    assert front.seen() >= requests
+
+
+def post(front: Front, item: int = 1) -> httpx.Response:
+    return httpx.post(front.url + "/v1/prerank", content=BODY % item, timeout=20)
+
+
+def hang(channel: grpc.Channel, stop: threading.Event) -> Any:
+    """A call whose message never comes."""
+
+    def messages() -> Iterator[bytes]:
+        stop.wait(60)
+        yield from ()
+
+    return channel.stream_unary(METHOD + "ModelInfer").future(messages())
+
+
+@pytest.mark.parametrize("head", [b"content-length: 5000\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n5\r\n{"], ids=["length", "chunked"])
+def test_whoever_sends_a_body_slowly_takes_no_place_of_those_who_do_not(front: Front, head: bytes) -> None:
+    before = front.seen()
+    with contextlib.ExitStack() as slow:
+        for _ in range(4 * REQUESTS_MAX):
+            slow.enter_context(connect(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\n" + head))
+        wait_for(front, before + 4 * REQUESTS_MAX)
+        assert post(front).status_code == 200
+        assert front.in_work() == 0
+
+
+def test_a_grpc_call_without_a_message_takes_no_place_and_ends(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, stop = front.seen(), threading.Event()
+    with grpc.insecure_channel(front.grpc) as slow, grpc.insecure_channel(front.grpc) as channel:
+        calls = [hang(slow, stop) for _ in range(4 * REQUESTS_MAX)]
+        wait_for(front, before + 4 * REQUESTS_MAX)
+        assert channel.unary_unary(METHOD + "ModelInfer")(infer_message(), timeout=20)
+        for call in calls:
+            call.cancel()
+        monkeypatch.setattr(grpc_api, "_MESSAGE_S_MAX", 0.05)
+        late = hang(slow, stop)
+        assert late.code() is grpc.StatusCode.INVALID_ARGUMENT and "body_too_slow" in late.details()
+        stop.set()
+        empty = hang(slow, stop)
+        assert empty.code() is grpc.StatusCode.INVALID_ARGUMENT and "no message" in empty.details()
+
+
+def test_a_grpc_call_that_is_one_too_many_is_refused_before_its_message() -> None:
+    stop = threading.Event()
+    with open_overloaded() as front, grpc.insecure_channel(front.grpc) as channel:
+        assert hang(channel, stop).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stop.set()
+
+
+def test_calls_that_are_reset_leave_nothing_in_work(front: Front) -> None:
+    with grpc.insecure_channel(front.grpc) as channel:
+        call = channel.unary_unary(METHOD + "ModelInfer")
+        for _ in range(50):
+            call.future(infer_message()).cancel()
+        end_s = time.monotonic() + 20
+        while front.in_work() and time.monotonic() < end_s:
+            time.sleep(0.001)
+        assert front.in_work() == 0 and call(infer_message(), timeout=20)
+
+
+def test_requests_that_come_all_at_once_on_one_connection_are_answered_in_their_order(front: Front) -> None:
+    bodies = [BODY % item for item in range(20)]
+    heads = [b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) for body in bodies]
+    raw = b""
+    with connect(front, b"".join(head + body for head, body in zip(heads, bodies, strict=True))) as connection:
+        while raw.count(b'"took_ms"') < len(bodies):
+            raw += connection.recv(1 << 20)
+    assert re.findall(rb'"items":\[{"item_id":(\d+)', raw) == [b"%d" % item for item in range(20)]
+
+
+def test_a_client_of_http_1_0_is_answered_and_its_connection_closed_unless_it_asks_to_keep_it(front: Front) -> None:
+    for keep, ends in ((b"", True), (b"connection: keep-alive\r\n", False)):
+        request = b"POST /v1/prerank HTTP/1.0\r\n%scontent-length: %d\r\n\r\n" % (keep, len(BODY % 3)) + BODY % 3
+        with connect(front, request) as connection:
+            raw = b""
+            while b'"took_ms"' not in raw:
+                raw += connection.recv(65_536)
+            assert raw.startswith(b"HTTP/1.0 200") and json.loads(raw.partition(b"\r\n\r\n")[2])["items"]
+            if ends:
+                assert connection.recv(1) == b""
+            else:
+                connection.sendall(request)
+                assert connection.recv(65_536).startswith(b"HTTP/1.0 200")
+
+
+def test_a_chunk_of_no_size_ends_its_own_connection_only(front: Front) -> None:
+    for chunk in (b"zz\r\n", b"-1\r\n{}\r\n", b"f" * 20 + b"\r\n", b"2;" + b"a" * 100_000 + b"\r\n"):
+        with connect(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk) as connection:
+            answer = connection.recv(65_536)
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400"), answer
+    assert post(front).status_code == 200

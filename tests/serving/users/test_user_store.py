@@ -1,0 +1,281 @@
+"""The server's view of users: the fold over records good and bad, in one batch with their offsets, within bounds; and following the real topics."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.kafka.admin import apply_topics, delete_topics
+from infra.kafka.publisher import Publisher
+from infra.kafka.reader import SourceRecord
+from infra.metrics import Metrics
+from infra.processes import wait_until
+from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
+from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+from serving.core.user_view import BLOCK
+from serving.users.user_follower import UserFollower
+from serving.users.user_store import StoreBounds, UserStore
+from tests.serving.front import open_view
+
+M = 3
+
+
+Open = Callable[..., UserStore]
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[Open]:
+    """Opens the view of this test; opened again, it is closed and goes on from the same directory."""
+    opened: list[UserStore] = []
+
+    def open_again(kind: IdKind = IdKind.INT64, partitions: int = M, bounds: StoreBounds | None = None) -> UserStore:
+        if opened:
+            opened.pop().close()
+        opened.append(open_view(tmp_path, kind, partitions, bounds))
+        return opened[0]
+
+    yield open_again
+    opened.pop().close()
+
+
+def behaviours(offset: int, *events: Behaviour, partition: int) -> SourceRecord:
+    return SourceRecord(USER_BEHAVIOURS, partition, offset, None, encode_record(BehavioursRecord(updates=list(events))))
+
+
+def home(user: Id) -> int:
+    return partition_of(user, M)
+
+
+def test_a_record_folds_the_events_of_each_of_its_users_in_order_and_once(open_store: Open) -> None:
+    store = open_store()
+    pair = [user for user in range(50) if home(user) == 0][:2]
+    events = [Behaviour(user_id=pair[i % 2], item_id=i, time_ms=i) for i in range(5)]
+    record = behaviours(4, *events, partition=0)
+    assert store.fold_record(record) == 0 and store.fold_record(record) == 0
+    assert [b.item_id for b in store.find(pair[0]).behaviours] == [0, 2, 4]
+    assert [b.item_id for b in store.find(pair[1]).behaviours] == [1, 3]
+    assert store.find(pair[0]).offsets == store.offsets_in_memory(pair[0]) == (-1, 4)
+
+
+def test_a_snapshot_does_not_change_with_the_user(open_store: Open) -> None:
+    store = open_store()
+    store.fold_record(behaviours(0, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
+    before = store.find(1)
+    store.fold_record(behaviours(1, Behaviour(user_id=1, item_id=2, time_ms=2), partition=home(1)))
+    assert len(before.behaviours) == 1 and len(store.find(1).behaviours) == 2
+
+
+def test_an_update_in_the_wrong_partition_is_skipped_and_its_neighbours_are_not(open_store: Open) -> None:
+    store = open_store()
+    stranger = next(user for user in range(50) if home(user) != home(1))
+    record = behaviours(0, Behaviour(user_id=1, item_id=1, time_ms=1), Behaviour(user_id=stranger, item_id=1, time_ms=1), partition=home(1))
+    assert store.fold_record(record) == 1
+    assert (len(store.find(1).behaviours), store.find(stranger).is_cold, store.skipped) == (1, True, 1)
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"[]", b'{"schema":2,"updates":[]}', b'{"schema":1,"updates":[]}', None])
+def test_a_record_that_cannot_be_read_is_skipped_and_counted(open_store: Open, value: bytes | None) -> None:
+    store = open_store()
+    assert store.fold_record(SourceRecord(USER_BEHAVIOURS, 0, 0, b"1", value)) == 1
+    assert store.fold_record(SourceRecord(USER_FEATURES, 0, 0, b"\xff", value)) == 1
+    assert len(store) == 0
+
+
+def test_users_beyond_the_bound_are_not_kept_and_counted(open_store: Open) -> None:
+    store = open_store(IdKind.TEXT, 1, StoreBounds(users_max=2))
+    for i, user in enumerate(("a", "b", "c", "a")):
+        store.fold_record(behaviours(i, Behaviour(user_id=user, item_id="x", time_ms=1), partition=0))
+    assert (len(store), store.skipped, store.find("c").is_cold, len(store.find("a").behaviours)) == (2, 1, True, 2)
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+def test_the_view_is_the_fold_of_both_topics_and_goes_on_past_bad_records(
+    kind: IdKind, tmp_path: Path, bootstrap_servers: str, topic_prefix: str
+) -> None:
+    users: list[Id] = list(range(20)) if kind is IdKind.INT64 else [f"user-{i}" for i in range(20)]
+    item: Id = 1 << 60 if kind is IdKind.INT64 else "ä"
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    bad = Producer({"bootstrap.servers": bootstrap_servers})
+    for partition in range(M):
+        bad.produce(topic_prefix + USER_BEHAVIOURS, b"not json", partition=partition)
+        bad.produce(topic_prefix + USER_FEATURES, json.dumps({"schema": 1}).encode(), encode_kafka_key(users[0]), partition=partition)
+    assert bad.flush(30) == 0
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, kind) as publisher:
+        publisher.publish_behaviours(Behaviour(user_id=user, item_id=item, time_ms=t) for t in range(3) for user in users)
+        for user in users:
+            publisher.publish_user(user, {"country": "nl"})
+        publisher.flush()
+        store, metrics = open_view(tmp_path, kind, M), Metrics()
+        follower = UserFollower(bootstrap_servers, topic_prefix, store, metrics)
+        follower.start()
+        try:
+            wait_until(lambda: follower.ready, 30, "the view to be caught up")
+            for user in users:
+                known = store.find(user)
+                assert known.profile == {"country": "nl"} and [b.time_ms for b in known.behaviours] == [0, 1, 2]
+                assert {b.item_id for b in known.behaviours} == {item}
+            assert store.skipped == 2 * M
+            assert follower.rebuilt_because == ""
+            publisher.publish_behaviour(Behaviour(user_id=users[3], item_id=item, time_ms=9))
+            wait_until(lambda: len(store.find(users[3]).behaviours) == 4, 20, "one more behaviour")
+        finally:
+            follower.close()
+    assert follower.last_error == ""
+
+
+def test_a_view_that_is_opened_again_goes_on_from_its_offsets_with_the_same_users(open_store: Open) -> None:
+    store = open_store()
+    record = behaviours(0, *(Behaviour(user_id=1, item_id=i, time_ms=i, features={"price": i / 3}) for i in range(3)), partition=home(1))
+    profile = SourceRecord(
+        USER_FEATURES, home(1), 7, b"1", encode_record(UserFeaturesRecord(user_id=1, features={"tags": ["a", 1, 0.5], "age": None}))
+    )
+    store.fold_records([record, profile])
+    before = store.find(1)
+    again = open_store()
+    assert again.find(1) == before and len(again) == 1
+    assert again.state.next_offsets == {USER_BEHAVIOURS: {home(1): 1}, USER_FEATURES: {home(1): 8}}
+    assert again.fold_records([record, profile]) == 0 and again.find(1) == before
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[tuple[int, list[tuple[int, int | None]]]]:
+    """Records of a log in offset order: (user's place, events) as (place of the user, number of events, or None for a profile)."""
+    steps = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, BLOCK + 3))), min_size=1, max_size=3)
+    return [(offset, draw(steps)) for offset in range(draw(st.integers(1, 12)))]
+
+
+@given(log=logs(), cuts=st.sets(st.integers(0, 11)), reads=st.sets(st.integers(0, 11)), room=st.integers(1, 200))
+def test_the_view_is_the_fold_of_the_log_whatever_the_batches_restarts_and_memory(
+    tmp_path_factory: pytest.TempPathFactory,
+    log: list[tuple[int, list[tuple[int, int | None]]]],
+    cuts: set[int],
+    reads: set[int],
+    room: int,
+) -> None:
+    users = [user for user in range(60) if home(user) == 0][:4]
+    expected = {user: UserHistory() for user in users}
+    folder, bounds = tmp_path_factory.mktemp("view"), StoreBounds(decoded_users_max=2, decoded_behaviours_max=room)
+    store = open_view(folder, IdKind.INT64, M, bounds)
+    pending: list[SourceRecord] = []
+    for offset, steps in log:
+        events: list[Behaviour] = []
+        for place, count in steps:
+            user = users[place]
+            if count is None:
+                pending.append(
+                    SourceRecord(USER_FEATURES, 0, offset, b"", encode_record(UserFeaturesRecord(user_id=user, features={"at": offset})))
+                )
+                fold_profile(expected[user], offset, {"at": offset})
+            else:
+                events += [Behaviour(user_id=user, item_id=offset, time_ms=i) for i in range(count)]
+        if events:
+            pending.append(behaviours(offset, *events[:256], partition=0))
+        for user in users:
+            mine = [BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features) for b in events[:256] if b.user_id == user]
+            if mine:
+                fold_behaviours(expected[user], offset, mine)
+        if offset in cuts:
+            store.fold_records(pending)
+            pending = []
+        if offset in reads:
+            store.find(users[0])
+            assert store.decoded[0] <= 2 and store.decoded[1] <= room
+    store.fold_records(pending)
+    for again in (store, None):
+        if again is None:
+            store.close()
+            store = open_view(folder, IdKind.INT64, M, bounds)
+        for user, history in expected.items():
+            known = store.find(user)
+            assert (known.profile, list(known.behaviours)) == (history.profile, history.behaviours)
+            assert known.offsets == (history.profile_offset, history.behaviours_offset)
+    store.close()
+
+
+def test_of_a_long_history_the_newest_behaviours_are_kept_and_the_blocks_before_them_are_dropped(open_store: Open) -> None:
+    store, extra = open_store(), 10 * 256
+    for offset in range((BEHAVIOURS_PER_USER_MAX + extra) // 256 + 1):
+        store.fold_record(
+            behaviours(offset, *(Behaviour(user_id=1, item_id=1, time_ms=offset * 256 + i) for i in range(256)), partition=home(1))
+        )
+    known = store.find(1)
+    newest = (offset + 1) * 256
+    assert [b.time_ms for b in (known.behaviours[0], known.behaviours[-1])] == [newest - BEHAVIOURS_PER_USER_MAX, newest - 1]
+    blocks = sum(1 for _ in store._database.scan("behaviours"))
+    assert blocks <= BEHAVIOURS_PER_USER_MAX // BLOCK + 2
+
+
+def test_looking_in_memory_never_reads_the_disk_and_sees_what_is_folded_afterwards(open_store: Open) -> None:
+    store = open_store()
+    assert store.find_in_memory(1) is None and store.offsets_in_memory(1) is None
+    assert store.find(1).is_cold and store.offsets_in_memory(1) == (-1, -1)
+    store.fold_record(behaviours(3, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
+    known = store.find_in_memory(1)
+    assert known is not None and len(known.behaviours) == 1 and store.offsets_in_memory(1) == (-1, 3)
+
+
+def test_two_servers_on_one_host_have_views_of_their_own_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
+    first, second = open_view(tmp_path, IdKind.INT64, M), open_view(tmp_path, IdKind.INT64, M)
+    first.fold_record(behaviours(0, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
+    assert second.find(1).is_cold and first._database.path != second._database.path
+    damaged = first._database.path
+    first.close()
+    (damaged / "CURRENT").write_text("MANIFEST-999999\n")
+    again = open_view(tmp_path, IdKind.INT64, M)
+    assert again._database.path == damaged and len(again) == 0 and again.state.next_offsets == {}
+    again.close()
+    second.close()
+
+
+def follow(store: UserStore, bootstrap: str, prefix: str, metrics: Metrics | None = None) -> UserFollower:
+    follower = UserFollower(bootstrap, prefix, store, metrics or Metrics())
+    follower.start()
+    wait_until(lambda: follower.ready, 30, f"the view to be caught up ({follower.last_error})")
+    return follower
+
+
+def test_a_restart_reads_only_what_is_new_and_another_log_makes_the_view_again(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+
+    def publish(*times: int) -> None:
+        with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
+            publisher.publish_behaviours(Behaviour(user_id=1, item_id=1, time_ms=t) for t in times)
+            publisher.flush()
+
+    def known_times() -> list[int]:
+        store = open_view(tmp_path, IdKind.INT64, M)
+        follower = follow(store, bootstrap_servers, topic_prefix)
+        times = [b.time_ms for b in store.find(1).behaviours]
+        reasons.append(follower.rebuilt_because.partition(":")[0])
+        wait_until(lambda: store.state.seen_ms > 0, 20, "the end of the log to be noted")
+        follower.close()
+        return times
+
+    reasons: list[str] = []
+    publish(1, 2)
+    assert known_times() == [1, 2]
+    publish(3)
+    assert known_times() == [1, 2, 3]
+    names = [topic_prefix + topic for topic in (USER_BEHAVIOURS, USER_FEATURES)]
+    delete_topics(bootstrap_servers, names)
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    publish(9)
+    assert known_times() == [9]
+    assert reasons == ["", "", "other_topic"]
+
+
+def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    follower = UserFollower(bootstrap_servers, topic_prefix, open_view(tmp_path, IdKind.INT64, M), Metrics())
+    follower.start()
+    wait_until(lambda: "aif topics apply" in follower.last_error, 20, "the reason")
+    assert not follower.ready
+    follower.close()

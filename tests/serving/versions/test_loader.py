@@ -1,0 +1,205 @@
+"""The loader process: a version out of a real index store into a slot, or a named refusal."""
+
+import dataclasses
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.control_log import ControlLog
+from infra.index_store import IndexStore, open_index_store
+from infra.processes import wait_until
+from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.ids import Id, encode_index_key
+from schemas.index.layout import encode_increment, row_layout
+from schemas.index.manifest import Manifest, encode_manifest, manifest_path
+from serving.engine.changes import decode_changes, encode_ids
+from serving.versions.index_reader import Pace
+from serving.versions.loader import Loader, Source
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import Version, item_id, make_version, order
+from tests.serving.index_samples import publish_version, write_identity
+
+
+@pytest.fixture(scope="module")
+def version() -> Version:
+    return make_version(SPECS["full"], 150)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> IndexStore:
+    (tmp_path / "store").mkdir()
+    return open_index_store(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def loader():
+    made = Loader()
+    yield made
+    made.close()
+
+
+def source_of(store: IndexStore, manifest: Manifest) -> Source:
+    return Source(store.url, manifest, ControlLog(store).refresh().versions[manifest.version].manifest_sha256)
+
+
+def publish(store: IndexStore, version: Version, number: int = 3, increments=()) -> Source:
+    log = ControlLog(store)
+    if log.refresh().init is None:
+        write_identity(log, version)
+    return source_of(store, publish_version(store, log, version, number, increments))
+
+
+def rows_in(tables, ids: list[Id]) -> list[bytes | None]:
+    slots = tables.find(encode_ids(ids, tables.layout.id_kind)).tolist()
+    made = np.zeros(1, tables.layout.dtype)
+    found: list[bytes | None] = []
+    for slot in slots:
+        for name, column in tables.columns.items():
+            made[name][0] = column[slot]
+        found.append(made.tobytes() if slot >= 0 else None)
+    return found
+
+
+@pytest.mark.parametrize("name", ["full", "no_bid_text_ids", "no_multimodal"])
+def test_a_loaded_slot_holds_the_merged_view_and_remembers_the_orders_of_deleted_ids(name: str, store: IndexStore, loader: Loader) -> None:
+    version = make_version(SPECS[name], 150)
+    kind, new = version.spec.schema.id_kind, item_id(version.spec.schema.id_kind, 900)
+    never = item_id(kind, 901)
+    increments = [
+        (version.ids[4], order(2, 9, dead=1), None),
+        (version.ids[5], order(2, 9), version.rows[7]),
+        (new, order(1, 5), version.rows[8]),
+        (never, order(3, 9, dead=1), None),
+    ]
+    tables = loader.load(publish(store, version, increments=increments), 0)
+    wanted = [version.rows[i].tobytes() for i in range(150)]
+    wanted[4], wanted[5] = None, version.rows[7].tobytes()
+    assert rows_in(tables, [*version.ids, new, never]) == [*wanted, version.rows[8].tobytes(), None]
+    assert tables.rows == 150
+    stale = [(encode_index_key(i), encode_increment(order(2, 8), version.rows[0])) for i in (version.ids[4], never)]
+    assert tables.apply(decode_changes(row_layout(version.spec), stale)).superseded == 2
+
+
+def test_both_slots_hold_their_versions_at_the_same_time_and_a_slot_is_filled_again(
+    version: Version, store: IndexStore, loader: Loader
+) -> None:
+    other = make_version(SPECS["full"], 90, seed=1)
+    first, second = publish(store, version, 3), publish(store, other, 4)
+    a, b = loader.load(first, 0), loader.load(second, 1)
+    assert rows_in(a, version.ids) == [r.tobytes() for r in version.rows] and rows_in(b, other.ids) == [r.tobytes() for r in other.rows]
+    again = loader.load(second, 0)
+    assert rows_in(again, version.ids)[100:] == [None] * 50 and again.rows == 90
+
+
+def test_a_version_without_rows_loads(store: IndexStore, loader: Loader) -> None:
+    tables = loader.load(publish(store, make_version(SPECS["full"], 0)), 0)
+    assert tables.rows == 0 and tables.capacity > 0
+
+
+@pytest.mark.parametrize("what", ["sst", "manifest", "missing", "rows", "digest"])
+def test_a_torn_or_flipped_file_and_a_seal_that_does_not_match_are_refused_by_name(
+    what: str, version: Version, store: IndexStore, loader: Loader, tmp_path: Path
+) -> None:
+    source = publish(store, version, increments=[(version.ids[4], order(2, 9, dead=1), None)])
+    good = loader.load(source, 0)
+    sst = next(p for p in sorted((tmp_path / "store").rglob("*.sst")) if "/full/" in str(p))
+    if what in ("sst", "missing"):
+        raw = bytearray(sst.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        sst.unlink()
+        if what == "sst":
+            sst.write_bytes(raw)
+    elif what == "manifest":
+        path = next((tmp_path / "store").rglob("manifest.json"))
+        raw = path.read_bytes()
+        path.unlink()
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        source = _with_seal(store, source, **({"rows": 5} if what == "rows" else {"digest": "00"}))
+    with pytest.raises((Corrupted, Unavailable)) as raised:
+        loader.load(source, 1)
+    assert raised.value.code in {"sst": ["bad_part_file"], "missing": ["missing_file"], "manifest": ["bad_manifest"]}.get(
+        what, ["bad_shard"]
+    )
+    assert rows_in(good, version.ids[:4]) == [r.tobytes() for r in version.rows[:4]]
+
+
+def _with_seal(store: IndexStore, source: Source, **fields: object) -> Source:
+    """The same parts under a manifest whose first seal says something else."""
+    seals = source.manifest.seals
+    manifest = dataclasses.replace(source.manifest, revision=9, seals=(dataclasses.replace(seals[0], **fields), *seals[1:]))
+    raw = encode_manifest(manifest)
+    store.put_exclusive(manifest_path(manifest.version, 9), raw)
+    return Source(store.url, manifest, hashlib.sha256(raw).hexdigest())
+
+
+def test_a_version_that_does_not_fit_is_refused_and_the_next_one_still_loads(version: Version, store: IndexStore) -> None:
+    loader = Loader(slot_bytes=60_000)
+    try:
+        with pytest.raises(Incompatible, match="slot_too_small"):
+            loader.load(publish(store, make_version(SPECS["full"], 900), 3), 0)
+        assert loader.load(publish(store, version, 4), 0).rows == 150
+    finally:
+        loader.close()
+
+
+def test_a_loader_that_was_killed_is_a_named_error_once_and_then_loads_into_the_same_slots(
+    version: Version, store: IndexStore, loader: Loader
+) -> None:
+    source = publish(store, version)
+    first = loader.load(source, 0)
+    os.kill(loader._child.pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="loader_died"):
+        loader.load(source, 1)
+    assert loader.load(source, 1).rows == 150 and rows_in(first, version.ids[:2]) == [r.tobytes() for r in version.rows[:2]]
+
+
+def test_after_the_first_version_a_load_gives_way_to_requests_of_its_session(version: Version, store: IndexStore) -> None:
+    loader = Loader()
+    try:
+        loader.start()
+        child = loader._child.pid
+        assert os.sched_getscheduler(child) == os.SCHED_OTHER, "the first version is waited for"
+        loader.load(publish(store, version), 0)
+        wait_until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE, 30, "the loader to give way")
+        assert os.getsid(child) == os.getsid(0), "a priority counts only inside one session"
+        assert os.getpgid(child) == child
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("waits", [0.0, 1.0, 9.0])  # for a core, as a share of the work
+def test_a_paced_load_takes_its_share_of_a_core_and_rests_no_longer_where_others_have_the_core_anyway(waits: float) -> None:
+    clock, spent, rests = [100.0], [5.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        rests.append(seconds)
+
+    pace = Pace(0.25, lambda: clock[0], lambda: spent[0], sleep)
+    for _ in range(1_000):
+        spent[0] += 0.0003
+        clock[0] += 0.0003 * (1 + waits)
+        pace.rest()
+    took_s = clock[0] - 100
+    assert took_s == pytest.approx(0.3 * max(4.0, 1 + waits), rel=0.01)
+    assert all(0.0005 < one < 0.005 for one in rests), "many short ones"
+
+
+def test_the_loader_process_never_imports_torch_and_ends_with_its_parent(tmp_path: Path) -> None:
+    check = "import serving.versions.index_reader, sys; print(sorted({'torch', 'pydantic', 'confluent_kafka'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    parent = (
+        "from serving.versions.loader import Loader; import time; l = Loader(); l.start(); print(l._child.pid, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    with process:
+        pid = int(process.stdout.readline())
+        process.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text(), 30, "the loader to end")

@@ -1,0 +1,263 @@
+"""The version follower on a real index store, a real loader process and a real topic of deltas."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.control_log import ControlLog
+from infra.index_store import open_index_store
+from infra.processes import wait_until
+from infra.settings import KafkaSettings
+from schemas.ids import Id, partition_of
+from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.manifest import checkpoint_path
+from serving.engine.loop import Engine
+from serving.engine.work import RankResult, RankWork, UserWork
+from serving.versions.version_follower import VersionFollower
+from tests.schemas.model.samples import SPECS
+from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
+from tests.serving.index_samples import SHARDS, DeltaWriter, decide, publish_version, write_identity
+
+WAIT_S = 120.0
+ITEMS = 120
+
+
+class Deployment:
+    """An index store, topics, an engine and a follower of one test."""
+
+    def __init__(self, folder: Path, bootstrap: str, prefix: str) -> None:
+        folder.mkdir()
+        self.kafka = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=prefix)
+        self.folder, self.store = folder, open_index_store(str(folder))
+        self.log, self.deltas, self.engine = ControlLog(self.store), DeltaWriter(bootstrap, prefix), Engine()
+        self.engine.start()
+        self.follower = self.new_follower()
+        self.version = make_version(SPECS["full"], ITEMS)
+        write_identity(self.log, self.version)
+
+    def new_follower(self, **settings: object) -> VersionFollower:
+        return VersionFollower(self.engine, self.store.url, self.kafka, poll_s=0.02, grace_s=0.0, **settings)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.follower.close()
+        self.engine.close()
+
+    def publish(self, number: int, version: Version, **how: object) -> None:
+        publish_version(self.store, self.log, version, number, **how)  # type: ignore[arg-type]
+
+    def wait_live(self, number: int) -> None:
+        wait_until(lambda: self.live == number, WAIT_S, f"version {number} (last error: {self.follower.last_error})")
+
+    def wait_error(self, code: str) -> None:
+        wait_until(lambda: code in self.follower.last_error, WAIT_S, f"{code}, not {self.follower.last_error!r}")
+
+    @property
+    def live(self) -> int | None:
+        current = self.engine.status().current
+        return None if current is None else current.version
+
+    def rank(self, version: Version, top_k: int = 5) -> RankResult:
+        return self.engine.submit_rank(RankWork(version.ids, top_k, user=UserWork(PROFILE, HISTORY(version)), context=CONTEXT)).result(
+            WAIT_S
+        )
+
+    def assert_serves(self, version: Version, number: int) -> None:
+        answer = self.rank(version, ITEMS)
+        wanted = reference_answer(version, PROFILE, HISTORY(version), range(ITEMS), ITEMS)
+        assert answer.token.version == number and np.allclose(answer.scores_A, [s for _, s, _ in wanted], rtol=1e-5)
+
+
+HISTORY: Callable[[Version], list] = lambda version: make_behaviours(version, 12)  # noqa: E731
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[Deployment]:
+    made = Deployment(tmp_path / "store", bootstrap_servers, topic_prefix)
+    yield made
+    made.close()
+
+
+def with_bids(version: Version, places: list[int], bid: float) -> Version:
+    """The version after a change of the bid of some items."""
+    rows = version.rows.copy()
+    rows["bid"][places] = bid
+    return dataclasses.replace(version, rows=rows)
+
+
+def changes(version: Version, places: list[int], features_version: int, offset: int = 9) -> list[tuple[Id, np.ndarray, np.ndarray | None]]:
+    return [(version.ids[p], order(features_version, offset), version.rows[p]) for p in places]
+
+
+def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_the_later_ones(deployment: Deployment) -> None:
+    d, before = deployment, deployment.version
+    caught_up = with_bids(before, list(range(10)), 50.0)
+    d.deltas.write(before, 3, changes(caught_up, list(range(10)), 2, offset=30), source_ms=11)
+    assert not d.follower.ready
+    d.publish(3, before)
+    d.follower.start()
+    d.wait_live(3)
+    d.assert_serves(caught_up, 3)
+    assert all(w["item-features"] == 31 for w in d.engine.status().residents[0].watermark) and d.follower.last_error == ""
+    later = with_bids(caught_up, [20], 70.0)
+    d.deltas.write(later, 3, changes(later, [20], 3, offset=40), source_ms=12)
+    shard = partition_of(later.ids[20], SHARDS)
+    wait_until(lambda: d.engine.status().residents[0].watermark[shard]["item-features"] == 41, WAIT_S, "the later change")
+    d.assert_serves(later, 3)
+    assert d.rank(later).source_ms == 12
+
+
+def test_a_new_version_takes_over_and_a_rollback_to_the_former_one_needs_no_load(deployment: Deployment) -> None:
+    d, first, second = deployment, deployment.version, make_version(SPECS["full"], ITEMS, seed=2)
+    d.publish(1, first)
+    d.follower.start()
+    d.wait_live(1)
+    d.publish(2, second)
+    d.wait_live(2)
+    d.assert_serves(second, 2)
+    changed = with_bids(first, [7], 90.0)
+    d.deltas.write(first, 1, changes(changed, [7], 2))
+    shard = partition_of(first.ids[7], SHARDS)
+
+    def former_followed() -> bool:
+        return any(r.token.version == 1 and r.watermark[shard]["item-features"] == 10 for r in d.engine.status().residents)
+
+    wait_until(former_followed, WAIT_S, "the former version to follow its deltas")
+    loads = d.follower.counters["loads"]
+    decide(d.log, EntryKind.ROLLBACK, 1)
+    d.wait_live(1)
+    d.assert_serves(changed, 1)
+    assert d.follower.counters["loads"] == loads and d.follower.counters["flips"] == 3
+
+
+def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded(deployment: Deployment) -> None:
+    d = deployment
+    d.follower.start()
+    versions = {n: make_version(SPECS["full"], ITEMS, seed=n) for n in (1, 2, 3)}
+    for number, version in versions.items():
+        d.publish(number, version)
+        d.wait_live(number)
+    d.publish(3, versions[3], revision=1)
+    folded = d.log.refresh().next_number
+    wait_until(lambda: d.follower._log.state.next_number == folded, WAIT_S, "the revision to be read")
+    d.assert_serves(versions[3], 3)
+    assert sorted(r.token.version for r in d.engine.status().residents) == [2, 3]
+    assert d.follower.counters["loads"] == 3 and str(d.engine.status().current).startswith("3.0-")
+
+
+def test_a_slot_from_before_a_freeze_is_never_continued_not_even_after_a_further_revision(deployment: Deployment) -> None:
+    d, stale = deployment, deployment.version
+    fresh = with_bids(stale, [3], 90.0)  # changed while nobody wrote changes for the version
+    d.publish(1, stale)
+    d.follower.prepare()
+    d.follower.step()
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
+    d.follower.step()
+    assert d.live == 2
+    decide(d.log, EntryKind.FREEZE, 1)
+    d.publish(1, fresh, revision=1, cause=Cause.REVIVE, promote=False)
+    d.publish(1, fresh, revision=2, promote=False)
+    decide(d.log, EntryKind.PROMOTE, 1)
+    d.follower.step()
+    d.assert_serves(fresh, 1)
+
+
+def test_a_served_version_that_was_frozen_and_is_back_is_loaded_anew(deployment: Deployment) -> None:
+    d, stale = deployment, deployment.version
+    fresh = with_bids(stale, [3], 90.0)
+    d.publish(1, stale)
+    d.follower.prepare()
+    d.follower.step()
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))  # the follower sees none of what comes until the end
+    decide(d.log, EntryKind.FREEZE, 1)
+    d.publish(1, fresh, revision=1, cause=Cause.REVIVE, promote=False)
+    decide(d.log, EntryKind.PROMOTE, 1)
+    d.follower.step()
+    d.assert_serves(fresh, 1)
+
+
+def flip_byte(deployment: Deployment) -> None:
+    sst = next(p for p in sorted(deployment.folder.rglob("*.sst")) if "versions/2/full" in str(p))
+    raw = bytearray(sst.read_bytes())
+    raw[len(raw) // 3] ^= 4
+    sst.unlink()
+    sst.write_bytes(raw)
+
+
+def lose_checkpoint(deployment: Deployment) -> None:
+    deployment.store.remove(checkpoint_path(deployment.log.refresh().versions[2].checkpoint_sha256))
+
+
+@pytest.mark.parametrize(("damage", "code"), [(flip_byte, "bad_part_file"), (lose_checkpoint, "missing_file")])
+def test_a_version_that_cannot_be_loaded_is_named_and_the_running_one_keeps_serving(
+    deployment: Deployment, damage: Callable[[Deployment], None], code: str
+) -> None:
+    d, bad = deployment, make_version(SPECS["full"], ITEMS, seed=2)
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    d.publish(2, bad, promote=False)
+    damage(d)
+    decide(d.log, EntryKind.PROMOTE, 2)
+    d.wait_error(code)
+    d.assert_serves(d.version, 1)
+    third = make_version(SPECS["full"], ITEMS, seed=3)
+    d.publish(3, third)
+    d.wait_live(3)
+    d.assert_serves(third, 3)
+    assert d.follower.last_error == "" and d.follower.counters["load_failures"] >= 1
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_server_that_starts_on_a_damaged_version_serves_the_backup_unless_an_operator_holds(deployment: Deployment, held: bool) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
+    flip_byte(d)
+    if held:  # it may be a rollback from version 1
+        decide(d.log, EntryKind.HOLD, -1)
+    d.follower.start()
+    d.wait_error("bad_part_file")
+    assert d.follower.ready is not held
+    if not held:
+        d.assert_serves(d.version, 1)
+
+
+def test_a_position_outside_the_retained_deltas_and_a_version_too_large_for_a_slot_are_refused_by_name(deployment: Deployment) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2), positions=(0, 99))
+    d.wait_error("delta_position_gone")
+    d.publish(3, make_version(SPECS["full"], 9_000, seed=3))
+    d.wait_error("slot_too_small")
+    d.assert_serves(d.version, 1)
+
+
+def test_a_scorer_that_gives_numbers_that_are_not_finite_never_goes_live(deployment: Deployment) -> None:
+    d, bad = deployment, make_version(SPECS["full"], ITEMS, seed=2)
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    bad.rows["bid"] = np.nan
+    d.publish(2, bad)
+    d.wait_error("bad_canary")
+    d.assert_serves(d.version, 1)
+    assert [r.token.version for r in d.engine.status().residents] == [1]
+
+
+def test_a_delta_that_does_not_read_is_named_and_the_version_is_loaded_again_from_its_newest_revision(deployment: Deployment) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    d.deltas.write_raw(0, b"not a delta")
+    d.wait_error("bad_delta")
+    d.assert_serves(d.version, 1)
+    newer = with_bids(d.version, [3], 60.0)
+    d.publish(1, newer, revision=1, positions=(1, 0))
+    wait_until(lambda: str(d.engine.status().current).startswith("1.1-"), WAIT_S, f"the revision ({d.follower.last_error})")
+    d.assert_serves(newer, 1)

@@ -1,6 +1,6 @@
 """Private folders of a process, removed when it is done with them, or by somebody else when it died.
 
-Here: `ScratchFolders`. Not here: what is made in them (infra/index_parts.py).
+Here: `ScratchFolders`. Not here: what is made in them (infra/index/parts.py).
 Invariant: a folder that a living process holds is never removed: the kernel frees its lock with the process, so the lock tells the living from the dead.
 """
 

@@ -60,7 +60,8 @@ class BrokerSettings(Section):
 class IndexSettings(Section):
     """Where the versions are, how long they stay, and the identity of the index (written once into its control log; protocol A1)."""
 
-    # A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER with credentials as AWS_ACCESS_KEY_ID ... (infra/s3_store.py)
+    # A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER (infra/index/s3_store.py);
+    # the credentials of a bucket come from the environment: AWS_ACCESS_KEY_ID and so on.
     store: str = Field(default_factory=lambda: str(user_data_dir() / "index"))
     shards: int = Field(default=4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
     user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics

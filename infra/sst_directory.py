@@ -1,7 +1,7 @@
 """Directories and files made with RocksDB's SST writer: how parts of an index are written (protocol B14).
 
 Here: rows in ascending key order into SST files, and those into a RocksDB directory that holds exactly what a reader needs. Not here: open
-databases (infra/rocks.py), what the rows are (infra/index_parts.py).
+databases (infra/rocks.py), what the rows are (infra/index/parts.py).
 Invariants: the writer cannot delete and refuses an empty file, so no rows make no directory; what is made is synced; nothing is left after an error.
 """
 

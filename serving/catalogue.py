@@ -6,9 +6,9 @@ Not here: retrieval. Ids go over the wire as text, which a server of an int64 ca
 import random
 from pathlib import Path
 
-from infra.control_log import ControlLog
-from infra.index_parts import read_full_part, read_incremental_part, read_manifest
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.parts import read_full_part, read_incremental_part, read_manifest
+from infra.index.store import open_index_store
 from schemas.errors import RejectedInput, Unavailable
 from schemas.ids import Id, decode_index_key
 from schemas.index.digest import merge_parts

@@ -21,9 +21,9 @@ from typing import Any
 
 import structlog
 
-from infra.control_log import ControlLog
 from infra.files import write_file_durably
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.metrics import Metrics
 from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind

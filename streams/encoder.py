@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX

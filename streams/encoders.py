@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from schemas.index.layout import RowLayout
 from schemas.model.spec import ModelSpec
 

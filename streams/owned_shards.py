@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible
 from schemas.index.control import Init

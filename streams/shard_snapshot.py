@@ -13,8 +13,8 @@ from pathlib import Path
 
 from infra.failpoints import failpoint
 from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, sha256_of_file
-from infra.index_parts import new_unique
-from infra.index_store import IndexStore
+from infra.index.parts import new_unique
+from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import Init
 from schemas.index.manifest import PartFile

@@ -3,7 +3,7 @@
     the directory, else the newest snapshot that the log can complete, else offset 0 if the log still starts at 0, else a named refusal
 
 Here: the choice, setting a directory that fails aside, the comparison with the log. Not here: the files of snapshots (shard_snapshot.py), versions and
-their encoders (streams/versions/reconcile.py), topic ids (the index's identity is compared by infra/control_log.py and is inside directory and snapshot).
+their encoders (streams/versions/reconcile.py), topic ids (the index's identity is compared by infra/index/control_log.py and is inside directory and snapshot).
 
     the directory ...                      then
     is of another index or shard           refused (`other_shard`): it is somebody's data
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.files import fsync_folder
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init

@@ -21,10 +21,10 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 from infra.clock import SystemClock
-from infra.control_log import ControlLog, ensure_init
 from infra.fork_server import Template
 from infra.heartbeat import HEARTBEAT_NAME, beat
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index
 from infra.metrics import Metrics, open_metrics_page
 from schemas.errors import AifError

@@ -15,7 +15,7 @@ from itertools import chain
 from infra.bench.report import Figures
 from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, peak_rss_mb, tell
 from infra.data.open_catalogue import open_world
-from infra.index_parts import read_manifest
+from infra.index.parts import read_manifest
 from schemas.index.manifest import Manifest
 
 _ID_BYTES = 8

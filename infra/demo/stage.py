@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.broker.server import Broker, start_broker
-from infra.control_log import ControlLog
 from infra.fork_server import Template, launch_template
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, free_ports, start_child, stop_all, wait_until

@@ -41,8 +41,8 @@ def apply(
 ) -> None:
     """Create and change topics until they are those of the table, and give an empty index store its identity."""
     from infra.clock import SystemClock
-    from infra.control_log import ControlLog, ensure_init
-    from infra.index_store import open_index_store
+    from infra.index.control_log import ControlLog, ensure_init
+    from infra.index.store import open_index_store
     from infra.kafka.admin import CLEANUP, GROW, SHRINK, apply_topics, describe_index
 
     settings = _settings()

@@ -100,7 +100,7 @@ def redrive(
     as_json: AsJson = False,
 ) -> None:
     """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit."""
-    from infra.index_store import open_index_store
+    from infra.index.store import open_index_store
     from infra.kafka.admin import end_offsets
     from infra.kafka.redrive import encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
     from schemas.ids import IdKind

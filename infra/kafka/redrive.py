@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from infra.clock import SystemClock
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets
 from infra.kafka.dead_letters import (
     ATTEMPT_HEADER,

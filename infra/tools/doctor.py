@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.index_store import check_exclusive_create, open_index_store
+from infra.index.store import check_exclusive_create, open_index_store
 from infra.kafka.admin import fetch_topics, plan_topics
 from infra.settings import InfraSettings
 from schemas.errors import AifError

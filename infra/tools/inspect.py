@@ -1,6 +1,6 @@
 """The whole system seen from outside, again and again: shards, workers, versions, servers; lag and freshness. For `aif status --watch`.
 
-Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status` (infra/index_cli.py).
+Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status` (infra/index/cli.py).
 Nothing is asked of a worker: what a shard has applied stands in index-deltas, membership in the consumer group, versions in the control log. So it
 also shows what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
 """
@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import TopicFollower
 from schemas.errors import AifError, Unavailable

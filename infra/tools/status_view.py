@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.clock import SystemClock
-from infra.control_log import ControlLog
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.settings import InfraSettings
 from infra.tools.inspect import Inspector, Sample
 

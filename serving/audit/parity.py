@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from infra.index_store import IndexStore, open_index_store
+from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Corrupted, RejectedInput
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id, encode_index_key

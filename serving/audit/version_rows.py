@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from infra.index_parts import read_full_part, read_incremental_part
-from infra.index_store import IndexStore
+from infra.index.parts import read_full_part, read_incremental_part
+from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
 from schemas.errors import Corrupted
 from schemas.index.digest import merge_parts

@@ -21,7 +21,7 @@ from infra.bench.report import Figures
 from infra.bench.stage import open_bench_stage
 from infra.command import say
 from infra.demo.stage import SHARDS, USER_PARTITIONS
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 from schemas.token import decode_token
 from serving.bench.switch import publish_users, wait_version
 from serving.bench.versions import Ranges, VersionWriter, belongs

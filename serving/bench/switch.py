@@ -20,7 +20,7 @@ from infra.bench.report import Figures
 from infra.bench.stage import BenchStage, open_bench_stage
 from infra.command import say
 from infra.demo.stage import SHARDS, USER_PARTITIONS
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 from infra.processes import wait_until
 from schemas.events import Behaviour
 from schemas.requests import RankAnswer

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from infra.control_log import ControlLog
-from infra.index_parts import write_full_part, write_incremental_part
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog
+from infra.index.parts import write_full_part, write_incremental_part
+from infra.index.store import IndexStore
 from schemas.ids import encode_index_key, partition_of
 from schemas.index.control import Entry, Init
 from schemas.index.digest import ShardDigest

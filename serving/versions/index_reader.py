@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from infra.index_parts import read_full_part, read_incremental_part
-from infra.index_store import IndexStore, open_index_store
+from infra.index.parts import read_full_part, read_incremental_part
+from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError, Corrupted
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts

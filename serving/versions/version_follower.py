@@ -25,9 +25,9 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from infra.control_log import ControlLog
-from infra.index_parts import read_manifest
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.parts import read_manifest
+from infra.index.store import open_index_store
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus

@@ -20,8 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_record

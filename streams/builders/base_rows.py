@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from infra.index_parts import read_full_part, read_incremental_part, verify_part
-from infra.index_store import IndexStore
+from infra.index.parts import read_full_part, read_incremental_part, verify_part
+from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowBlock, RowLayout

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra.index_parts import read_manifest
-from infra.index_sample import SampledRows, find_rows, sample_rows
-from infra.index_store import IndexStore
+from infra.index.parts import read_manifest
+from infra.index.sample import SampledRows, find_rows, sample_rows
+from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import decode_index_key

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.index_parts import write_full_part
-from infra.index_store import IndexStore
+from infra.index.parts import write_full_part
+from infra.index.store import IndexStore
 from schemas.errors import Incompatible
 from schemas.index.layout import RowBlock
 from schemas.limits import ROWS_PER_FILE_BLOCK

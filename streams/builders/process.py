@@ -12,7 +12,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from infra.index_store import IndexStore, open_index_store
+from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError
 from streams.builders.full_part import Progress, build_full_part
 from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from infra.clock import Clock
-from infra.index_parts import new_unique
+from infra.index.parts import new_unique
 from schemas.errors import Unavailable
 from streams.builders.jobs import BuildJob, Job, describe_job
 from streams.builders.pool import Ticket

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import failpoint
-from infra.index_parts import new_unique, read_full_part, write_incremental_part
-from infra.index_store import IndexStore
+from infra.index.parts import new_unique, read_full_part, write_incremental_part
+from infra.index.store import IndexStore
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Seal, encode_seal, seal_path

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.files import sha256_of_file, write_file_durably
-from infra.index_parts import put_full_slices, write_full_slice
-from infra.index_store import IndexStore
+from infra.index.parts import put_full_slices, write_full_slice
+from infra.index.store import IndexStore
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part
 from streams.builders.jobs import BuildJob, BuildResult

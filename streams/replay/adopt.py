@@ -8,8 +8,8 @@ of any age, of half of the shards, or gone from the store can only cost computin
 
 from collections.abc import Iterator, Mapping
 
-from infra.index_parts import write_replayed_part
-from infra.index_store import IndexStore
+from infra.index.parts import write_replayed_part
+from infra.index.store import IndexStore
 from infra.kafka.publisher import Publisher
 from schemas.errors import Misconfigured
 from schemas.events import CheckpointRecord

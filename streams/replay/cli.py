@@ -73,8 +73,8 @@ class _Run:
     """One command: what it was asked, and what that means on this index."""
 
     def __init__(self, settings: "InfraSettings", start: str, to: str, checkpoint: Path | None, pace: "ReplayPace") -> None:
-        from infra.control_log import ControlLog
-        from infra.index_store import open_index_store
+        from infra.index.control_log import ControlLog
+        from infra.index.store import open_index_store
         from streams.replay.points import open_replay_source
 
         self.settings, self.start, self.to, self.pace = settings, start, to, pace
@@ -175,7 +175,7 @@ def _say_plan(plan: "ReplayPlan") -> None:
 
 def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
     from infra.clock import SystemClock
-    from infra.index_parts import read_manifest
+    from infra.index.parts import read_manifest
     from streams.replay.forecast import forecast_replay
 
     current = run.state.current

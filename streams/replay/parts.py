@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Misconfigured
 from schemas.index.manifest import Part, PartFile, decode_document, encode_document
 

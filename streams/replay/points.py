@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from infra.index_parts import read_manifest
-from infra.index_store import IndexStore
+from infra.index.parts import read_manifest
+from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, offsets_at, start_offsets, topic_ids
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init

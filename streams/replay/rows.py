@@ -1,15 +1,15 @@
 """The rows of a replay, kept in its directory for `aif index diff`: an index store with full parts and one manifest.
 
-Not here: comparing (infra/index_diff.py), adoption (adopt.py).
+Not here: comparing (infra/index/diff.py), adoption (adopt.py).
 """
 
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from infra.index_diff import REPLAYED_REVISION, REPLAYED_ROWS
-from infra.index_parts import write_full_part
-from infra.index_store import open_index_store
+from infra.index.diff import REPLAYED_REVISION, REPLAYED_ROWS
+from infra.index.parts import write_full_part
+from infra.index.store import open_index_store
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Manifest, Part, Seal, encode_manifest, manifest_path
 from streams.encoder import RowEncoder

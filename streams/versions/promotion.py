@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from streams.builders.jobs import CanaryJob

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
 from infra.failpoints import failpoint
-from infra.index_parts import read_manifest
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog
+from infra.index.parts import read_manifest
+from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind

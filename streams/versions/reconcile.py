@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus

@@ -1,7 +1,7 @@
 """Snapshots of the owned shards, on time: what reconciling asks about them.
 
 Here: what is known of the newest snapshot of each shard, and the job. Not here: the plan (core/snapshots.py), the files (streams/shard_snapshot.py), removal
-of old ones (infra/store_retention.py).
+of old ones (infra/index/retention.py).
 Invariant: the store is asked once for each owner of a shard; from then on its owner is the only one who puts snapshots of it.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS

@@ -1,6 +1,6 @@
 """Retention, driven: old versions are dropped, and what nothing needs any more is removed from the index store.
 
-Here: when, and for which shards. Not here: the plans (schemas/index/retention.py), reading and removing (infra/store_retention.py).
+Here: when, and for which shards. Not here: the plans (schemas/index/retention.py), reading and removing (infra/index/retention.py).
 Invariants: first the `drop` entry, then, a grace period later, the files. Files of a shard are removed by its owner alone, who knows which parts
 the shard itself uses; what belongs to no shard may be removed by any worker, several at once included.
 """
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore
-from infra.store_retention import read_store_content, remove_due
+from infra.index.control_log import ControlLog
+from infra.index.retention import read_store_content, remove_due
+from infra.index.store import IndexStore
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from schemas.index.retention import RetentionRules, plan_drops, plan_removals

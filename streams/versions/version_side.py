@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.control_log import ControlLog
 from infra.fork_server import Template
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint

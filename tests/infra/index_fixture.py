@@ -5,9 +5,9 @@ import hashlib
 
 import numpy as np
 
-from infra.control_log import ControlLog, ensure_init
-from infra.index_parts import write_full_part, write_incremental_part
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.parts import write_full_part, write_incremental_part
+from infra.index.store import IndexStore
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.control import Entry, Init
 from schemas.index.digest import ShardDigest, merge_parts

@@ -47,7 +47,7 @@ def test_a_name_that_is_not_in_the_list_cannot_be_passed() -> None:
 DISK = """
 import os, sys
 from pathlib import Path
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 from infra.rocks import open_database
 from schemas.errors import Unavailable
 folder, switch = Path(sys.argv[1]), Path(os.environ["FAILING_DISK"])

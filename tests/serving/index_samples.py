@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from confluent_kafka import Producer
 
-from infra.control_log import ControlLog
-from infra.index_parts import write_full_part, write_incremental_part
-from infra.index_store import IndexStore
+from infra.index.control_log import ControlLog
+from infra.index.parts import write_full_part, write_incremental_part
+from infra.index.store import IndexStore
 from infra.kafka.admin import apply_topics
 from schemas.ids import Id, encode_index_key, partition_of
 from schemas.index.control import ControlState, Entry, Init

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.processes import Child, free_ports, start_child, wait_ready, wait_until
 from schemas.ids import Id
 from serving.client import AifClient

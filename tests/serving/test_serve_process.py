@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.processes import free_ports, start_child, wait_ready, wait_until
 from infra.settings import load_settings
 from schemas.errors import Misconfigured

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore, open_index_store
 from infra.kafka.publisher import Publisher
 from infra.processes import wait_until
 from infra.settings import load_settings

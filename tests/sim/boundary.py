@@ -20,7 +20,7 @@ import streams.shard_fold
 import streams.shard_snapshot
 import streams.shard_start
 from infra.clock import Clock
-from infra.index_parts import full_part_path, incremental_part_path, is_tombstone
+from infra.index.parts import full_part_path, incremental_part_path, is_tombstone
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import RowBlock, RowLayout

@@ -20,7 +20,7 @@ Here: comparisons of what processes hold with the oracle; each raises `Violation
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from schemas.errors import AifError
 from schemas.index.control import ControlState, Entry, decode_entry
 from schemas.index.lifecycle import EntryKind, State

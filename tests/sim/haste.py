@@ -9,14 +9,14 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import infra.control_log
-import infra.index_parts
-import infra.store_retention
+import infra.index.control_log
+import infra.index.parts
+import infra.index.retention
 import schemas.index.control
 import streams.shard_decode
 import streams.shard_snapshot
 import streams.versions.publication
-from infra.control_log import ControlLog, control_path
+from infra.index.control_log import ControlLog, control_path
 from schemas.events import decode_updates
 from schemas.index.control import ControlState, decode_entry, fold_entry
 from schemas.index.manifest import decode_manifest, decode_seal
@@ -92,12 +92,12 @@ def shortcuts() -> list[tuple[Any, str, object]]:
         (dataclasses, "asdict", fast_asdict),
         (dataclasses, "replace", fast_replace),
         (schemas.index.control, "decode_entry", functools.cache(decode_entry)),
-        (infra.control_log, "ControlState", lambda: _NOTHING_READ),
-        (infra.control_log, "fold_entry", shared_fold()),
-        (infra.index_parts, "decode_manifest", cached_manifest),
-        (infra.store_retention, "decode_manifest", cached_manifest),
-        (infra.store_retention, "decode_seal", cached_seal),
-        (infra.store_retention, "decode_snapshot", cached_snapshot),
+        (infra.index.control_log, "ControlState", lambda: _NOTHING_READ),
+        (infra.index.control_log, "fold_entry", shared_fold()),
+        (infra.index.parts, "decode_manifest", cached_manifest),
+        (infra.index.retention, "decode_manifest", cached_manifest),
+        (infra.index.retention, "decode_seal", cached_seal),
+        (infra.index.retention, "decode_snapshot", cached_snapshot),
         (streams.versions.publication, "decode_manifest", cached_manifest),
         (streams.versions.publication, "decode_seal", cached_seal),
         (streams.shard_decode, "decode_updates", _decode_updates),

@@ -257,7 +257,7 @@ class History:
         self._retain_deltas(shard)
 
     def _retain_deltas(self, shard: int) -> None:
-        from infra.index_parts import read_manifest
+        from infra.index.parts import read_manifest
 
         world = self.world
         state = newest_state(world)

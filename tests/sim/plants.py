@@ -109,7 +109,7 @@ def _watermark_for_all_versions(_: World, __: Boundary) -> Sequence[Replacement]
 
 @_plant("a seal exports rows and leaves the tombstones out", "manifest", "watermark", "served at rest")
 def _seal_without_tombstones(_: World, boundary: Boundary) -> Sequence[Replacement]:
-    from infra.index_parts import is_tombstone
+    from infra.index.parts import is_tombstone
 
     class Reader(ShardReader):
         def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:

@@ -7,7 +7,7 @@ rule is `order_advances` of serving/audit/version_rows.py; test_fakes.py holds i
 import struct
 from dataclasses import dataclass, field
 
-from infra.index_parts import read_manifest
+from infra.index.parts import read_manifest
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import ORDER

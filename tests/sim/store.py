@@ -1,4 +1,4 @@
-"""The index store in memory: what infra/index_store.py promises, and the points at which its user may die or be overtaken.
+"""The index store in memory: what infra/index/store.py promises, and the points at which its user may die or be overtaken.
 
 Here: files and their times; parts as objects beside them (boundary.py says why). Not here: what is in the files.
 """

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.index_parts import read_full_part, read_incremental_part, write_full_part, write_incremental_part
-from infra.index_store import FolderStore, IndexStore, open_index_store
+from infra.index.parts import read_full_part, read_incremental_part, write_full_part, write_incremental_part
+from infra.index.store import FolderStore, IndexStore, open_index_store
 from infra.rocks import open_database, open_read_only
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer

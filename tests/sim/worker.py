@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.index_parts import read_manifest
+from infra.index.parts import read_manifest
 from schemas.errors import AifError, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind

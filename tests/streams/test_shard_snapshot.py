@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.index_store import FolderStore, IndexStore, open_index_store
+from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot

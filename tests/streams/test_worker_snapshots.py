@@ -10,9 +10,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from infra.clock import SystemClock
-from infra.control_log import ControlLog
-from infra.index_parts import read_manifest
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.parts import read_manifest
+from infra.index.store import open_index_store
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import wait_until

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from infra.control_log import ControlLog, ensure_init
-from infra.index_parts import read_full_part, read_incremental_part, read_manifest
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.parts import read_full_part, read_incremental_part, read_manifest
+from infra.index.store import IndexStore, open_index_store
 from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent
 from schemas.features import Feature, FeatureSchema, Kind, Scope

@@ -134,8 +134,8 @@ class WorkerStage:
             shard.close()
 
     def init(self) -> Init:
-        from infra.control_log import ControlLog
-        from infra.index_store import open_index_store
+        from infra.index.control_log import ControlLog
+        from infra.index.store import open_index_store
 
         init = ControlLog(open_index_store(str(self.directory / "index"))).refresh().init
         assert init is not None

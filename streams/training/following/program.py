@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from infra.clock import Clock, SystemClock
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore, open_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics, open_metrics_page

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.clock import SystemClock
-from infra.control_log import ControlLog
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.tools import doctor
 from infra.tools.inspect import Inspector, Sample, ShardView

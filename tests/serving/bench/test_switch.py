@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_parts import read_manifest
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.parts import read_manifest
+from infra.index.store import open_index_store
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint

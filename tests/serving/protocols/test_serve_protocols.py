@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from infra.control_log import ControlLog
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.processes import Child, start_child, wait_ready, wait_until
 from serving.client import AifClient
 from tests.schemas.model.samples import SPECS

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore, open_index_store
 from infra.processes import wait_until
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import Id, encode_index_key

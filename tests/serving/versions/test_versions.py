@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import open_index_store
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.ids import Id, partition_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
 from schemas.events import IndexEvent, Rejection

@@ -66,7 +66,7 @@ def job(world: World, **changes: object) -> BuildJob:
 
 
 def digest_of(world: World, result: BuildResult) -> tuple[str, str]:
-    from infra.index_parts import read_full_part
+    from infra.index.parts import read_full_part
 
     digest = digest_blocks(encoder_of(4), read_full_part(world.store, result.part, encoder_of(4).layout))
     return digest.hexdigest, digest.data_hexdigest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from schemas.errors import Corrupted, Misconfigured
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State

@@ -18,10 +18,10 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from infra.clock import SystemClock
-from infra.control_log import ControlLog, ensure_init
-from infra.index_diff import diff_versions, open_side
-from infra.index_parts import read_full_part
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.diff import diff_versions, open_side
+from infra.index.parts import read_full_part
+from infra.index.store import IndexStore, open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import TopicFollower, read_topic

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra import index_sample
-from infra.control_log import ControlLog
-from infra.index_sample import find_rows, sample_rows
+from infra.index import sample as index_sample
+from infra.index.control_log import ControlLog
+from infra.index.sample import find_rows, sample_rows
 from schemas.errors import Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.control import ControlState, Entry

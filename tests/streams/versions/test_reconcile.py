@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.control_log import control_path
-from infra.index_store import FolderStore
+from infra.index.control_log import control_path
+from infra.index.store import FolderStore
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
 from tests.streams.shard_world import delete, embed, upsert
@@ -35,7 +35,7 @@ def fill(world: World, items: int = 600, version: int = 1) -> None:
 
 
 def current(world: World) -> Any:
-    from infra.control_log import ControlLog
+    from infra.index.control_log import ControlLog
 
     return ControlLog(world.store).refresh()
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
 from streams.builders import base_rows
@@ -238,7 +238,7 @@ def test_a_build_that_was_killed_in_any_slice_goes_on_there(number: int, world: 
 
 
 def digest_of(world: World, result: Any) -> str:
-    from infra.index_parts import read_full_part
+    from infra.index.parts import read_full_part
     from streams.builders.sealer import digest_blocks
 
     return digest_blocks(encoder_of(1, 1), read_full_part(world.store, result.part, encoder_of(1, 1).layout)).hexdigest

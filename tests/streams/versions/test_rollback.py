@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.clock import SystemClock
-from infra.control_log import ControlLog
+from infra.index.control_log import ControlLog
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_verify import verify_version
-from infra.store_retention import read_store_content, remove_due
+from infra.index.control_log import ControlLog
+from infra.index.retention import read_store_content, remove_due
+from infra.index.verify import verify_version
 from schemas.errors import Corrupted
 from schemas.index.lifecycle import State
 from schemas.index.retention import RetentionRules, plan_removals

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import FolderStore
+from infra.index.control_log import ControlLog
+from infra.index.store import FolderStore
 from schemas.index.lifecycle import EntryKind, State
 from streams.builders import sealer
 from streams.builders.jobs import SealJob
@@ -257,7 +257,7 @@ def test_a_delta_position_read_after_the_export_is_seen(sealing: Callable[[Calla
 
 
 def test_a_seal_without_tombstones_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from infra.index_parts import is_tombstone
+    from infra.index.parts import is_tombstone
 
     whole = ShardReader.scan_increments
     monkeypatch.setattr(ShardReader, "scan_increments", lambda self, v: (kv for kv in whole(self, v) if not is_tombstone(kv[1])))

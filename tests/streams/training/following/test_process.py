@@ -8,9 +8,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from infra.control_log import ControlLog, ensure_init
 from infra.files import sha256_of_file
-from infra.index_store import open_index_store
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.processes import Child, free_ports, start_child, stop_all, wait_until
 from schemas.ids import IdKind

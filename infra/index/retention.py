@@ -9,7 +9,7 @@ before it goes, because somebody may have put the same bytes again since the pla
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from infra.index_store import IndexStore
+from infra.index.store import IndexStore
 from schemas.errors import Unavailable
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path

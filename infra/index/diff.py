@@ -1,6 +1,6 @@
 """Two versions of an index compared item by item: which rows differ, in which columns, and whether data or only floats differ.
 
-Here: what `aif index diff` does. Not here: whether one version is whole (index_verify.py).
+Here: what `aif index diff` does. Not here: whether one version is whole (verify.py).
 A side is a version of this store (`4`, `4.1` or a token), or a folder: what `aif replay --directory` left, or another index store.
 Invariants: both views are read in key order, block by block, so memory does not depend on their size; every part is checked against its
 manifest while it is read. An item with other inputs differs in *data*; one with the same inputs and another row differs in *floats*: another
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.control_log import ControlLog
-from infra.index_parts import read_full_part, read_incremental_part, read_manifest
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.parts import read_full_part, read_incremental_part, read_manifest
+from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.ids import Id, IdKind, decode_index_key
 from schemas.index.digest import merge_parts

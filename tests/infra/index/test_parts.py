@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.index_parts import (
+from infra.index.parts import (
     read_full_part,
     read_incremental_part,
     read_manifest,
@@ -16,7 +16,7 @@ from infra.index_parts import (
     write_full_part,
     write_incremental_part,
 )
-from infra.index_store import FolderStore, open_index_store
+from infra.index.store import FolderStore, open_index_store
 from schemas.errors import Corrupted, Unavailable
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.control import VersionStatus

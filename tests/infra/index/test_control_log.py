@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.control_log import ControlLog, check_identity, control_path, ensure_init
-from infra.index_store import FolderStore, IndexStore, open_index_store
+from infra.index.control_log import ControlLog, check_identity, control_path, ensure_init
+from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry

@@ -1,6 +1,6 @@
 """An index store in an S3-compatible object store: `s3://bucket/prefix`, with the client obstore (the extra `s3`).
 
-Here: `S3Store`, and what its URL may say. Not here: the interface (infra/index_store.py), local copies (infra/file_cache.py).
+Here: `S3Store`, and what its URL may say. Not here: the interface (store.py), local copies (file_cache.py).
 
     s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER
 
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from infra.file_cache import FileCache
 from infra.folders import user_cache_dir
+from infra.index.file_cache import FileCache
+from infra.index.store_path import check_store_path
 from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
-from infra.store_path import check_store_path
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.retention import StoreFile

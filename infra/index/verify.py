@@ -6,8 +6,8 @@ Here: what `aif index verify` does. Not here: the cheaper checks of a loader (se
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.index_parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
-from infra.index_store import IndexStore
+from infra.index.parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
+from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.index.control import VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts

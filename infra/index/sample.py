@@ -1,6 +1,6 @@
 """A few rows of a version, spread over its items, and the rows of given items: what a canary looks at (streams/builders/canary.py).
 
-Here: which items a sample has, and where their rows are. Not here: reading whole parts (index_parts.py).
+Here: which items a sample has, and where their rows are. Not here: reading whole parts (parts.py).
 Invariants: the sample follows from the manifest alone, so whoever draws it gets the same; it costs a few blocks of a few shards, however large the
 version is. An id's shard is a hash of it, so the items of some shards are a sample of the catalogue. The files are not hashed: whoever serves them
 does that, and a damaged block is Corrupted by RocksDB's own checksum.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.index_parts import open_part
-from infra.index_store import IndexStore
+from infra.index.parts import open_part
+from infra.index.store import IndexStore
 from infra.rocks import DEFAULT_FAMILY, Database
 from schemas.ids import decode_index_key, partition_of
 from schemas.index.layout import RowBlock, RowLayout, decode_block, decode_increment

@@ -20,9 +20,9 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from infra.file_cache import bad_part_file
 from infra.files import sha256_of_file
-from infra.index_store import IndexStore
+from infra.index.file_cache import bad_part_file
+from infra.index.store import IndexStore
 from infra.rocks import DEFAULT_FAMILY, Database, open_read_only
 from infra.sst_directory import assemble_sst_directory, write_sst_directory, write_sst_file
 from schemas.errors import AifError, Corrupted, Unavailable

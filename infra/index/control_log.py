@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from infra.failpoints import failpoint
-from infra.index_store import IndexStore, check_exclusive_create
+from infra.index.store import IndexStore, check_exclusive_create
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
 from schemas.index.lifecycle import EntryKind

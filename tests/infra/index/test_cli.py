@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog
+from infra.index.store import IndexStore, open_index_store
 from infra.processes import free_ports
 from schemas.errors import AifError
 from schemas.index.control import Entry

@@ -14,8 +14,8 @@ import typer
 from infra.command import AsJson, print_data, print_table, say
 
 if TYPE_CHECKING:
-    from infra.control_log import ControlLog
-    from infra.index_store import IndexStore
+    from infra.index.control_log import ControlLog
+    from infra.index.store import IndexStore
     from infra.settings import InfraSettings
     from schemas.index.control import ControlState, VersionStatus
 
@@ -43,7 +43,7 @@ def list_versions(as_json: AsJson = False) -> None:
 @index_app.command()
 def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
-    from infra.index_parts import read_manifest
+    from infra.index.parts import read_manifest
     from schemas.index.manifest import WORK_SKIPPED
 
     settings = _settings()
@@ -72,7 +72,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
 @index_app.command()
 def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """Read every file of a version and compare it with the manifest. Exit code 1 when something is wrong; each fault is named."""
-    from infra.index_verify import verify_version
+    from infra.index.verify import verify_version
 
     log = _open_log()
     found = verify_version(log.store, _chosen(log.refresh(), version), lambda done, of: say(f"shard {done} of {of} read"))
@@ -92,7 +92,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 when something differs."""
-    from infra.index_diff import diff_versions, open_side
+    from infra.index.diff import diff_versions, open_side
 
     log = _open_log()
     sides = open_side(a, log), open_side(b, log)
@@ -118,7 +118,7 @@ def diff(
 
 def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState", version: int) -> list[dict[str, Any]]:
     from infra.clock import SystemClock
-    from infra.store_retention import describe_removals
+    from infra.index.retention import describe_removals
     from schemas.index.retention import RetentionRules
 
     rules = RetentionRules(settings.index.keep_versions, int(settings.index.remove_after_s * 1000))
@@ -293,7 +293,7 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
 
 def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[str, int]:
     """Records per shard topic that are in the parts of the served version; empty when none is served or its manifest does not read."""
-    from infra.index_parts import read_manifest
+    from infra.index.parts import read_manifest
 
     served = state.current if state else None
     manifest = _reachable(lambda: read_manifest(store, served)) if served else None
@@ -325,8 +325,8 @@ def _settings() -> "InfraSettings":
 
 
 def _open_log(settings: "InfraSettings | None" = None) -> "ControlLog":
-    from infra.control_log import ControlLog
-    from infra.index_store import open_index_store
+    from infra.index.control_log import ControlLog
+    from infra.index.store import open_index_store
 
     return ControlLog(open_index_store((settings or _settings()).index.store))
 

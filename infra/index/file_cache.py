@@ -1,7 +1,7 @@
 """Local copies of files of an index store that is not a folder: RocksDB reads parts from paths (protocol B14).
 
-Here: `FileCache`, a folder of files named by the sha256 of their bytes. Not here: where the bytes come from (infra/s3_store.py), which files a part
-has (infra/index_parts.py).
+Here: `FileCache`, a folder of files named by the sha256 of their bytes. Not here: where the bytes come from (s3_store.py), which files a part
+has (parts.py).
 Invariants:
 - A file in it has the bytes that its name says: they are hashed while they come in, synced, and put in place by rename. One whose bytes do not match
   later is dropped and fetched again.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.index_store import IndexStore, check_exclusive_create, open_index_store
+from infra.index.store import IndexStore, check_exclusive_create, open_index_store
 from infra.processes import wait_until
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.manifest import PartFile
@@ -21,7 +21,7 @@ from tests.infra.object_server import PAGE_FILES, Line, ObjectServer, object_ser
 PUTTER = """
 import os, signal, sys
 from pathlib import Path
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 store, path, local = open_index_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 if sys.argv[4:]:  # a folder: killed between the writing and the name
     os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_the_first_exclusive_put_wins_and_the_second_changes_nothing(store: Inde
 RACER = """
 import sys, time
 from pathlib import Path
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 store, number, gate = open_index_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 (gate / number).touch()
 while len(list(gate.iterdir())) < 3:
@@ -247,7 +247,7 @@ def test_a_path_that_is_not_plain_is_refused_by_every_method(store: IndexStore, 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_not(place: Place) -> None:
     code = f"""
 import os, signal
-from infra.index_store import open_index_store
+from infra.index.store import open_index_store
 with open_index_store({place.url!r}).scratch("part") as folder:
     (folder / "half").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)

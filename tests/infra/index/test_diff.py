@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from infra.control_log import ControlLog, ensure_init
-from infra.index_diff import Difference, Side, diff_versions, open_side
-from infra.index_parts import write_full_part, write_incremental_part
-from infra.index_store import IndexStore, open_index_store
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.diff import Difference, Side, diff_versions, open_side
+from infra.index.parts import write_full_part, write_incremental_part
+from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Incompatible, Misconfigured
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import Column, RowBlock, RowLayout

@@ -1,7 +1,7 @@
 """The index store: immutable files under one URL, a folder or a bucket of an object store (FORMAT.md section 1).
 
-Here: the interface and the folder. Not here: S3 (infra/s3_store.py), which paths are plain (infra/store_path.py), what the files mean (schemas/index),
-parts (infra/index_parts.py), the log (infra/control_log.py).
+Here: the interface and the folder. Not here: S3 (s3_store.py), which paths are plain (store_path.py), what the files mean (schemas/index),
+parts (parts.py), the log (control_log.py).
 Invariants: a visible file is complete, durable, and never changes (I5). A path never leaves the root and never goes through a symbolic
 link (I10): paths come from manifests, and a manifest is a file that somebody wrote. Names that begin with `.tmp-` are unfinished work.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from infra.file_cache import bad_part_file
 from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, put_exclusive, sha256_of_file
+from infra.index.file_cache import bad_part_file
+from infra.index.store_path import check_store_path
 from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
-from infra.store_path import check_store_path
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.retention import StoreFile
@@ -102,13 +102,13 @@ class IndexStore(Protocol):
 
 
 def open_index_store(url: str) -> IndexStore:
-    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (infra/s3_store.py).
+    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py).
 
     Misconfigured (`index_store_url`) for anything else; Unavailable where an object store does not answer.
     """
     parts = urlsplit(url)
     if parts.scheme == "s3":
-        from infra.s3_store import open_s3_store  # its client is an extra
+        from infra.index.s3_store import open_s3_store  # its client is an extra
 
         return open_s3_store(url)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):

@@ -1,4 +1,4 @@
-"""The index store in a folder: which URLs are one, and no way out of it. What every store promises: test_index_store_contract.py."""
+"""The index store in a folder: which URLs are one, and no way out of it. What every store promises: test_store_contract.py."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.index_store import FolderStore, IndexStore, open_index_store
+from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Misconfigured
 
 

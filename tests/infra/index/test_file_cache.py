@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.file_cache import Fetch, FileCache
+from infra.index.file_cache import Fetch, FileCache
 from schemas.errors import Corrupted
 from schemas.index.manifest import PartFile
 

@@ -1,6 +1,6 @@
 """Paths inside an index store, a folder or a bucket alike.
 
-Here: the check of one path. Not here: links in a folder (infra/index_store.py). Invariant (I10): a path comes from a manifest, and a manifest is a
+Here: the check of one path. Not here: links in a folder (store.py). Invariant (I10): a path comes from a manifest, and a manifest is a
 file that somebody wrote, so it is checked at every use.
 """
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra import s3_store
+from infra.index import s3_store
 from infra.cli import build_app
-from infra.control_log import ControlLog
-from infra.index_store import IndexStore, check_exclusive_create, open_index_store
-from infra.index_verify import verify_version
-from infra.s3_store import S3Store, decode_s3_url, open_s3_store
+from infra.index.control_log import ControlLog
+from infra.index.retention import read_store_content
+from infra.index.s3_store import S3Store, decode_s3_url, open_s3_store
+from infra.index.store import IndexStore, check_exclusive_create, open_index_store
+from infra.index.verify import verify_version
 from infra.settings import InfraSettings, load_settings
-from infra.store_retention import read_store_content
 from infra.tools import doctor
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import Manifest, PartFile, encode_manifest, manifest_path

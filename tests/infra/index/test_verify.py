@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.control_log import ControlLog
-from infra.index_store import FolderStore, open_index_store
-from infra.index_verify import verify_version
+from infra.index.control_log import ControlLog
+from infra.index.store import FolderStore, open_index_store
+from infra.index.verify import verify_version
 from schemas.errors import Corrupted
 from schemas.index.manifest import Manifest, checkpoint_path, encode_manifest, manifest_path
 from tests.infra.index_fixture import publish_version

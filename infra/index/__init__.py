@@ -1,0 +1,13 @@
+"""The index on a disk or in a bucket: a store of immutable files, the control log in it, and the parts of versions.
+
+store.py        the interface of an index store, and the store in a folder: read it first
+s3_store.py     the store in a bucket; file_cache.py keeps local copies of its files
+store_path.py   which paths inside a store are allowed
+control_log.py  the log of decisions about versions
+parts.py        full and incremental parts and manifests, written and read
+sample.py       a few rows of a version
+verify.py       whether a version is whole
+diff.py         in which rows two versions differ
+retention.py    which files are due for removal, and removing them
+cli.py          `aif index`, `aif model`, `aif status`
+"""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.index import s3_store
 from infra.cli import build_app
+from infra.index import s3_store
 from infra.index.control_log import ControlLog
 from infra.index.retention import read_store_content
 from infra.index.s3_store import S3Store, decode_s3_url, open_s3_store

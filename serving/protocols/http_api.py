@@ -168,7 +168,7 @@ def _header_ms(scope: Any) -> int | None:
     header = scope.headers.get(DEADLINE_HEADER)
     if header is None:
         return None
-    if not (header.isascii() and header.isdigit() and 1 <= int(header[:9]) <= DEADLINE_MS_MAX):
+    if not (header.isascii() and header.isdigit() and len(header) <= 9 and 1 <= int(header) <= DEADLINE_MS_MAX):
         raise RejectedInput(
             "bad_deadline", f"header {DEADLINE_HEADER} is {header[:40]!r}, expected milliseconds from 1 to {DEADLINE_MS_MAX}"
         )

@@ -99,18 +99,23 @@ class RankCall:
         version = choose_version(self._engine, plan.token, plan.pinned)
         half = await self._rungs.find(plan.asked, version, len(plan.item_ids), deadline, plan.pinned)
         try:
-            result = await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
+            result = await self._score(plan, half, deadline)
         except Incompatible as error:
             if error.code != "version_gone" or plan.pinned:
                 raise
             found = await self._users.find(plan.asked)  # it went in this very moment: once more, on the current one
             half = Half(Rung.INLINE, work=found.work(None), found=found)
-            result = await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
-        finally:
-            half.end()
+            result = await self._score(plan, half, deadline)
         self._keep(plan, half, result)
         self._sample(plan.work(half), result)
         return result, half.rung
+
+    async def _score(self, plan: _Plan, half: Half, deadline: Deadline) -> RankResult:
+        """The engine's answer on one half, which ends with it."""
+        try:
+            return await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
+        finally:
+            half.end()
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
         """A state made here from the server's own view is good for this user's next request too, the empty one for everybody's."""

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -15,6 +16,7 @@ from schemas.token import VersionToken
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from serving.calls.state_pool import StatePool
 from serving.client import AifClient
+from serving.engine.work import RankResult, RankWork
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -59,6 +61,24 @@ def test_when_the_tokens_version_is_gone_the_answer_says_that_it_changed(front: 
     front.engine.current = NEXT
     answer = client.rank(1, [1], request_id=first.request_id, version_token=first.version_token)
     assert (answer.rung, answer.version_token, answer.degraded) == ("inline", "8.0-11111111", ["version_changed"])
+
+
+class LeavingEngine(FakeEngine):
+    """The version goes when a ranking arrives: after the state was chosen, before its turn."""
+
+    def submit_rank(self, work: RankWork) -> "Future[RankResult]":
+        self.current, self.previous = NEXT, None
+        return super().submit_rank(work)
+
+
+def test_a_version_that_goes_while_its_state_is_in_use_is_replaced_and_its_state_is_held_no_longer() -> None:
+    with open_front(LeavingEngine()) as front, AifClient(front.url) as client:
+        tell(front, 1, 5, 0)
+        client.user(1)
+        answer = client.rank(1, [1])
+        assert (answer.rung, answer.version_token) == ("inline", "8.0-11111111")
+        assert front.states.drop_other_versions(frozenset({8})) == 1, "the state of version 7 can go"
+        assert len(front.states) == 1
 
 
 def test_a_pinned_request_is_refused_when_its_version_is_gone_and_told_the_current_token(front: Front, client: AifClient) -> None:

@@ -1,4 +1,4 @@
-"""`aif import DIR --mapping FILE`: publish what CSV or Parquet files hold. Only typer and the standard library at module level."""
+"""`aif import DIR --mapping FILE`: publish what CSV, JSON-lines or Parquet files hold. Only typer and the standard library at module level."""
 
 import datetime as dt
 import itertools
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_files(
-    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV or Parquet files.")],
+    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV, JSON-lines or Parquet files.")],
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most this many rows of each file section.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Publish nothing: show counts, the schema and samples of each kind.")] = False,
@@ -39,9 +39,10 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Publish items, embeddings, users, behaviours and impressions from files. Rejected rows are named on standard error; exit code 0."""
+    from infra.data.doubts import find_doubts
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
-    from infra.data.reading_progress import find_doubts, open_progress, tell_rows
+    from infra.data.reading_progress import open_progress, tell_rows
 
     say(f"reading {directory}")
     with open_progress() as progress:

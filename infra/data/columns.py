@@ -22,7 +22,7 @@ from schemas.limits import BAG_VALUES_MAX, FEATURE_TEXT_BYTES_MAX
 
 Array = pa.Array | pa.ChunkedArray
 MISSING_TIME = -1
-_UNIT_MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+UNIT_MS = {"day": 86_400e3, "hour": 3_600e3, "min": 60e3, "s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 _FLAGS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), False)
 _FRACTION = re.compile(r"-?\d+\.0")
 _SEPARATORS = re.compile(r"[\s,;|]+")
@@ -145,7 +145,7 @@ def _not_before_1970(times: np.ndarray) -> np.ndarray:
 def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:
     size = np.abs(np.nan_to_num(numbers))
     by_size = np.select([size < 1e11, size < 1e14, size < 1e17], [1e3, 1.0, 1e-3], 1e-6)
-    scaled = numbers * (_UNIT_MS[unit] if unit else by_size)
+    scaled = numbers * (UNIT_MS[unit] if unit else by_size)
     usable = ~np.isnan(scaled) & (scaled >= 0) & (scaled < 2**62)
     return np.where(usable, np.where(usable, scaled, 0).astype(np.int64), MISSING_TIME)
 

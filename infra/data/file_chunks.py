@@ -1,7 +1,7 @@
-"""CSV and Parquet files in chunks: only the columns a mapping names, only the rows that count, each with its row number.
+"""CSV, JSON-lines and Parquet files in chunks: only the columns a mapping names, only the rows that count, each with its row number.
 
 Here: opening files, resolving column names, filters, rows with too few or too many cells. Not here: where rows are kept (tables.py), what
-cells mean (columns.py). Memory is bounded by one chunk: 65,536 rows, fewer of wide ones, and 8 MiB of CSV text.
+cells mean (columns.py), lines of JSON (json_lines.py). Memory is bounded by one chunk: 65,536 rows, fewer of wide ones, and 8 MiB of CSV text.
 CSV cells are read as text, whatever they look like: a type guessed from the first block fails on the first odd cell of a later one.
 A row number counts the rows of its file from 1, without the header.
 """
@@ -21,6 +21,7 @@ import pyarrow.parquet
 
 from infra.data.columns import plain
 from infra.data.file_format import OneByteDelimiter
+from infra.data.json_lines import is_json_lines, read_batches, read_keys
 from infra.data.mapping import Source
 from infra.data.mapping_column import Column
 from infra.data.mapping_section import suggest
@@ -35,8 +36,7 @@ _HEADER_BYTES = 1 << 16
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N"]
 _PARQUET = (".parquet", ".pq")
 _PACKED = (".gz", ".bz2", ".zst", ".lz4", ".br")  # Arrow unpacks them
-_OTHERS = dict.fromkeys((".json", ".jsonl", ".ndjson"), "JSON") | dict.fromkeys((".xlsx", ".xls"), "Excel")
-_OTHERS |= dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "an archive")
+_OTHERS = dict.fromkeys((".xlsx", ".xls"), "Excel") | dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "an archive")
 
 
 def resolve_column(column: Column, names: list[str]) -> list[str]:
@@ -80,7 +80,8 @@ def _file_schema(path: Path, source: Source) -> pa.Schema:
     other = _OTHERS.get((Path(path.stem) if packed else path).suffix.lower())
     if other is not None:
         raise Misconfigured(
-            "bad_data_file", f"[{source.section}] {path.name} is {other}, expected CSV or Parquet; write it as one of them first"
+            "bad_data_file",
+            f"[{source.section}] {path.name} is {other}, expected CSV, JSON lines or Parquet; write it as one of them first",
         )
     columns = _wanted_columns(path, source)
     if not _is_parquet(path):
@@ -104,23 +105,37 @@ def read_chunks(path: Path, source: Source, schema: pa.Schema, rejections: Rejec
     """(rows that count with the columns of `schema`, their row numbers) of one file, chunk by chunk."""
     first = 1
     skipped: list[int] = []
-    batches = _parquet_batches(path, schema.names) if _is_parquet(path) else _csv_batches(path, source, schema.names, skipped, rejections)
+    batches = _batches(path, source, schema.names, skipped, rejections)
     try:
         for batch in batches:
             rows = np.arange(first, first + batch.num_rows)
             first += batch.num_rows
-            for number in skipped:
-                rows[rows >= number] += 1
+            rows += np.searchsorted(np.array(skipped, np.int64) - np.arange(len(skipped)), rows, "right")
             kept = rows_where(source.where, batch)
             chosen, rows = (batch, rows) if kept.all() else (batch.filter(pa.array(kept)), rows[kept])
             arrays = [plain(chosen.column(field.name)).cast(field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else chosen.select([]), rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise _unreadable(path, source, error, first) from error
 
 
+def _batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:
+    """The rows of a file; numbers of those that do not read are put into `skipped`."""
+    if _is_parquet(path):
+        return _parquet_batches(path, columns)
+    if not _is_json(path):
+        return _csv_batches(path, source, columns, skipped, rejections)
+
+    def skip(number: int, reason: str | None) -> None:
+        skipped.append(number)
+        if reason is not None:
+            rejections.add(source.section, path.name, number, reason)
+
+    return read_batches(path, columns, _MISSING, CHUNK_ROWS, skip)
+
+
 def _unreadable(path: Path, source: Source, error: Exception, row: int = 1) -> Misconfigured:
-    kind = "Parquet" if _is_parquet(path) else "CSV"
+    kind = "Parquet" if _is_parquet(path) else "JSON lines" if _is_json(path) else "CSV"
     place = f" from row {row:,} on" if row > 1 else ""
     hint = '; is its `encoding` another, like "latin-1"?' if "UTF8" in str(error) else ""
     return Misconfigured("bad_data_file", f"[{source.section}] {path.name} cannot be read as {kind}{place}: {error}{hint}")
@@ -128,6 +143,10 @@ def _unreadable(path: Path, source: Source, error: Exception, row: int = 1) -> M
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in _PARQUET
+
+
+def _is_json(path: Path) -> bool:
+    return is_json_lines(path, _PACKED)
 
 
 def _wanted_columns(path: Path, source: Source) -> list[str]:
@@ -151,7 +170,7 @@ def _wanted_columns(path: Path, source: Source) -> list[str]:
 def _known(name: str, key: str, names: list[str], path: Path, source: Source) -> str:
     if name not in names:
         hint = ' (a constant is written { value = "..." })' if key == "kind" else ""
-        if not _is_parquet(path):
+        if not _is_parquet(path) and not _is_json(path):
             hint = _form_hint(names, source) or hint
         raise Misconfigured("bad_mapping", f"[{source.section}] {key}: {path.name} has no column {name!r}; {suggest(name, names)}{hint}")
     return name
@@ -167,14 +186,17 @@ def _form_hint(names: list[str], source: Source) -> str:
 
 
 def read_column_names(path: Path, source: Source) -> list[str]:
-    """The columns of a file. Of CSV only the first line is read, by the standard library: Arrow's reader leaves a thread that reads ahead."""
+    """The columns of a file, or the keys of its lines. Of CSV only the first line is read, by the standard library: Arrow's reader leaves a
+    thread that reads ahead."""
     try:
         if _is_parquet(path):
             return list(pyarrow.parquet.read_schema(path).names)
+        if _is_json(path):
+            return read_keys(path)
         quoting = csv.QUOTE_MINIMAL if source.form.quoted else csv.QUOTE_NONE
         head = io.StringIO(_read_head(path, source), newline="")
         first = next(csv.reader(head, delimiter=_delimiter(path, source), quoting=quoting), None)
-    except (pa.ArrowException, OSError, csv.Error) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, csv.Error) as error:
         raise _unreadable(path, source, error) from error
     if not first:
         raise _unreadable(path, source, ValueError("it is empty" if source.form.header else "it has no header"))

@@ -1,4 +1,4 @@
-"""A catalogue from CSV or Parquet files, as one mapping file says: the same events that any other publisher would send.
+"""A catalogue from CSV, JSON-lines or Parquet files, as one mapping file says: the same events that any other publisher would send.
 
 Here: events of schemas/events.py in publish order, and the held-out users. Not here: what the files say (mapped_sources.py), which items
 a sampled request shows (sampled_impressions.py), requests that a file tells (shown_impressions.py).
@@ -70,8 +70,13 @@ class MappedCatalogue:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        default = {"rank_by": "ecpm" if self.sources.roles["bid"] else "click"}
-        return {**default, **self.mapping.model}
+        """Choices that suit the data, and the mapping's own. A model has a task for each outcome that the impressions tell."""
+        outcomes = self.mapping.impressions.outcomes if self.mapping.impressions is not None else ()
+        default = {"rank_by": "ecpm" if self.sources.roles["bid"] else "click"} | ({"tasks": ("click", *outcomes)} if outcomes else {})
+        chosen = {**default, **self.mapping.model}
+        if untold := set(chosen.get("tasks", ())[1:]) - set(outcomes):
+            raise self.sources.reject("[model] tasks", f"names {min(untold)!r}, which no column of [impressions.outcomes] tells")
+        return chosen
 
     @property
     def item_count(self) -> int:

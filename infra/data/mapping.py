@@ -1,4 +1,4 @@
-"""A mapping file: which columns of which CSV or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
+"""A mapping file: which columns of which CSV, JSON-lines or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
 
 Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: the data files (tables.py), what cells mean
 (columns.py), the schema that follows (inferred_schema.py). Invariant: whatever is wrong is a Misconfigured that names the file, the key
@@ -6,6 +6,7 @@ and the expectation, with a suggestion for a misspelt name; nothing is passed ov
 """
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +19,13 @@ from infra.data.mapping_section import Section, reject, suggest
 from infra.data.where import Condition, read_conditions
 from schemas.errors import Misconfigured
 from schemas.features import Feature, Kind
+from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 
 FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
+OUTCOME = "outcomes."  # what roles of [impressions.outcomes] begin with
+_OUTCOME_NAME = rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}"
 _SOURCE_KEYS = ("file", "where", *FORMAT_KEYS)
 TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
@@ -72,6 +76,11 @@ class Source:
     where: tuple[Condition, ...] = ()
     form: FileFormat = AS_FOUND
     distinct: bool = False  # of behaviours: rows that repeat user, item, time and kind of another do not count
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """Names of what else may come of a shown item, of [impressions]."""
+        return tuple(role.removeprefix(OUTCOME) for role in self.roles if role.startswith(OUTCOME))
 
     def feature_columns(self) -> Mapping[str, Column]:
         """The columns of the features that are read from this file, by feature name."""
@@ -240,8 +249,10 @@ def _read_date(section: Section, key: str) -> Any:
 def _read_impressions(section: Section) -> tuple[Source | None, Sampling]:
     """A file with what was shown, or how to sample from positives."""
     if "file" in section.raw:
+        outcomes = _read_outcomes(section.section("outcomes"))
         optional = ("request", "time", "position", "bid", "teacher_ecpm")
-        return _read_source(section, ("user", "item", "clicked"), optional, features_key="context"), Sampling()
+        source = _read_source(section, ("user", "item", "clicked"), optional, features_key="context")
+        return dataclasses.replace(source, roles={**source.roles, **outcomes}), Sampling()
     default = Sampling()
     sampling = Sampling(
         negatives=section.count("negatives", default.negatives),
@@ -258,6 +269,16 @@ def _read_impressions(section: Section) -> tuple[Source | None, Sampling]:
             "positives_max", f"gives {(sampling.negatives + 1) * sampling.positives_max} items a request, expected at most 1000"
         )
     return None, sampling
+
+
+def _read_outcomes(section: Section) -> dict[str, Column]:
+    """What else may come of a shown item, by role: each a flag, and a task that a model may have beside the click."""
+    for name in section.raw:
+        if not re.fullmatch(_OUTCOME_NAME, name) or name == "click":
+            raise section.reject(name, "is no name of an outcome: expected letters, digits and _, like buy, and not click")
+    if len(section.raw) >= TASKS_MAX:
+        raise section.reject("", f"has {len(section.raw)} outcomes, expected at most {TASKS_MAX - 1}")
+    return {OUTCOME + name: read_column(section, name, section.any(name)) for name in section.raw}
 
 
 def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, TextEmbedding | None, str, int | None]:

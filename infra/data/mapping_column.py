@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infra.data.columns import UNIT_MS
 from infra.data.mapping_section import Section
 from infra.data.where import Condition, read_conditions
 
@@ -24,7 +25,7 @@ class Column:
     where        conditions on other columns; where they do not hold, the cell is missing
     at_least     a number from which on a flag is true
     one_of       values that make a flag true; every other value makes it false
-    time_unit / time_format   how a time reads, where it cannot be seen ("s", "ms", "us", "ns"; a strptime format)
+    time_unit / time_format   how a time reads, where it cannot be seen (from "day" to "ns"; a strptime format)
     """
 
     columns: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ def read_column(section: Section, key: str, value: Any) -> Column:
         where=read_conditions(part, part.any("where")),
         at_least=part.optional_number("at_least", least=-1e12),
         one_of=tuple(map(str, part.listed("in"))),
-        time_unit=part.choice("time_unit", ("s", "ms", "us", "ns"), None),
+        time_unit=part.choice("time_unit", tuple(UNIT_MS), None),
         time_format=part.any("time_format"),
     )
     part.end()

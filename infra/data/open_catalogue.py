@@ -14,7 +14,7 @@ def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
 
 
 def open_mapping(directory: str | Path, mapping_file: str | Path, limit: int | None = None) -> Catalogue:
-    """CSV or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
+    """CSV, JSON-lines or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
 
     Raises Misconfigured that names the mapping file, the key, the column and the expectation.
     """

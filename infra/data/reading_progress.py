@@ -1,6 +1,6 @@
-"""What a person sees while files are read: bars of rows and events on standard error, and what looks wrong about them.
+"""What a person sees while files are read: bars of rows and events on standard error.
 
-Here: the bars and the words. Not here: any reading (tables.py), whether a column tells the future (telling_features.py).
+Here: the bars. Not here: any reading (tables.py), what looks wrong about what was read (doubts.py).
 """
 
 import sys
@@ -10,11 +10,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from infra.data.mapped_sources import MappedSources
 from infra.data.tables import Tell
-from infra.data.telling_features import find_telling_features
 
-_KNOWN_SHARE_LEAST = 0.5
 T = TypeVar("T")
 
 
@@ -44,20 +41,3 @@ def counted(events: Iterable[T], progress: Progress, name: str) -> Iterator[T]:
         if number % 1_000 == 0:
             progress.update(task, completed=number)
     progress.update(task, total=number, completed=number)
-
-
-def find_doubts(sources: MappedSources) -> list[str]:
-    """What can be imported but looks wrong, a sentence each."""
-    found = []
-    if sources.known_share < _KNOWN_SHARE_LEAST:
-        found.append(
-            f"only {sources.known_share:.0%} of what users did was with an item of [items]; "
-            "do both files spell ids the same way, and in these columns?"
-        )
-    for name, correlation in find_telling_features(sources).items():
-        found.append(
-            f"features.{name} of [items] goes with what happens after the evaluation time more than what came before explains (partial rank "
-            f"correlation {correlation:+.2f}); a column without a time counts as always known: if it sums up the whole period, leave it out, "
-            "or take count_days or [item_history]"
-        )
-    return found

@@ -8,7 +8,7 @@ a request need not lie together in the file.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
 from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions, read_interactions
+from infra.data.mapping import OUTCOME
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedRows, LoadedTable
@@ -31,32 +32,44 @@ _FRACTIONS = (_POSITION,)
 
 
 class ShownRows:
-    """The rows of a file of impressions, and which of them were clicked."""
+    """The rows of a file of impressions, which of them were clicked, and what else came of them."""
 
     def __init__(self, table: LoadedTable) -> None:
-        self.table = table
-        column = table.source.roles["clicked"]
-        self._at_least, self._one_of = column.at_least, column.one_of
+        self.table, self.outcomes = table, table.source.outcomes
+        self._words: dict[str, bool] = {}
 
     def clicked(self, rows: LoadedRows) -> np.ndarray:
         """Which of some rows were clicked, [R] bool. One that says neither is named, and counts as not clicked."""
-        cells = rows.array("clicked")
-        clicked, known = decode_membership(cells, self._one_of) if self._one_of else decode_flags(cells, self._at_least, self._as_flags)
-        for row in np.flatnonzero(~known).tolist():
-            rows.reject_cell(row, "clicked", "flag, taken as false")
-        return clicked
+        return self._flags(rows, "clicked")
 
-    @cached_property
-    def _as_flags(self) -> bool:
+    def outcomes_of(self, rows: LoadedRows) -> list[list[str]]:
+        """The names of what came of each of some rows, beside the click."""
+        flag_NR = {name: self._flags(rows, OUTCOME + name).tolist() for name in self.outcomes}
+        return [[name for name in self.outcomes if flag_NR[name][row]] for row in range(len(rows))]
+
+    def _flags(self, rows: LoadedRows, role: str) -> np.ndarray:
+        cells, column = rows.array(role), self.table.source.roles[role]
+        found = decode_membership(cells, column.one_of) if column.one_of else decode_flags(cells, column.at_least, self._as_words(role))
+        for row in np.flatnonzero(~found[1]).tolist():
+            rows.reject_cell(row, role, "flag, taken as false")
+        return found[0]
+
+    def _as_words(self, role: str) -> bool:
         """Whether the cells are words like true and no: one of them in the whole column says so. Raises where no cell is a flag or a number."""
-        if any(holds_flags(rows.array("clicked"), self._at_least) for rows in self.table.blocks()):
+        if role not in self._words:
+            self._words[role] = self._find_words(role, self.table.source.roles[role].at_least)
+        return self._words[role]
+
+    def _find_words(self, role: str, at_least: float | None) -> bool:
+        if any(holds_flags(rows.array(role), at_least) for rows in self.table.blocks()):
             return True
-        if len(self.table) and not any(decode_flags(r.array("clicked"), self._at_least, False)[1].any() for r in self.table.blocks()):
-            cell = next(self.table.blocks()).array("clicked")[0].as_py()
+        if len(self.table) and not any(decode_flags(rows.array(role), at_least, False)[1].any() for rows in self.table.blocks()):
+            cell = next(self.table.blocks()).array(role)[0].as_py()
+            name = role.removeprefix(OUTCOME)
             raise Misconfigured(
                 "bad_mapping",
-                f"[impressions] clicked: no cell of its column is a flag, the first is {cell!r}; "
-                'name the values that are clicks, like clicked = { column = "event", in = ["click"] }',
+                f"[impressions] {role}: no cell of its column is a flag, the first is {cell!r}; "
+                f'name the values that are, like {name} = {{ column = "event", in = ["click"] }}',
             )
         return False
 
@@ -74,7 +87,7 @@ def read_shown_requests(
     by_request = sort_rows(_requests_of(shown, found, now_ms, schema), schema, [_USER, _REQUEST], bounds)
     in_order = sort_rows(_with_first(by_request), schema, [_FIRST, _POSITION], bounds)
     for rows in _whole_requests(in_order):
-        yield from _records(table.rows(rows), found, bids, context)
+        yield from _records(shown, table.rows(rows), found, bids, context)
 
 
 def _requests_of(shown: ShownRows, found: Interactions, now_ms: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -139,22 +152,25 @@ def _whole_requests(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield left
 
 
-def _records(rows: LoadedRows, found: Interactions, bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
-    """The records of whole requests."""
+def _records(
+    shown: ShownRows, rows: LoadedRows, found: Interactions, bids: Mapping[Id, float], context: Sequence[Feature]
+) -> Iterator[ImpressionRecord]:
+    """The records of whole requests, each at the time of its first row: what was clicked later in it is no history of it."""
     first_R, user_R, item_R, time_R = (rows.numbers(name) for name in (_FIRST, _USER, _ITEM, _TIME))
     clicked_R, bid_R, teacher_R = rows.numbers(_CLICKED) > 0, _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
+    outcomes_R = shown.outcomes_of(rows)
     starts = np.flatnonzero(np.diff(first_R, prepend=-1))
     raw = decode_features(rows.take(starts), rows.source.feature_columns(), context)
     names = decode_texts(rows.take(starts).array("request")) if rows.has("request") else time_R[starts].tolist()
     for start, end, request_context, text in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], raw, names, strict=True):
         part = slice(start, end)
         items = [found.item_ids[i] for i in item_R[part].tolist()]
-        listed = _distinct(items, clicked_R[part].tolist(), bid_R[part].tolist(), teacher_R[part].tolist(), bids)
+        listed = _distinct(items, clicked_R[part].tolist(), outcomes_R[part], bid_R[part].tolist(), teacher_R[part].tolist(), bids)
         name = f"{user_R[start]}-{'' if text is None else text}"
         for number, cut in enumerate(range(0, len(listed), ITEMS_PER_IMPRESSION_MAX)):
             shown_items = [ShownItem(position=p, **fields) for p, fields in enumerate(listed[cut : cut + ITEMS_PER_IMPRESSION_MAX])]
             request_id = (f"{name}+{number}" if number else name)[-REQUEST_ID_CHARS_MAX:]
-            user, time_ms = found.user_ids[user_R[start]], int(time_R[start])
+            user, time_ms = found.user_ids[user_R[start]], int(time_R[part].min())
             yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=request_context, items=shown_items)
 
 
@@ -163,18 +179,25 @@ def _optional_numbers(rows: LoadedRows, role: str) -> np.ndarray:
 
 
 def _distinct(
-    items: Sequence[Id], clicked: Sequence[bool], bid: Sequence[float], teacher: Sequence[float], bids: Mapping[Id, float]
-) -> list[dict[str, object]]:
+    items: Sequence[Id],
+    clicked: Sequence[bool],
+    outcomes: Sequence[list[str]],
+    bid: Sequence[float],
+    teacher: Sequence[float],
+    bids: Mapping[Id, float],
+) -> list[dict[str, Any]]:
     """Fields of the shown items, each item once."""
-    found: dict[Id, dict[str, object]] = {}
-    for item, click, own_bid, ecpm in zip(items, clicked, bid, teacher, strict=True):
+    found: dict[Id, dict[str, Any]] = {}
+    for item, click, came, own_bid, ecpm in zip(items, clicked, outcomes, bid, teacher, strict=True):
         if item in found:
-            found[item]["clicked"] = bool(found[item]["clicked"]) or click
+            found[item]["clicked"] |= click
+            found[item]["outcomes"] += [name for name in came if name not in found[item]["outcomes"]]
             continue
         found[item] = {
             "item_id": item,
             "bid": own_bid if own_bid > 0 else bids.get(item, 1.0),
             "teacher_ecpm": ecpm if ecpm >= 0 else None,
             "clicked": click,
+            "outcomes": came,
         }
     return list(found.values())

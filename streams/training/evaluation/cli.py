@@ -45,7 +45,7 @@ def tables(
 
 
 def data(
-    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV or Parquet files.")],
+    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV, JSON-lines or Parquet files.")],
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training (700).")] = None,
     loss: Annotated[str | None, typer.Option(help="copr, click or softmax (which suits positives with sampled negatives).")] = None,

@@ -29,9 +29,10 @@ from rich.progress import Progress
 from infra.bench.report import Figures
 from infra.command import say
 from infra.data.catalogue import Catalogue, Evaluation
+from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
-from infra.data.reading_progress import counted, find_doubts, open_progress, tell_rows
+from infra.data.reading_progress import counted, open_progress, tell_rows
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork

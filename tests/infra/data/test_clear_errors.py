@@ -35,7 +35,8 @@ def _try(folder: Path, before: str, after: str) -> str:
     loans = "".join(f"c{i % 4}\t{i % 20}\t2024-03-{1 + i // 7:02d}\t1\tlend\n" for i in range(200))
     (folder / "books.tsv").write_text("isbn\tname\tpages\tadded\tvector\n" + books)
     (folder / "loans.tsv").write_text("card\tisbn\twhen\tcount\twhat\n" + loans)
-    (folder / "books.json").write_text("{}")
+    (folder / "books.json").write_text("[\n{}]")
+    (folder / "books.xlsx").write_text("PK")
     (folder / "books.csv").write_text("17,the book,9\n")
     (folder / "shop.toml").write_text(MAPPING.replace(before, after))
     result = CliRunner().invoke(build_app(), ["import", str(folder), "--mapping", str(folder / "shop.toml"), "--dry-run"])
@@ -79,7 +80,8 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
             'pages = { column = "pages", where = "pages > 1" }',
             "has a where of its own, which is for features of item_history",
         ),
-        ('"books.tsv"', '"books.json"', "books.json is JSON, expected CSV or Parquet"),
+        ('"books.tsv"', '"books.xlsx"', "books.xlsx is Excel, expected CSV, JSON lines or Parquet"),
+        ('"books.tsv"', '"books.json"', "books.json cannot be read as JSON lines: expected one JSON object a line, its first line is "),
         ('"books.tsv"', '"books.csv"', 'where the first line is data already, name the columns: header = ["user", "item", "time"]'),
         (
             "from = 2024-03-20",

@@ -360,3 +360,24 @@ def test_vectors_of_another_width_are_named_and_left_out(tmp_path: Path) -> None
         "embedding has 1 numbers, expected 2",
         "embedding has no vector of finite numbers, expected 2",
     ]
+
+
+def test_what_else_came_of_a_shown_item_is_told_and_a_request_counts_from_its_first_row(tmp_path: Path) -> None:
+    rows = ["r,u1,a,1,no,100", "r,u1,b,0,yes,160", "r,u1,a,0,yes,170", "q,u1,c,1,,200", "q,u1,b,0,no,200", "z,u1,a,1,no,300"]
+    (tmp_path / "shown.csv").write_text("\n".join(["request,user,item,click,bought,at", *rows]))
+    (tmp_path / "items.csv").write_text("id\na\nb\nc\n")
+    text = """[items]\nfile = "items.csv"\nid = "id"\n[impressions]\nfile = "shown.csv"\nrequest = "request"\nuser = "user"\nitem = "item"
+time = { column = "at", time_unit = "s" }\nclicked = "click"\nposition = { column = "at" }\n[impressions.outcomes]\nbuy = "bought"
+[evaluation]\nhold_out = false\n"""
+    (tmp_path / "shop.toml").write_text(text)
+    catalogue = _open(tmp_path / "shop.toml")
+    told = [(r.time_ms, [(s.item_id, s.clicked, s.outcomes) for s in r.items]) for r in catalogue.impressions()]
+    assert told[0] == (100_000, [("a", True, ["buy"]), ("b", False, ["buy"])])
+    assert told[1] == (200_000, [("c", True, []), ("b", False, [])]) and catalogue.model["tasks"] == ("click", "buy")
+    assert [r.reason for r in catalogue.rejections.named] == ["no usable flag, taken as false: column 'bought' is empty"]
+    (tmp_path / "shop.toml").write_text(text + '[model]\ntasks = ["click", "pay"]\n')
+    with pytest.raises(Misconfigured, match=r"\[model\] tasks names 'pay', which no column of \[impressions\.outcomes\] tells"):
+        _ = _open(tmp_path / "shop.toml").model
+    (tmp_path / "shop.toml").write_text(text.replace("bought", "item"))
+    with pytest.raises(Misconfigured, match=r"outcomes\.buy: no cell of its column is a flag, the first is 'a'.*like buy = "):
+        list(_open(tmp_path / "shop.toml").impressions())

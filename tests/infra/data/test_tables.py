@@ -50,6 +50,16 @@ def test_gzip_latin1_and_parquet_read_the_same(tmp_path: Path) -> None:
         assert _cells(_load(tmp_path, source)) == ROWS
 
 
+def test_lines_of_json_read_the_same_and_lines_that_are_no_object_are_named(tmp_path: Path) -> None:
+    lines = ['{"id": 1, "name": "a, b"}', "", '{"id": "2", "name": "c\\nd", "tags": ["x"]}', "[3]", '{"name": "é", "id": 3}', '{"name": "x']
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    rows = _load(tmp_path, _source("t.jsonl.gz"))
+    assert _cells(rows) == ROWS and rows.numbers(ROW).tolist() == [1, 3, 5]
+    assert [(r.row, r.reason) for r in rows.rejections.named] == [(4, "is no JSON object"), (6, "is no JSON object")]
+    (tmp_path / "u.json").write_text('{"id": 7.0, "name": {"de": "ä", "n": null}}\n{"name": true}\n{"id": NaN, "name": "\\ud800"}')
+    assert _cells(_load(tmp_path, _source("u.json"))) == {"id": ["7.0", None, None], "name": ['{"de": "ä", "n": null}', "true", "?"]}
+
+
 def test_a_file_without_a_header_whose_cells_end_in_two_characters_reads_the_same(tmp_path: Path) -> None:
     form = FileFormat("::", "latin-1", ("id", "other", "name"), quoted=False)
     text = '1::2::The "Best" One\n2::x\n3:::::é: the end:\n'

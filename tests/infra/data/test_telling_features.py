@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
-from infra.data.reading_progress import find_doubts
 from infra.data.telling_features import find_telling_features, partial_rank_correlation
 
 ITEMS, DAYS, HELD_OUT_FROM = 120, 59, 51

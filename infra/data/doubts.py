@@ -1,0 +1,68 @@
+"""What can be imported but looks wrong, a sentence each: what was seen, what it probably is, what to write instead.
+
+Here: the words, and the signs that need no more than counts. Not here: whether a column tells the future (telling_features.py).
+"""
+
+import datetime as dt
+
+import numpy as np
+
+from infra.data.mapped_sources import MappedSources
+from infra.data.sampled_impressions import KnownUsers
+from infra.data.telling_features import find_telling_features
+
+_KNOWN_SHARE_LEAST = 0.5
+_COMING_BACK_LEAST = 0.2  # of the users measured; in a file that is sorted by user it is next to none
+_FIRST_YEAR = 1980  # no log of a shop is older
+
+
+def find_doubts(sources: MappedSources) -> list[str]:
+    """The sentences; none where nothing looks wrong."""
+    found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources)]
+    return [doubt for doubt in found if doubt is not None] + [
+        f"features.{name} of [items] goes with what happens after the evaluation time more than what came before explains (partial rank "
+        f"correlation {correlation:+.2f}); a column without a time counts as always known: if it sums up the whole period, leave it out, "
+        "or take count_days or [item_history]"
+        for name, correlation in find_telling_features(sources).items()
+    ]
+
+
+def _find_other_ids(sources: MappedSources) -> str | None:
+    if sources.known_share >= _KNOWN_SHARE_LEAST:
+        return None
+    return (
+        f"only {sources.known_share:.0%} of what users did was with an item of [items]; "
+        "do both files spell ids the same way, and in these columns?"
+    )
+
+
+def _find_other_clock(sources: MappedSources) -> str | None:
+    """Numbers of days or hours read as seconds: all of the log lies in the first hours of 1970."""
+    source = sources.mapping.impressions or sources.mapping.behaviours
+    if source is None or "time" not in source.roles or not len(sources.positives):
+        return None
+    first, last = (dt.datetime.fromtimestamp(int(sources.positives.time_X[at]) / 1_000, dt.UTC) for at in (0, -1))
+    if last.year >= _FIRST_YEAR:
+        return None
+    return (
+        f"the times of [{source.section}] are from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S}: numbers count from 1970, in seconds "
+        'unless time = { column = ..., time_unit = "day" } (or hour, min, ms) says another; days of windows are of this clock'
+    )
+
+
+def _find_no_order(sources: MappedSources) -> str | None:
+    """Row numbers in place of times, in a file where one user comes after the other."""
+    source = sources.mapping.impressions or sources.mapping.behaviours
+    if source is None or "time" in source.roles or sources.period is None or sources.end_ms <= sources.now_ms:
+        return None
+    log, now, end = sources.positives, sources.now_ms, sources.end_ms
+    takers = np.zeros(len(log.user_ids), bool)
+    for block in log.blocks(log.before(now), log.before(end)):
+        takers[block.user_X] = True
+    share = len(KnownUsers(log, sources.history).takers(now, end)) / max(1, takers.sum())
+    if share >= _COMING_BACK_LEAST:
+        return None
+    return (
+        f"[{source.section}] has no time, so its rows count as in order of time, and only {share:.0%} of the users of the last part are in the "
+        "part before, which leaves little to learn and to measure: is the file sorted by user? Name a time column, or shuffle its rows"
+    )

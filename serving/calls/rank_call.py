@@ -16,9 +16,9 @@ from schemas.errors import Incompatible
 from schemas.ids import Id
 from schemas.requests import AtLeast, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
-from serving.calls.bodies import decode_candidates
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
+from serving.calls.request_ids import decode_candidates
 from serving.calls.state_pool import prior_key
 from serving.calls.user_call import Asked, Users, check_consistency, choose_version
 from serving.calls.user_rungs import Half, UserRungs

@@ -15,10 +15,10 @@ from schemas.errors import Incompatible, RejectedInput
 from schemas.ids import Id, IdKind, decode_id
 from schemas.requests import AtLeast, PrerankRequest, RankRequest, UserAnswer, UserRequest
 from schemas.token import VersionToken, decode_token
-from serving.calls.bodies import decode_behaviours
 from serving.calls.carried_state import Carried, CarriedStates
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
+from serving.calls.request_ids import decode_behaviours
 from serving.calls.state_pool import StateKey, StatePool
 from serving.calls.user_flights import Flight, Flights
 from serving.engine.work import UserState, UserWork

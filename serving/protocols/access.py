@@ -1,7 +1,7 @@
 """Who may ask: one bearer token for the whole server, and no open port to the world by accident.
 
-Here: the comparison, and the check of address against token at the start. Not here: TLS (listener.py, grpc_listener.py).
-The probes of health and readiness are answered without a token: who asks them has none, and they say nothing else.
+Here: the comparison, and the check at the start that an address beyond loopback has a token. Not here: TLS (listener.py, grpc_listener.py).
+The health and readiness probes are answered without a token: an orchestrator that asks them has none, and the answer reveals nothing else.
 """
 
 import hmac
@@ -16,18 +16,18 @@ _SCHEME = "bearer "
 
 
 class Access:
-    """Lets requests in that carry the token; all of them where there is none."""
+    """Lets in the requests that carry the token, or all of them if no token is set."""
 
     def __init__(self, token: SecretStr | None) -> None:
         self._token = None if token is None else token.get_secret_value().encode()
 
     @property
     def open(self) -> bool:
-        """Whether no token is needed."""
+        """Whether requests need no token."""
         return self._token is None
 
     def check(self, authorization: str | None) -> None:
-        """`authorization`: the header of that name. Raises RejectedInput (`unauthorized`); takes the same time whatever is wrong in it."""
+        """`authorization`: the header's value. Raises RejectedInput (`unauthorized`). The comparison takes the same time for every wrong token."""
         if self._token is None:
             return
         given = authorization or ""

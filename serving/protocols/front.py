@@ -1,6 +1,6 @@
-"""What the HTTP port and the gRPC port share: the protocol's operations, who may ask, how many at a time, what is counted.
+"""What the HTTP port and the gRPC port share: the inference operations, access control, the bound on concurrent requests, the metrics.
 
-Here: the parts, made once per process. Not here: either port (http_api.py, grpc_api.py), nor what a request computes (user_call.py, rank_call.py).
+Here: these shared parts, created once per process. Not here: the two ports (http_api.py, grpc_api.py), what a request computes (calls/).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from serving.settings import ServeSection
 
 
 class Front:
-    """The parts. `ready` answers (ready, why not)."""
+    """The shared parts. `ready` returns (is ready, why not)."""
 
     def __init__(self, ready: Callable[[], tuple[bool, str]], settings: ServeSection, metrics: Metrics) -> None:
         self.ready, self.settings, self.metrics = ready, settings, metrics
@@ -29,11 +29,11 @@ class Front:
         self._histograms: dict[str, Histogram] = {}
 
     def open_calls(self, engine: Engine, rank_call: RankCall, id_kind: IdKind) -> None:
-        """From now on inferences are answered; until then they are Unavailable (`no_index`), and the process is alive (protocol C4)."""
+        """From now on inferences are answered. Before that they fail with Unavailable (`no_index`), while the process is alive (protocol C4)."""
         self.inference.open_calls(engine, rank_call, id_kind)
 
     def record(self, route: str, status: str, seconds: float, ranked: bool) -> None:
-        """Counts one answer. `ranked`: a call whose time is worth a histogram, not a look, and not a refusal, which takes none."""
+        """Counts one answer. `ranked`: whether its time goes into the histogram; it does not for a GET route or a refusal, which compute nothing."""
         if (route, status) not in self._counters:
             self._counters[route, status] = self.metrics.counter("requests").labels(route, status)
         self._counters[route, status].inc()

@@ -1,11 +1,12 @@
-"""The Open Inference Protocol over gRPC: messages to calls, answers to messages. Runs in the same event loop as the HTTP front.
+"""The Open Inference Protocol over gRPC: messages to calls, answers to messages. Runs in the same event loop as the HTTP port.
 
-Here: the service `inference.GRPCInferenceService`, its messages, and that no exception gets past this file. Not here: what the operations do
-(open_inference.py), the port (grpc_listener.py), errors (grpc_errors.py).
-A message is parsed here and not by the library, which would answer INTERNAL where the sender is wrong. Only unary calls: in Python a stream is slower.
-To the library they are calls with a stream of messages, of which the first is read: so a call that is one too many is refused before its message is
-taken, and one whose message never comes ends, which in a unary call holds its place for ever. On the wire both are the same.
-Answers carry their tensors as raw bytes (`raw_output_contents`), whichever way the inputs came.
+Here: the service `inference.GRPCInferenceService` and its messages; no exception leaves this file. Not here: what the operations do
+(open_inference.py), the port (grpc_listener.py), how errors are reported (grpc_errors.py).
+- Messages are parsed here, not by the library: it would answer INTERNAL to a malformed message, which is the sender's fault.
+- Only unary calls: in Python a stream is slower. They are registered as calls with a stream of messages, of which the first is read. On the wire both
+  are the same. But this way a call that is one too many is refused before its message is read, and a call whose message never comes can be ended; the
+  library's unary form would wait for the message for ever.
+- Answers carry their tensors as raw bytes (`raw_output_contents`), in whichever form the inputs came.
 """
 
 import asyncio
@@ -44,13 +45,13 @@ _INFER = "ModelInfer"
 _MESSAGE_S_MAX = 10.0
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
 _REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED.name
-_PB: Any = pb  # its classes are made at run time
+_PB: Any = pb  # protobuf creates its classes at run time
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.grpc")
 
 
 class GrpcApi:
-    """The service's methods, each from the bytes of one message to those of another."""
+    """The methods of the service; each turns the bytes of one message into those of another."""
 
     def __init__(self, front: Front) -> None:
         self._front, self._inference = front, front.inference
@@ -85,7 +86,7 @@ class GrpcApi:
         return self._guarded(_INFER, answer)
 
     def _guarded(self, name: str, answer: Callable[[bytes, Any, float], Awaitable[bytes]]) -> _Handler:
-        """Reads the message, counts, and turns an error into a status."""
+        """Wraps `answer`: reads the message, records the metrics, turns an error into a status."""
 
         async def handle(_: Any, context: Any) -> bytes:
             received_s, status, failure = time.monotonic(), "OK", None
@@ -139,7 +140,7 @@ class GrpcApi:
 
 
 async def abort(context: Any, error: Exception, method: str) -> None:
-    """Ends the call with the error's status; raises what the library uses to end it."""
+    """Ends the call with the error's status. Always raises: this is how the library ends a call."""
     message, trailers, error_id = encode_grpc_error(error)
     if not isinstance(error, AifError):
         logger.error("request_failed", error_id=error_id, method=method, exc_info=error)

@@ -1,4 +1,4 @@
-"""What an error is in gRPC: status, and a message that opens with our code. The sister of http_errors.py.
+"""How an error is reported over gRPC: a status, and a message that begins with our code. http_errors.py does the same for HTTP.
 
 RejectedInput   INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version, UNIMPLEMENTED for a method
 Incompatible    FAILED_PRECONDITION: the version of the token is gone
@@ -41,7 +41,7 @@ def grpc_status(error: Exception) -> grpc.StatusCode:
 
 
 def encode_grpc_error(error: Exception) -> tuple[str, tuple[tuple[str, str], ...], str]:
-    """(message, trailers, id under which an unknown error has to be logged)."""
+    """(message, trailers, id under which the caller must log an unexpected error; empty for an error of ours)."""
     answer, error_id = encode_error(error)
     trailers = [("aif-code", answer.code)]
     if answer.retry_after_s:

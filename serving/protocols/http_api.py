@@ -6,10 +6,10 @@
     GET  /metrics                            Prometheus text
     ...  /v2/...                             the Open Inference Protocol (open_inference_http.py)
 
-Here: which route, who may ask, deadlines, one log line per request, and that no exception gets past this file. Not here: what the routes compute
-(user_call.py, rank_call.py), reading a body (http_body.py), what the bodies must be (bodies.py), what an error is (http_errors.py).
-Invariant: the order of the checks is the order of their cost: number of headers, token, route, number of requests in work, body. A request that is one
-too many is answered when its head is there; its body is thrown away after the answer.
+Here: routing, access, deadlines, one log line per request; no exception leaves this file. Not here: what the routes compute (calls/user_call.py,
+calls/rank_call.py), reading a body (http_body.py), validating it (json_body.py), how errors are reported (http_errors.py).
+Invariant: cheap checks come first: number of headers, token, route, number of requests in work, body. A request that is one too many is answered as soon
+as its head has arrived; its body is read and thrown away after the answer.
 """
 
 import logging
@@ -23,10 +23,9 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from schemas.errors import RejectedInput, Unavailable
+from schemas.errors import RejectedInput
 from schemas.limits import DEADLINE_MS_MAX, HTTP_HEADERS_MAX
 from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserRequest
-from serving.calls.bodies import decode_body
 from serving.calls.deadline import Deadline
 from serving.calls.rank_call import RankCall
 from serving.calls.user_call import UserCall
@@ -35,6 +34,8 @@ from serving.protocols.front import Front
 from serving.protocols.http_body import UnwantedBodies, read_body
 from serving.protocols.http_errors import TOO_MANY
 from serving.protocols.http_reply import Reply, error_reply, json_reply
+from serving.protocols.json_body import decode_body
+from serving.protocols.open_inference import no_index
 from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.protocols.openapi import openapi_json
 
@@ -44,14 +45,14 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.http")
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What the GET routes show: plain values of the server's state, and what has to be set before the metrics are read."""
+    """What the GET routes show. `status`: the server's state as plain values; `before_metrics`: called before the metrics are read, to update gauges."""
 
     status: Callable[[], Mapping[str, Any]]
     before_metrics: Callable[[], None]
 
 
 class HttpApi:
-    """The application."""
+    """The RSGI application that Granian calls for each request."""
 
     def __init__(self, front: Front, views: Views) -> None:
         self._front, self._views = front, views
@@ -65,7 +66,7 @@ class HttpApi:
         }
 
     def open_calls(self, user_call: UserCall, rank_call: RankCall) -> None:
-        """From now on the POST routes are answered; until then they are Unavailable (`no_index`), and the process is alive (protocol C4)."""
+        """From now on the POST routes are answered. Before that they fail with Unavailable (`no_index`), while the process is alive (protocol C4)."""
 
         async def user(request: UserRequest, deadline: Deadline) -> bytes:
             return (await user_call.answer(request, deadline)).model_dump_json().encode()
@@ -76,7 +77,7 @@ class HttpApi:
         self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank}
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        """One request. Nothing is raised from here."""
+        """Answers one request. Raises nothing."""
         received_s = time.monotonic()
         with self._front.intake.enter():
             reply = await self._reply(scope, protocol, received_s)
@@ -124,9 +125,7 @@ class HttpApi:
         deadline = Deadline(received_s, body.deadline_ms or _header_ms(scope) or self._front.settings.deadline_ms)
         deadline.left_s()
         if path not in self._handlers:
-            raise Unavailable(
-                "no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store"
-            )
+            raise no_index()
         return Reply(200, await self._handlers[path](body, deadline))
 
     def _show_metrics(self) -> Reply:
@@ -139,7 +138,7 @@ class HttpApi:
         ranked = reply.status != TOO_MANY and (path in self._calls or self._inference.is_infer(path))
         self._front.record(route, str(reply.status), seconds, ranked)
         level = logging.INFO if self._front.settings.access_log else logging.DEBUG
-        if not _LOG.isEnabledFor(level):  # structlog would first make the line
+        if not _LOG.isEnabledFor(level):  # structlog would build the line before it looks at the level
             return
         logger.log(
             level,
@@ -164,7 +163,7 @@ def _check_method(path: str, method: str, expected: str) -> None:
 
 
 def _header_ms(scope: Any) -> int | None:
-    """The deadline that the request's header names, if it has one. Raises RejectedInput (`bad_deadline`)."""
+    """The deadline in milliseconds from the request's header, None without that header. Raises RejectedInput (`bad_deadline`)."""
     header = scope.headers.get(DEADLINE_HEADER)
     if header is None:
         return None

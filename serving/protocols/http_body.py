@@ -1,8 +1,8 @@
 """The body of an HTTP request, read and unpacked within its bound.
 
-Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked; what is beyond is thrown away, so that the client gets its 413. A body
-that does not end in time, or ends too early, is an answer too.
-A small body of a known length is awaited once, whole; any other comes in pieces, each of which costs a turn of the event loop (10^4 ids: four).
+Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked. The rest is read and thrown away, so that the client can read its 413. A body
+that is too slow or ends too early gets an error answer too.
+A small body whose length is declared is awaited once, as a whole. Any other body comes in pieces, and each piece costs a turn of the event loop.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from schemas.errors import RejectedInput
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
 from serving.protocols.intake import Intake
 
-# Taken whole, and its length counted before it is there. Only half of BODIES_BYTES_MAX is given away like that, or clients that announce bodies and send
-# none would shut out the others.
+# A body up to this size is read whole, and its length is counted before it has arrived. Only half of BODIES_BYTES_MAX is reserved in this way: otherwise
+# clients that declare bodies and never send them would shut out the others.
 _WHOLE_BYTES_MAX = 256 * KIB
 _ANNOUNCED_BYTES_MAX = BODIES_BYTES_MAX // 2
-_THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of a body that is too large; a client that sends more loses its connection
+_THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of one body that is too large; the connection of a client that sends more is closed
 _BODY_S_MAX = 10.0
-_LOOK_S = 1.0  # between two looks at bodies that nobody waits for
-_WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # of zlib; "deflate" in HTTP is the zlib form
+_LOOK_S = 1.0  # between two checks of the bodies that nobody waits for
+_WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # for zlib; HTTP's "deflate" is the zlib format
 
 
 async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
@@ -44,23 +44,23 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
 
 
 class UnwantedBodies:
-    """Bodies that nobody wants, read after the answer: a connection with an unread body would never carry another request.
+    """Bodies of requests that were refused, read after the answer: a connection with an unread body could never carry another request.
 
-    A small one is taken in by the port's own threads and nobody waits for it, because in a flood a second turn of the event loop for each of them
-    would cost as much as the refusal. So somebody has to end those that never end: whoever comes next looks at two, and a timer at all.
+    Granian's own threads read a small body while no task of ours waits for it: in a flood, a second turn of the event loop for each body would cost
+    as much as the refusal itself. A body that never ends must still be cancelled: each new body checks two older ones, and a timer checks all.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._coming: deque[tuple[float, Any]] = deque()  # (to be ended then, what Granian will have the body in)
+        self._coming: deque[tuple[float, Any]] = deque()  # (when to cancel it, the future that Granian fills)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """How many may still be on their way."""
+        """How many bodies may still be arriving."""
         return len(self._coming)
 
     async def throw_away(self, scope: Any, protocol: Any) -> None:
-        """The body of one request that has its answer. Raises nothing."""
+        """Reads and drops the body of one request that was already answered. Raises nothing."""
         declared = _declared_bytes(scope)
         if declared is None or declared > _WHOLE_BYTES_MAX or len(self._coming) * _WHOLE_BYTES_MAX > BODIES_BYTES_MAX:
             await _throw_away_pieces(protocol)
@@ -77,7 +77,7 @@ class UnwantedBodies:
         if body.done():
             return
         if ends_s <= self._clock():
-            body.cancel()  # and with it the connection
+            body.cancel()  # this closes the connection too
             return
         self._coming.append((ends_s, body))
 
@@ -119,13 +119,13 @@ def unpack(raw: bytes, encoding: str) -> bytes:
 
 
 def _declared_bytes(scope: Any) -> int | None:
-    """What the request's head says; None where it says nothing that can be read."""
+    """The length that the request's head declares; None if it declares none or not a number."""
     declared = scope.headers.get("content-length") or ""
     return int(declared[:19]) if declared.isascii() and declared.isdigit() else None
 
 
 async def _collect_body(scope: Any, protocol: Any, take: Callable[[int], None], believed: bool) -> bytes:
-    """`believed`: a small body's length is counted as soon as it is announced."""
+    """`believed`: whether a small body may be counted by its declared length before it has arrived."""
     declared = _declared_bytes(scope)
     if believed and declared is not None and declared <= _WHOLE_BYTES_MAX:
         take(declared)

@@ -1,9 +1,9 @@
-"""What an error is in HTTP: status, code, message, and when to come back. The one place where ours and foreign errors are mapped.
+"""How an error is reported over HTTP: status, code, message and retry time. The only place that maps our own and foreign errors.
 
 RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 415, 431, 422 everything else the sender got wrong
 Incompatible    409 the version of the token is gone; the answer names the current one
 Unavailable     429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
-anything else   500 with an id that is in the log; the server stays
+anything else   500 with an id that is also in the log; the server goes on
 """
 
 import uuid
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.requests import ErrorAnswer
 
-TOO_MANY = 429  # the one status that is given at a request's head
+TOO_MANY = 429  # the only status that is sent before the body is read
 _STATUS: Mapping[str, int] = {
     "not_json": 400,
     "json_too_deep": 400,
@@ -49,7 +49,7 @@ def status_of(error: Exception) -> int:
 
 
 def encode_error(error: Exception) -> tuple[ErrorAnswer, str]:
-    """The body, and the id under which an unknown error has to be logged (empty for an error of ours)."""
+    """(body, id under which the caller must log an unexpected error; empty for an error of ours)."""
     if isinstance(error, Unavailable):
         return ErrorAnswer.model_construct(code=error.code, message=error.message, retry_after_s=error.retry_after_s), ""
     if isinstance(error, AifError):

@@ -1,4 +1,4 @@
-"""One HTTP answer as a value, and how an error becomes one on the JSON routes and on those of the Open Inference Protocol."""
+"""One HTTP answer as a value, and how an error becomes one: on our JSON routes, and on the routes of the Open Inference Protocol."""
 
 import functools
 import json
@@ -33,18 +33,18 @@ def json_reply(status: int, values: Mapping[str, Any]) -> Reply:
 
 
 def error_reply(error: Exception, path: str) -> Reply:
-    """Code and message in the form of the route's protocol; an error that is not ours is logged, and the answer has the id of its line."""
+    """Code and message in the form of the route's protocol. An unexpected error is logged, and the answer carries the id of that log line."""
     answer, error_id = encode_error(error)
     if not isinstance(error, AifError):
         logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
     return _encode_error(status_of(error), answer.code, answer.message, answer.retry_after_s, path.startswith(_OPEN_INFERENCE))
 
 
-@functools.lru_cache(maxsize=8)  # in a flood hundreds are told the same
+@functools.lru_cache(maxsize=8)  # in a flood hundreds of clients get the same answer
 def _encode_error(status: int, code: str, message: str, retry_after_s: float | None, in_open_inference: bool) -> Reply:
     values: dict[str, Any] = {"code": code, "message": message, "retry_after_s": retry_after_s}
     if in_open_inference:
-        values = {"error": f"{code}: {message}", **values}  # what a client of that protocol reads
+        values = {"error": f"{code}: {message}", **values}  # the field that clients of that protocol read
         if retry_after_s is None:
             del values["retry_after_s"]
     headers = [("retry-after", str(max(1, round(retry_after_s))))] if retry_after_s else []

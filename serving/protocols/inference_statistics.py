@@ -1,15 +1,15 @@
 """How many inferences each version answered and how long they took, in the form of Triton's statistics extension.
 
-Here: counters of this process, since its start. Not here: the same for people and alarms (/metrics, infra/metrics.py).
-Failed requests count under the version that was asked for, else under the current one. Queue and compute are not told apart: they are one turn of
-the engine.
+Here: counters of this process since its start. Not here: metrics for dashboards and alarms (/metrics, infra/metrics.py).
+A failed request counts under the version it named, else under the current one. Queue time and compute time are not separated, because both happen in one
+turn of the engine.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_VERSIONS_MAX = 64  # kept at once; the one that was used longest ago goes first
+_VERSIONS_MAX = 64  # kept at once; the least recently used one is dropped first
 _NS = 1_000_000_000
 
 
@@ -23,15 +23,15 @@ class _Counts:
 
 
 class InferenceStatistics:
-    """Counts by version. Used in the event loop only."""
+    """Counts by version. Used only in the event loop."""
 
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}
 
     def record(self, version: str, seconds: float, now_ms: int, failed: bool = False) -> None:
-        """One request is answered."""
+        """Counts one answered request that took `seconds` and ended at `now_ms` (wall clock)."""
         counts = self._counts.pop(version, None) or _Counts()
-        self._counts[version] = counts  # the newest stands last
+        self._counts[version] = counts  # the most recently used one is last
         if len(self._counts) > _VERSIONS_MAX:
             del self._counts[next(iter(self._counts))]
         counts.last_ms = now_ms
@@ -41,7 +41,7 @@ class InferenceStatistics:
             counts.success, counts.success_ns = counts.success + 1, counts.success_ns + int(seconds * _NS)
 
     def report(self, model: str, versions: Sequence[str]) -> list[Mapping[str, Any]]:
-        """One entry per version, zeros where nothing was asked of it yet."""
+        """One entry per version; zeros for a version that was not used yet."""
         return [_entry(model, version, self._counts.get(version) or _Counts()) for version in versions]
 
 

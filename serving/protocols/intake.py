@@ -1,6 +1,6 @@
-"""How many requests are in work, on all ports together, how many bytes of bodies are being read, and the refusal of more (I8).
+"""How many requests are in work and how many bytes of bodies are being read, over all ports, and the refusal of more (I8).
 
-Here: the counts. Not here: who waits for what inside (the engine's queue), nor what the refusal is in a protocol.
+Here: the counts. Not here: the engine's queue, how a refusal is reported in a protocol (http_errors.py, grpc_errors.py).
 """
 
 import contextlib
@@ -15,10 +15,10 @@ class Intake:
 
     def __init__(self, requests_max: int) -> None:
         self.requests_max, self.in_work, self.reading_bytes = requests_max, 0, 0
-        self.admit: Callable[[], None] = lambda: None  # raises Unavailable where what is in work already takes too long
+        self.admit: Callable[[], None] = lambda: None  # raises Unavailable if one more request would wait too long
 
     def enter(self) -> "Intake":
-        """`with intake.enter()`: one request is in work inside. Whether it may be is asked with `check`, so that probes are answered also under load."""
+        """`with intake.enter()`: one request is in work inside. `check` decides whether it is too many; probes skip it, so they are answered under load."""
         return self
 
     def __enter__(self) -> None:
@@ -28,20 +28,20 @@ class Intake:
         self.in_work -= 1
 
     def check(self) -> None:
-        """Raises Unavailable (`overloaded`) where the request that entered last is one too many, by number or by the time it would wait."""
+        """Raises Unavailable (`overloaded`) if the request that entered last is one too many, by number or by the time it would wait."""
         self.check_number()
         self.admit()
 
     def check_number(self) -> None:
-        """The same by number alone: asked again when a body has come, because others came meanwhile."""
+        """The same by number alone. Called again once the body has arrived, because other requests came meanwhile."""
         if self.in_work > self.requests_max:
             raise _overloaded(f"{self.requests_max} requests are in work")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """A body is read inside; the given function counts the bytes that came, and raises Unavailable (`overloaded`) for one too many.
+        """A body is read inside. The function it yields counts arrived bytes and raises Unavailable (`overloaded`) when there are too many.
 
-        Meanwhile its request is not in work: whoever sends slowly would take the place of somebody who does not.
+        Meanwhile the request does not count as in work: a slow sender would take the place of others.
         """
         taken = 0
         self.in_work -= 1

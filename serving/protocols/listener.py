@@ -1,14 +1,13 @@
-"""Granian inside our event loop: one process, one loop, one application (its own multi-process server would give each worker an engine).
+"""Granian inside our event loop: one process, one loop, one application. (Granian's multi-process server would create one engine per worker.)
 
 Here: TLS and the life of the listener. Not here: the application (http_api.py), the socket (ports.py).
-Granian gets a listening socket of ours. Its own would have SO_REUSEPORT, which lets two servers share a port in silence, and no bound on how long a
-client may leave its answer unread: Granian waits for it for ever.
-Granian gives a connection a place out of `backpressure` for as long as it is open; whoever comes when all are taken waits until one of those that send
-nothing is closed, after `idle_s`.
-HTTP/1.1 only: where Granian may speak HTTP/2 too, a connection that never sends a byte is never closed, because it waits for the first ones to tell
-the two apart before its time limit begins. Whoever wants many calls on one connection has gRPC.
-A client that shuts down its writing side after its request counts as gone and gets no answer: hyper would have to be told otherwise, and Granian has no
-setting for it. Its connection is closed, and what it asked for is computed for nobody.
+- We give Granian a listening socket. Its own would set SO_REUSEPORT, so that two servers could share a port unnoticed, and it would wait for ever for a
+  client that does not read its answer.
+- An open connection holds one of `backpressure` places. If all are taken, a new client waits until an idle connection is closed, after `idle_s`.
+- HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: it first waits for bytes that tell the two protocols apart,
+  and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
+- A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the
+  connection, and the result of the request is dropped.
 """
 
 import asyncio
@@ -58,7 +57,7 @@ def read_tls(cert: Path | None, key: Path | None) -> Tls | None:
 
 
 class _Granian(GranianServer):
-    """Granian on a socket that is made by the caller, as its own processes have theirs from their parent."""
+    """Granian on a socket that the caller provides, in the way in which its own workers get one from their parent."""
 
     def __init__(self, take_socket: Callable[[], socket.socket], *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -69,10 +68,10 @@ class _Granian(GranianServer):
 
 
 class Listener:
-    """A listening HTTP server; `url` is where."""
+    """A listening HTTP server; `url` is its address."""
 
     def __init__(self, application: Any, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
-        """Binds the port. `idle_s`: the time for the head of a request, and so also between two requests of one connection, and for an answer to be taken.
+        """Binds the port. `idle_s`: the longest wait for a request's head (so also between two requests of a connection), and for a client to read its answer.
 
         Raises Misconfigured (`port_taken`, `address_unusable`).
         """
@@ -101,13 +100,13 @@ class Listener:
         return f"{self._scheme}://{bracketed(self.host)}:{self.port}"
 
     async def open(self) -> None:
-        """Returns once requests are answered. Misconfigured (`port_taken`); Unavailable (`port_not_open`) when they are not after 10 s."""
+        """Returns once requests are answered. Raises Misconfigured (`port_taken`), Unavailable (`port_not_open`) if there is no answer after 10 s."""
         with new_threads_take_short_turns():
             self._task = asyncio.create_task(self._server.serve())
             await asyncio.to_thread(self._wait_open, self._task)
 
     async def close(self) -> None:
-        """Takes no more connections, lets what is in work finish, and ends."""
+        """Accepts no more connections, lets running requests finish, and ends."""
         self._bound.close()
         if self._task is not None:
             self._server.stop()
@@ -126,7 +125,7 @@ class Listener:
             task.result()
 
     def _answers(self) -> bool:
-        """Whether anything comes back for bytes that are no request, over TLS or not. A connection alone says nothing: the system takes it for us."""
+        """Whether the server sends anything back for bytes that are no request (with TLS too). A connection alone proves nothing: the kernel accepts it."""
         with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=0.5) as probe:
             probe.sendall(b"\0\r\n\r\n")
             probe.recv(1)

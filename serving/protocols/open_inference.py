@@ -3,11 +3,11 @@
     inputs    user_id [1], item_ids [C]: INT64 or BYTES, as the catalogue's ids are;  optional: request_id [1] and version_token [1] BYTES, top_k [1]
     outputs   item_ids [A] as the inputs, scores [A] FP32: min(top_k, known candidates), best first
 
-One more input is taken and not listed, because only a client of ours has it: user_state [1] BYTES (carried_state.py).
-What every answer says of itself (version token, rung, degraded, watermark, ...) travels as parameters of the answer.
-Here: tensors to a `RankRequest` and a `Ranked` to tensors, metadata, readiness, statistics, and which versions there are. Not here: bytes and
-paths (open_inference_http.py), messages (grpc_api.py), and how a request is ranked (rank_call.py).
-A version that is named is kept to: the request is pinned to it, and one that is not resident is refused with the list of those that are.
+One more input is accepted but not listed, because only our own clients have it: user_state [1] BYTES (calls/carried_state.py).
+What an answer says about itself (version token, rung, degraded, watermark, ...) is in the parameters of the answer.
+Here: tensors to a `RankRequest`, a `Ranked` to tensors, metadata, readiness, statistics, the resident versions. Not here: bytes and paths
+(open_inference_http.py), protobuf messages (grpc_api.py), the ranking (calls/rank_call.py).
+A request that names a version is pinned to it. A version that is not resident is refused, with the list of the resident ones.
 Source: KServe, Open Inference Protocol v2; statistics and timeout: Triton's extensions.
 """
 
@@ -26,9 +26,9 @@ from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, encode_wire_id
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
 from schemas.requests import RankRequest
-from serving.calls.bodies import too_many_candidates
 from serving.calls.deadline import Deadline
 from serving.calls.rank_call import RankCall, Ranked
+from serving.calls.request_ids import too_many_candidates
 from serving.core.infer_body import InferCall
 from serving.core.tensors import BYTES, Tensor
 from serving.engine.loop import Engine
@@ -41,14 +41,14 @@ NOT_HERE = "Triton's model configuration, repository, shared memory, trace, log 
 OUTPUTS = ("item_ids", "scores")
 _ID_TYPES: Mapping[IdKind, str] = {IdKind.INT64: "INT64", IdKind.TEXT: BYTES}
 _CONTEXT = "context."
-# priority: taken and without effect, there is one queue
+# `priority` is accepted and has no effect: there is one queue
 _PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output")
 _US_PER_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class InferAnswer:
-    """What one inference answers, whatever carries it."""
+    """The answer to one inference, independent of the transport."""
 
     id: str
     version: str
@@ -58,7 +58,7 @@ class InferAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """What is there once the index has an identity."""
+    """What can be used once the index has an identity."""
 
     engine: Engine
     rank: RankCall
@@ -66,7 +66,7 @@ class _Calls:
 
 
 class OpenInference:
-    """The protocol's operations. Used in the event loop; every refusal is an AifError, which each transport turns into its own form."""
+    """The protocol's operations. Used in the event loop. Every refusal is an AifError, which each transport reports in its own form."""
 
     def __init__(self, ready: Callable[[], tuple[bool, str]], deadline_ms: int) -> None:
         self._ready, self._deadline_ms = ready, deadline_ms
@@ -74,19 +74,19 @@ class OpenInference:
         self._opened: _Calls | None = None
 
     def open_calls(self, engine: Engine, rank: RankCall, id_kind: IdKind) -> None:
-        """From now on requests are answered; until then they are Unavailable (`no_index`)."""
+        """From now on requests are answered; before that they fail with Unavailable (`no_index`)."""
         self._opened = _Calls(engine, rank, id_kind)
 
     def server_metadata(self) -> Mapping[str, Any]:
-        """Name, version of this software, extensions of the protocol."""
+        """Name and version of this software, and the protocol extensions it supports."""
         return {"name": SERVER_NAME, "version": importlib.metadata.version("aif"), "extensions": list(EXTENSIONS)}
 
     def server_ready(self) -> tuple[bool, str]:
-        """(ready, why not)."""
+        """(is ready, why not)."""
         return self._ready()
 
     def model_ready(self, model: str, version: str) -> tuple[bool, str]:
-        """(ready, why not) of the model, or of one version of it. Raises RejectedInput (`unknown_model`, `unknown_version`)."""
+        """(is ready, why not) for the model, or for one version of it. Raises RejectedInput (`unknown_model`, `unknown_version`)."""
         _check_model(model)
         ready, reason = self._ready()
         if ready and version:
@@ -112,11 +112,11 @@ class OpenInference:
         }
 
     def model_statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
-        """One entry per version; `model` empty: all models, which is one. Raises as `model_metadata`."""
+        """One entry per version. An empty `model` means all models; there is one. Raises as `model_metadata`."""
         return self._statistics.report(MODEL_NAME, list(self._tokens(model or MODEL_NAME, version)))
 
     async def infer(self, model: str, version: str, call: InferCall, received_s: float, transport_ms: int | None) -> InferAnswer:
-        """One ranking. `transport_ms`: the time that the transport gives the request, None = no word about it.
+        """One ranking. `received_s`: monotonic clock; `transport_ms`: the time limit that the transport set, None if it set none.
 
         Raises RejectedInput (`bad_tensor`, `bad_request`, `unknown_…`), Incompatible, Unavailable.
         """
@@ -139,13 +139,11 @@ class OpenInference:
 
     def _calls(self) -> _Calls:
         if self._opened is None:
-            raise Unavailable(
-                "no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store"
-            )
+            raise no_index()
         return self._opened
 
     def _tokens(self, model: str, version: str) -> Mapping[str, str]:
-        """Version number → token of the resident versions; only the one that is asked for, where one is."""
+        """Version number → token of the resident versions, or of `version` alone if it is not empty. Raises as `model_metadata`."""
         _check_model(model)
         residents = {str(report.token.version): str(report.token) for report in self._calls().engine.status().residents}
         if not version:
@@ -162,13 +160,18 @@ class OpenInference:
         return "" if current is None else str(current.version)
 
     def _budget_ms(self, parameters: Mapping[str, Any], transport_ms: int | None) -> int:
-        """The tightest of what the request's parameters and its transport say; else the setting."""
-        timeout_ms = -(-parameters.get("timeout", 0) // _US_PER_MS) or None  # rounded up; 0 is Triton's "none"
+        """The smallest limit that the request's parameters and its transport name; if they name none, the setting."""
+        timeout_ms = -(-parameters.get("timeout", 0) // _US_PER_MS) or None  # rounded up; in Triton's protocol 0 means no limit
         named = [one for one in (parameters.get("deadline_ms"), timeout_ms, transport_ms) if one is not None]
         return min((*named, DEADLINE_MS_MAX)) if named else self._deadline_ms
 
     def _count(self, version: str, received_s: float, failed: bool = False) -> None:
         self._statistics.record(version, time.monotonic() - received_s, int(time.time() * 1000), failed)
+
+
+def no_index() -> Unavailable:
+    """The error of every call until the index has an identity (protocol C4)."""
+    return Unavailable("no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store")
 
 
 def _check_model(name: str) -> None:
@@ -177,7 +180,7 @@ def _check_model(name: str) -> None:
 
 
 def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> RankRequest:
-    """The request behind the tensors. `pinned_to`: the token of the version that the path names.
+    """The request that the tensors describe. `pinned_to`: the token of the version named in the path, None if it names none.
 
     Raises RejectedInput (`bad_tensor`, `bad_request`, `bad_id`, `too_many_candidates`, `other_version`).
     """
@@ -200,7 +203,7 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> Ran
         _check_same_version(token, pinned_to)
         fields["consistency"] = "pinned"
     item_ids = decode_ids(_expect(inputs, "item_ids", id_type))
-    try:  # the candidates are checked as an array (bodies.py): one that stands for them keeps 10^4 ids out of the model's loop
+    try:  # the candidates are checked later, as an array (calls/request_ids.py); one id in their place spares pydantic a loop over 10^4
         request = RankRequest.model_validate({**fields, "item_ids": [fields["user_id"]]})
     except ValidationError as error:
         raise RejectedInput("bad_request", describe_errors(error), "schema") from error
@@ -208,7 +211,7 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> Ran
 
 
 def encode_ranked(call: InferCall, ranked: Ranked, deadline: Deadline, id_kind: IdKind) -> InferAnswer:
-    """The outputs that the call wants, all by default."""
+    """The outputs that the call asks for; all of them if it names none."""
     result, count = ranked.result, len(ranked.result.ids)
     ids = np.array(result.ids, np.int64) if id_kind is IdKind.INT64 else [str(one).encode() for one in result.ids]
     values = {
@@ -234,7 +237,7 @@ def _plain(value: Id | np.integer[Any]) -> Id:
 
 
 def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | float | str]:
-    """Everything an answer says beside its outputs; what has parts is JSON text, because a parameter is one plain value."""
+    """What an answer says beside its outputs. Nested values are JSON text, because a parameter must be one plain value."""
     result = ranked.result
     about: dict[str, bool | int | float | str] = {
         "version_token": str(result.token),
@@ -292,7 +295,7 @@ def _optional_text(inputs: Mapping[str, Tensor], name: str) -> str | None:
 
 
 def _decode_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields of the request that travel as parameters. An unknown name is refused, so that a misspelt one is not lost in silence."""
+    """Fields of the request that travel as parameters. An unknown name is refused, so that a misspelt one does not go unnoticed."""
     for name in parameters:
         if name not in _PARAMETERS and not name.startswith(_CONTEXT):
             known = ", ".join((*_PARAMETERS, f"{_CONTEXT}<feature>"))

@@ -5,7 +5,7 @@
     GET   /v2/models/prerank[/versions/V]    and below it  /ready  /stats
     POST  /v2/models/prerank[/versions/V]/infer
 
-Here: what is HTTP in it. Not here: what the operations do (open_inference.py), the form of the bodies (core/infer_body.py), errors (http_reply.py).
+Here: the HTTP part of it. Not here: what the operations do (open_inference.py), the form of the bodies (core/infer_body.py), errors (http_reply.py).
 """
 
 import functools
@@ -25,7 +25,7 @@ _HEADER_LENGTH = "inference-header-content-length"
 _BINARY_TYPE = "application/octet-stream"
 
 
-@functools.lru_cache(maxsize=64)  # asked three times a request, and nearly always for the same path
+@functools.lru_cache(maxsize=64)  # called three times per request, nearly always with the same path
 def _match(path: str) -> re.Match[str] | None:
     return _MODEL_PATH.fullmatch(path)
 
@@ -37,25 +37,25 @@ class OpenInferenceHttp:
         self._operations = operations
 
     def is_infer(self, path: str) -> bool:
-        """Whether the path is an inference, which has a body."""
+        """Whether the path is that of an inference, the only operation with a body."""
         match = _match(path)
         return match is not None and match[3] == "infer"
 
     def label(self, path: str) -> str:
-        """The path as the metrics name it: without model and version, of which a client may send any."""
+        """The path as a label of the metrics: without model and version, because a client may send any and each would be a new label."""
         match = _match(path)
         if match is not None:
             return f"/v2/models/.../{match[3] or ''}".rstrip("/")
         return path if path in (PREFIX, *PROBES) else "other"
 
     def check_route(self, path: str) -> None:
-        """Raises RejectedInput (`no_such_route`) for a path below the prefix that is none of these."""
+        """Raises RejectedInput (`no_such_route`) for an unknown path below the prefix."""
         if path not in (PREFIX, *PROBES) and _match(path) is None:
             there = f"health, models/{MODEL_NAME}, models/stats"
             raise RejectedInput("no_such_route", f"{path[:80]}: there is no such route; below {PREFIX} there are {there}; {NOT_HERE}")
 
     def look(self, path: str) -> Reply:
-        """A route without a body. Raises RejectedInput (`unknown_model`, `unknown_version`), Unavailable. REQUIRES: `check_route`."""
+        """Answers a route without a body. Raises RejectedInput (`unknown_model`, `unknown_version`), Unavailable. REQUIRES: `check_route` passed."""
         if path == PREFIX:
             return json_reply(200, self._operations.server_metadata())
         if path == "/v2/health/live":

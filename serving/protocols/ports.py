@@ -1,8 +1,8 @@
-"""TCP ports of a server: bound or refused in words, and how many clients each may hold.
+"""TCP ports of a server: bound, or refused with a clear message; and how many connections each may hold.
 
 Here: sockets and their bounds. Not here: what speaks on them (listener.py, grpc_listener.py).
-A connection is an open file, and a process that may open no more files can neither take requests nor read its index: so both ports together take half of
-what the process may open. The other half is RocksDB's, the index's, the broker's.
+A connection is an open file. A process that has no files left can neither accept requests nor read its index, so both ports together may use half of the
+process's limit. The other half is for RocksDB, the index and the broker.
 """
 
 import errno
@@ -13,21 +13,22 @@ from infra.processes import free_ports
 from schemas.errors import Misconfigured
 from schemas.limits import CONNECTIONS_MAX
 
-_FILES_PER_CONNECTION = 4  # two ports, and half for the rest
+_FILES_PER_CONNECTION = 4  # two ports, and half of the limit is for the rest
 
 
 def bracketed(host: str) -> str:
-    """A host as an address writes it before a port."""
+    """The host as it is written before `:port`: an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def bind_port(host: str, port: int, option: str = "--port") -> socket.socket:
     """A bound socket that does not listen yet, on `port` or on any free one (0). Raises Misconfigured (`port_taken`, `address_unusable`).
 
-    `option`: where another port would be given.
+    `option`: the command-line option that the error message names.
     """
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server before this one left is no obstacle; one that listens is
+    # Connections left by an earlier server then do not block the port; a listening socket still does.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port or free_ports(1)[0]))
     except OSError as error:
@@ -37,17 +38,17 @@ def bind_port(host: str, port: int, option: str = "--port") -> socket.socket:
 
 
 def listen(bound: socket.socket, stalled_s: float) -> None:
-    """Takes connections from now on. One whose other end takes nothing of what is sent to it for so long is closed. Raises Misconfigured (`port_taken`)."""
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_s * 1000))  # its connections inherit it
+    """Accepts connections from now on. A peer that acknowledges no data for `stalled_s` loses its connection. Raises Misconfigured (`port_taken`)."""
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_s * 1000))  # accepted connections inherit it
     bound.setblocking(False)
     try:
         bound.listen(CONNECTIONS_MAX)
-    except OSError as error:  # another one bound it at the same moment, and was first
+    except OSError as error:  # another process bound the same port and listened first
         raise _refused(*bound.getsockname()[:2], "--port", error) from error
 
 
 def connections_max() -> int:
-    """How many connections one port may hold. Importing Granian raised the limit of open files to what the system allows at most."""
+    """How many connections one port may hold. (Importing Granian has already raised the limit of open files to the system's maximum.)"""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX

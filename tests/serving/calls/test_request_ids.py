@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import RejectedInput
 from schemas.ids import INT64_MAX, INT64_MIN, Id, IdKind, decode_id
-from serving.calls.bodies import decode_candidates
+from serving.calls.request_ids import decode_candidates
 
 NEAR_NUMBERS = st.text("0123456789-,+_ .e[]\ud800\u0663", min_size=1, max_size=22)
 

@@ -3,7 +3,7 @@
 A worker or server of ours ends its process on anything it does not understand, because starting again from what is on disk is always right.
 One that gives no sign of life for `silent_s_max` (a frozen process, a hung disk) is killed, and so started again: others take its shards over
 after the session timeout, and it must not come back as one who thinks that it owns them.
-A child that ends `RESTARTS_MAX` times within `WINDOW_S` is given up: then the fault is not one that a restart cures.
+A child that ends `RESTARTS_MAX` times within `WINDOW_S`, or cannot be started again, is given up: then the fault is not one that a restart cures.
 """
 
 import threading
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.heartbeat import HeartbeatWatch
 from infra.processes import Child, stop_all
-from schemas.errors import Unavailable
+from schemas.errors import AifError, Unavailable
 
 RESTARTS_MAX = 5
 WINDOW_S = 60.0
@@ -43,7 +43,7 @@ class Supervised:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises Unavailable (`child_gave_up`) with the end of its log if it was given up."""
+        """Raises Unavailable (`child_gave_up`) with the reason if it was given up: it kept ending, or it could not be started again."""
         if self.failed is not None:
             raise self.failed
 
@@ -65,8 +65,17 @@ class Supervised:
                     self.failed = self._gave_up()
                     return
                 self._say(f"{self.child.name} ended with exit code {self.child.process.returncode} and is started again")
-                self.child = self._start()
-                self._watched = self._new_watch()
+                if not self._start_again():
+                    return
+
+    def _start_again(self) -> bool:
+        try:
+            self.child = self._start()
+        except (AifError, OSError) as error:
+            self.failed = Unavailable("child_gave_up", f"{self.child.name} ended and cannot be started again: {error}")
+            return False
+        self._watched = self._new_watch()
+        return True
 
     def _new_watch(self) -> HeartbeatWatch | None:
         return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max)

@@ -40,6 +40,21 @@ def test_a_child_that_keeps_dying_is_given_up_with_its_log(tmp_path: Path) -> No
     one.stop()
 
 
+def test_a_child_that_cannot_be_started_again_is_given_up_with_the_reason(tmp_path: Path) -> None:
+    children = [start_child("once", [sys.executable, "-S", "-c", ""], tmp_path / "log")]
+
+    def start() -> Child:
+        if not children:
+            raise Unavailable("no_template", "the template is gone")
+        return children.pop()
+
+    one = Supervised(start)
+    wait_until(lambda: one.failed is not None, 30, "the supervisor to give up")
+    with pytest.raises(Unavailable, match=r"once .*the template is gone"):
+        one.check()
+    one.stop()
+
+
 def test_a_child_without_a_sign_of_life_is_ended_and_started_again_and_one_that_beats_is_left_alone(tmp_path: Path) -> None:
     code = "import asyncio; from pathlib import Path; from infra.heartbeat import beat; asyncio.run(beat(Path({path!r}), 0.05))"
     said: list[str] = []

@@ -84,10 +84,12 @@ class Template:
         try:
             with self._lock:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], list(fds))
-                answer = self._channel.recv(_MESSAGE_BYTES_MAX)
-            return int(json.loads(answer)["answer"])
-        except (OSError, ValueError, KeyError) as error:
-            raise Unavailable("no_template", f"the process that children are forked from is gone or cannot fork: {error!r}") from error
+                answer = json.loads(self._channel.recv(_MESSAGE_BYTES_MAX))
+        except (OSError, ValueError) as error:
+            raise Unavailable("no_template", f"the process that children are forked from is gone: {error!r}") from error
+        if "error" in answer:
+            raise Unavailable("no_template", f"the process that children are forked from cannot do it: {answer['error']}")
+        return int(answer["answer"])
 
 
 class ForkedProcess:
@@ -218,14 +220,15 @@ def _serve(channel: socket.socket) -> Callable[[], None]:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, int | str]:
-    """What the owner is told. A child comes back from here too."""
-    if "ended" in request:
-        return {"answer": os.waitid(os.P_PID, request["ended"], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None}
-    if "reap" in request:
-        return {"answer": os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])}
-    if not _is_single_threaded():
-        return {"error": f"the template has threads: {os.listdir('/proc/self/task')}"}
+    """What the owner is told; an error is told too, because the template's end would be the end of all its children. A child comes back from
+    here as well."""
     try:
+        if "ended" in request:
+            return {"answer": os.waitid(os.P_PID, request["ended"], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None}
+        if "reap" in request:
+            return {"answer": os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])}
+        if not _is_single_threaded():
+            return {"error": f"the template has threads: {os.listdir('/proc/self/task')}"}
         return {"answer": os.fork()}
     except OSError as error:
         return {"error": str(error)}

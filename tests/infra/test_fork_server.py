@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.fork_server import Template, launch_template
+from infra.fork_server import ForkedProcess, Template, launch_template
 from infra.processes import stop_all, wait_ready, wait_until
 from schemas.errors import Unavailable
 
@@ -90,6 +90,20 @@ def test_a_child_that_is_stopped_or_killed_is_reaped_only_when_asked(template: T
     stop_all(children)
     assert [child.process.returncode for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
     assert not Path(f"/proc/{children[1].pid}").exists()
+
+
+def test_a_template_that_is_asked_for_a_child_that_was_reaped_says_so_and_goes_on(template: Template, tmp_path: Path) -> None:
+    first = template.start_child("f", "warm_targets:fail", [], tmp_path / "log").process
+    second = ForkedProcess(template, first.pid)  # as another thread sees it that asks in the same moment
+    assert first.wait(30) == 3
+    assert second.has_ended()
+    second.poll()
+    assert template.start_child("f", "warm_targets:fail", [], tmp_path / "log").process.wait(30) == 3
+
+
+def test_what_a_template_cannot_do_is_said_in_its_own_words(template: Template) -> None:
+    with pytest.raises(Unavailable, match="No child processes"):
+        template._ask({"reap": os.getpid()})
 
 
 def test_a_failpoint_is_armed_by_the_childs_own_environment(template: Template, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Files that are either not there or complete, also after a power cut.
 
-Here: durable writes, exclusive creates, copies by link, checksums. Not here: which files the index store has (infra/index/store.py).
+Here: durable writes, exclusive creates, a copy by link, checksums. Not here: which files the index store has (infra/index/store.py).
 Invariants (I5): a visible file never changes; a writer makes a temporary file in the same folder, fsyncs it, puts it in place by rename or
 link, and fsyncs the folder. An exclusive create is a link, never O_EXCL followed by a write: a writer that dies between the two would leave
 a visible, incomplete file for ever (protocol B1).
 Source: LevelDB db/filename.cc (SetCurrentFile) for the order of the steps.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -57,6 +58,11 @@ def _write_temporary(folder: Path, data: bytes) -> Path:
     return Path(name)
 
 
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed because there is no room: on the disk, or in the user's quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make the names in `folder` durable (a rename or link is lost by a power cut until then)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -68,10 +74,15 @@ def fsync_folder(folder: Path) -> None:
 
 def fsync_tree(folder: Path) -> None:
     """Make every file and every name below `folder` durable, the deepest first."""
-    for parent, _, names in os.walk(folder, topdown=False):
+    for parent, _, names in os.walk(folder, topdown=False, onerror=_raise):
         for name in names:
             _fsync_file(Path(parent, name))
         fsync_folder(Path(parent))
+
+
+def _raise(error: OSError) -> None:
+    """Without it os.walk leaves a folder that cannot be read out in silence."""
+    raise error
 
 
 def _fsync_file(path: Path) -> None:
@@ -91,25 +102,6 @@ def link_or_copy(source: Path, target: Path) -> None:
             raise
         shutil.copyfile(source, target)
         _fsync_file(target)
-
-
-def link_or_copy_tree(source: Path, target: Path, link_suffixes: tuple[str, ...] = (".sst",)) -> None:
-    """Make folder `target` hold the files of `source`: those with a suffix of `link_suffixes` by link, the rest by copy.
-
-    Only files that nobody writes again may be linked: a program that rewrites its copy in place (RocksDB does so with its small
-    files, even when it opens read-only) would change the source through the link (protocol B14). `target` must not exist.
-    """
-    target.mkdir(parents=True)
-    for parent, folders, names in os.walk(source):
-        inside = target / Path(parent).relative_to(source)
-        for folder in folders:
-            (inside / folder).mkdir()
-        for name in names:
-            if name.endswith(link_suffixes):
-                link_or_copy(Path(parent, name), inside / name)
-            else:
-                shutil.copyfile(Path(parent, name), inside / name)
-    fsync_tree(target)
 
 
 def sha256_of_file(path: Path) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.failpoints import failing_disk
-from infra.files import TEMPORARY_PREFIX
+from infra.files import TEMPORARY_PREFIX, is_disk_full
 from schemas.errors import Unavailable
 
 _PREFIX = f"{TEMPORARY_PREFIX}scratch-"
@@ -66,5 +66,5 @@ def disk_errors(what: str) -> Iterator[None]:
             raise failing
         yield
     except OSError as error:
-        code = "disk_full" if error.errno in (28, 122) else "store_unwritable"
+        code = "disk_full" if is_disk_full(error) else "store_unwritable"
         raise Unavailable(code, f"{what} cannot be written for the index store: {error}", 5.0) from error

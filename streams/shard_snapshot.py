@@ -1,7 +1,7 @@
 """Snapshots of shards in the index store: put from a checkpoint, found, and restored into a new owner's directory (protocol A7, A8).
 
 Here: the files. Not here: when one is taken (core/snapshots.py), which one a shard starts from and the checks of the log (shard_start.py), which
-are removed (core/retention.py).
+are removed (schemas/index/retention.py).
 Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together; its manifest is put last,
 so half of a snapshot is never one. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and appears
 under its name in one rename: a kill in between leaves a folder that nobody opens and the next start removes.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import failpoint
-from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, sha256_of_file
+from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, is_disk_full, sha256_of_file
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Unavailable
@@ -83,7 +83,7 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
         staged.rename(directory)
         fsync_folder(directory.parent)
     except OSError as error:
-        code = "disk_full" if error.errno in (28, 122) else "snapshot_unrestored"
+        code = "disk_full" if is_disk_full(error) else "snapshot_unrestored"
         raise Unavailable(code, f"{snapshot.directory} could not be restored to {directory}: {error}", 5.0) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from infra.failpoints import failpoint
-from infra.index.store import IndexStore, check_exclusive_create
+from infra.index.store import IndexStore, check_exclusive_create, read_if_there
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
 from schemas.index.lifecycle import EntryKind
@@ -67,12 +67,7 @@ class ControlLog:
         raise Unavailable("control_log_contended", f"{_CONFLICTS_MAX} other entries came first; too many writers on {self.store.url}")
 
     def _read(self, number: int) -> bytes | None:
-        try:
-            return self.store.get(control_path(number), CONTROL_ENTRY_BYTES_MAX)
-        except Unavailable as error:
-            if error.code == "missing_file":
-                return None
-            raise
+        return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
 
     def _check_gap(self) -> None:
         """Once per log: entries beyond the first missing number mean that an entry was lost, and the fold would stop there in silence."""

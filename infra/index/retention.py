@@ -9,7 +9,7 @@ before it goes, because somebody may have put the same bytes again since the pla
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from infra.index.store import IndexStore
+from infra.index.store import IndexStore, read_if_there
 from schemas.errors import Unavailable
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
@@ -26,7 +26,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
     for path in [f.path for f in files if f.path.endswith(".json")]:
-        raw = _read(store, path)
+        raw = read_if_there(store, path)
         segments = path.split("/")
         if raw is None:
             continue
@@ -49,15 +49,6 @@ def _is_wanted(state: ControlState, version: int, revision: int) -> bool:
 def _look(store: IndexStore, path: str) -> StoreFile | None:
     try:
         return StoreFile(path, store.modified_ms(path), store.size_bytes(path))
-    except Unavailable as error:
-        if error.code == "missing_file":
-            return None
-        raise
-
-
-def _read(store: IndexStore, path: str) -> bytes | None:
-    try:
-        return store.get(path)
     except Unavailable as error:
         if error.code == "missing_file":
             return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, put_exclusive, sha256_of_file
+from infra.files import TEMPORARY_PREFIX, fsync_folder, is_disk_full, link_or_copy, put_exclusive, sha256_of_file
 from infra.index.file_cache import bad_part_file
 from infra.index.store_path import check_store_path
 from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
@@ -123,6 +123,16 @@ def open_index_store(url: str) -> IndexStore:
         raise Misconfigured("index_store_url", f"index store {url!r} cannot be used: {error}") from error
 
 
+def read_if_there(store: IndexStore, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes | None:
+    """The bytes of a file; None where there is no such file. Raises what `IndexStore.get` raises otherwise."""
+    try:
+        return store.get(path, bytes_max)
+    except Unavailable as error:
+        if error.code == "missing_file":
+            return None
+        raise
+
+
 def check_exclusive_create(store: IndexStore) -> None:
     """Of two creates of one file the second is refused: the control log rests on it, and some S3-compatible stores ignore the condition.
 
@@ -184,7 +194,7 @@ class FolderStore:
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
         """See IndexStore."""
-        with self._missing(path), os.fdopen(os.open(self.local_path(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with self._errors(path), os.fdopen(os.open(self.local_path(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
             raise Corrupted("file_too_large", f"{path} in {self.root} has more than {bytes_max} bytes")
@@ -192,40 +202,42 @@ class FolderStore:
 
     def exists(self, path: str) -> bool:
         """See IndexStore."""
-        return self.local_path(path).is_file()
+        with self._errors(path):
+            return self.local_path(path).is_file()
 
     def list(self, prefix: str = "") -> list[str]:
         """See IndexStore."""
         start = self.local_path(prefix.rpartition("/")[0]) if "/" in prefix else self.root
         found: list[str] = []
-        for parent, folders, names in os.walk(start, followlinks=False):
-            folders[:] = [f for f in folders if not f.startswith(TEMPORARY_PREFIX)]
-            inside = Path(parent).relative_to(self.root)
-            found += [(inside / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]
+        with self._errors(prefix):
+            for parent, folders, names in os.walk(start, onerror=_raise_unless_gone):
+                folders[:] = [f for f in folders if not f.startswith(TEMPORARY_PREFIX)]
+                inside = Path(parent).relative_to(self.root)
+                found += [(inside / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]
         return sorted(path for path in found if path.startswith(prefix))
 
     def list_files(self, prefix: str = "") -> "list[StoreFile]":
         """See IndexStore. Files that somebody removes at the same moment are left out."""
         found = []
         for path in self.list(prefix):
-            with contextlib.suppress(FileNotFoundError):
+            with self._errors(path), contextlib.suppress(FileNotFoundError):
                 status = (self.root / path).stat()
                 found.append(StoreFile(path, status.st_mtime_ns // 1_000_000, status.st_size))
         return found
 
     def size_bytes(self, path: str) -> int:
         """See IndexStore."""
-        with self._missing(path):
+        with self._errors(path):
             return self.local_path(path).stat().st_size
 
     def modified_ms(self, path: str) -> int:
         """See IndexStore."""
-        with self._missing(path):
+        with self._errors(path):
             return self.local_path(path).stat().st_mtime_ns // 1_000_000
 
     def sha256(self, path: str) -> str:
         """See IndexStore."""
-        with self._missing(path):
+        with self._errors(path):
             return sha256_of_file(self.local_path(path))
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
@@ -235,7 +247,7 @@ class FolderStore:
         sha256 = self.sha256(path) if verify and size == file.size_bytes else ""
         if size != file.size_bytes or (verify and sha256 != file.sha256):
             raise bad_part_file(path, file, size, sha256)
-        with self._missing(path):
+        with self._errors(path):
             (link_or_copy if link else shutil.copyfile)(self.local_path(path), into)
 
     def uri(self, path: str) -> str:
@@ -280,15 +292,23 @@ class FolderStore:
         return target
 
     @contextlib.contextmanager
-    def _missing(self, path: str) -> Iterator[None]:
+    def _errors(self, path: str) -> Iterator[None]:
+        """The one place where errors of reading become ours."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
             raise Unavailable("missing_file", f"{path} is not in the index store {self.root}; read the control log again") from error
         except OSError as error:
-            if error.errno in (28, 122):
+            if is_disk_full(error):
                 raise Unavailable("disk_full", f"{path} of {self.root} cannot be copied: {error}", 5.0) from error
             raise Unavailable("store_unreadable", f"{path} in {self.root} cannot be read: {error}") from error
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """What os.walk is to do where a folder cannot be read: by itself it would leave the folder out in silence, and retention would remove what the
+    manifests in it name."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _make_folder(folder: Path) -> None:

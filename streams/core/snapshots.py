@@ -1,6 +1,6 @@
 """When a shard takes a snapshot of itself. Pure.
 
-Not here: the files (streams/shard_snapshot.py), the start (streams/shard_start.py), removal (core/retention.py).
+Not here: the files (streams/shard_snapshot.py), the start (streams/shard_start.py), removal (schemas/index/retention.py).
 Invariants: between two snapshots of a shard that moves lies at most `interval_ms`, which is at most half of the shortest retention of its topics
 (A6, A8), so the newest but one can always be completed from the log; and at most about `updates_max` updates, so a new owner is ready in seconds.
 """

@@ -14,8 +14,8 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
-from infra.index.store import IndexStore
-from schemas.errors import AifError, Corrupted, Unavailable
+from infra.index.store import IndexStore, read_if_there
+from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
@@ -48,12 +48,7 @@ class Publication:
 
     def read_manifest_bytes(self, wanted: Revision) -> bytes | None:
         """The revision's manifest, if somebody has made it."""
-        try:
-            return self.store.get(manifest_path(wanted.version, wanted.revision))
-        except Unavailable as error:
-            if error.code == "missing_file":
-                return None
-            raise
+        return read_if_there(self.store, manifest_path(wanted.version, wanted.revision))
 
     def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal]) -> bytes:
         """Creates the manifest of a complete set of seals. The bytes that are in the store afterwards, ours or another worker's."""

@@ -1,5 +1,6 @@
 """The index store in a folder: which URLs are one, and no way out of it. What every store promises: test_store_contract.py."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.index.store import FolderStore, IndexStore, open_index_store
-from schemas.errors import Corrupted, Misconfigured
+from schemas.errors import Corrupted, Misconfigured, Unavailable
 
 
 @pytest.fixture
@@ -42,6 +43,25 @@ def test_a_list_has_no_unfinished_files(store: IndexStore) -> None:
     assert store.list("versions/1/0/seals/00001") == ["versions/1/0/seals/00001-b.json"]
     assert store.list("nothing/here/") == []
     assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_read_fails_the_list_and_is_never_taken_for_an_empty_one(
+    store: IndexStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_bytes("versions/1/0/manifest.json", b"")
+    store.put_bytes("versions/1/full/a/b", b"")
+    scandir = os.scandir
+
+    def fail(path: str) -> object:
+        if str(path).endswith("/versions/1/0"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(Unavailable, match="store_unreadable"):
+        store.list("versions/")
+    with pytest.raises(Unavailable, match="store_unreadable"):
+        store.list_files("versions/")
 
 
 def test_remove_takes_the_empty_folders_along_and_twice_is_fine(store: IndexStore) -> None:

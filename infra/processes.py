@@ -1,7 +1,7 @@
 """Child processes that do not outlive us, and waiting for a condition instead of sleeping.
 
 Here: start a program in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports.
-Not here: what the children are (infra/broker/server.py, infra/demo.py).
+Not here: what the children are (infra/broker/server.py, infra/demo/stage.py).
 Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. The kernel ties that
 to the *thread* that forked, so every child is forked by one thread that lives as long as the process.
 """

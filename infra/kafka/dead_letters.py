@@ -25,7 +25,6 @@ ATTEMPT_HEADER = "aif.attempt"  # of a record that is sent again
 FROM_HEADER = "aif.redriven_from"
 _ADDED = 11  # headers of `encode_dead_letter`, after those of the record
 _ATTEMPT_DIGITS_MAX = 6
-DISPOSITIONS = frozenset({"malformed", "schema", "semantic", "poison", "exhausted"})
 _REASON_CHARS_MAX = 1_000
 
 

@@ -27,7 +27,6 @@ from schemas.events import (
     BehavioursRecord,
     CheckpointRecord,
     ImpressionRecord,
-    IndexEvent,
     ItemFeaturesRecord,
     ItemFeaturesUpdate,
     NewItem,
@@ -40,7 +39,6 @@ from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
 from schemas.topics import (
     IMPRESSIONS,
-    INDEX_EVENTS,
     ITEM_FEATURES,
     MODEL_CHECKPOINTS,
     NEW_ITEMS,
@@ -144,10 +142,6 @@ class Publisher:
     def publish_checkpoint_file(self, path: Path, label: str | None = None, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> Delivered:
         """Point to the checkpoint file at `path` and wait until that is delivered; `.offset` is the version number."""
         return self.publish_checkpoint(read_checkpoint_pointer(path, label)).result(timeout_s)
-
-    def publish_index_event(self, record: IndexEvent) -> Delivery:
-        """A hint for people and metrics."""
-        return self._send(INDEX_EVENTS, 0, str(record.version), encode_record(record))
 
     # --- many events ---
 

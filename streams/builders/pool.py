@@ -84,7 +84,7 @@ class BuilderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the builders that run, for tests and status."""
+        """Process ids of the builders that run."""
         return [seat.child.pid for seat in self._seats if seat.child is not None]
 
     def __enter__(self) -> Self:

@@ -189,11 +189,6 @@ def encode_stored_order(features: bytes, embedding: bytes | None) -> bytes:
     return features[18:36] + changed + hashed.to_bytes(8, "little") + features[36:37]
 
 
-def encode_orders(orders: list[tuple[int, int, int, int, int, int, int]]) -> np.ndarray:
-    """ORDER array [R] of R tuples of `order_of`."""
-    return np.array(orders, ORDER)
-
-
 def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:
     """Whether a row of the incremental part was made by updates before the offsets `before` of both topics. A tombstone never counts."""
     order = np.frombuffer(increment, ORDER, 1)[0]

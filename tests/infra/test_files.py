@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.files import link_or_copy_tree, put_exclusive, sha256_of_file, write_file_durably
+from infra.files import put_exclusive, sha256_of_file, write_file_durably
 
 
 def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -46,17 +46,6 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_file_durably(tmp_path / "folder", b"cannot replace a folder")
     assert os.listdir(tmp_path) == ["folder"]
-
-
-def test_a_tree_is_linked_where_files_never_change_and_copied_elsewhere(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "deep").mkdir(parents=True)
-    (source / "deep" / "1.sst").write_bytes(b"table")
-    (source / "CURRENT").write_bytes(b"name")
-    link_or_copy_tree(source, tmp_path / "target")
-    (tmp_path / "target" / "CURRENT").write_bytes(b"rewritten by a reader")
-    assert (source / "CURRENT").read_bytes() == b"name"
-    assert (source / "deep" / "1.sst").samefile(tmp_path / "target" / "deep" / "1.sst")
 
 
 def test_the_checksum_is_that_of_the_whole_file(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from streams.core.item_state import (
     encode_embedding_component,
     encode_features_component,
     encode_order,
-    encode_orders,
     encode_raw_features,
     encode_stored_order,
     fold_embedding,
@@ -131,7 +130,7 @@ def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_
     features = held_features((3, 9, 0), False, b"{}", (2, 4, 1))
     assert order_of(features, None) == (2, 4, 1, -1, 0, input_hash(b"{}", b""), 0)
     embedding = held_embedding((8, 2), b"abcd", (6, 0))
-    order = encode_orders([order_of(features, embedding)])[0]
+    order = np.array([order_of(features, embedding)], ORDER)[0]
     assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(b"{}", b"abcd")
     assert order_of(held_features((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
 
@@ -148,10 +147,10 @@ def test_the_order_cut_from_stored_bytes_is_that_of_the_decoded_components(
     features = held_features((5, offset + 9, index), False, raw, (3, offset, index))
     embedding = None if values is None else held_embedding((offset + 7, 1), np.array(values, np.float32).tobytes(), (offset, index))
     stored = None if embedding is None else encode_embedding_component(embedding)
-    assert encode_stored_order(encode_features_component(features), stored) == encode_orders([order_of(features, embedding)]).tobytes()
+    assert encode_stored_order(encode_features_component(features), stored) == np.array([order_of(features, embedding)], ORDER).tobytes()
 
 
 def test_an_orders_bytes_are_those_of_the_array_form() -> None:
     features, embedding = held_features((9, 8, 7), False, b'{"a":1}', (3, 1 << 40, 255)), held_embedding((5, 0), b"\x00" * 8, (4, 2))
     for some in (embedding, None):
-        assert encode_order(features, some) == encode_orders([order_of(features, some)]).tobytes()
+        assert encode_order(features, some) == np.array([order_of(features, some)], ORDER).tobytes()

@@ -1,14 +1,14 @@
-"""The stateless alternative to the pool: call 1 hands the user's state to the client, as Base64 text, and call 2 brings it back.
+"""The stateless alternative to the state pool: call 1 gives the user's state to the client as Base64 text, and call 2 brings it back.
 
     text      Base64 of [ signature, 32 bytes | length of the head, 4 bytes | head, JSON | state, serving/engine/state_bytes.py ]
-    head      user, version token, when it was made
+    head      user, version token, time of creation
     signature HMAC-SHA256 under the key of the settings, over the name of the index and all that follows
 
-Any server with the same key and the same index takes it, so the two calls need not meet on one server; it costs the transport (the paper's Base64 adds a
-third), 0.3 ms on either side, and no memory between the calls. Off without a key.
-Here: seal and open. Not here: what a state is (engine), when one is asked for (user_call.py), what call 2 does without one (user_rungs.py).
-Invariant: nothing of a text is decoded before its signature is right; a right one that is too old or of a version that is gone is no error: it is a
-lost state, and the ladder goes on.
+Any server with the same key and the same index accepts it, so the two calls need not reach the same server. It costs bandwidth (Base64 adds a third, as
+in the paper) and 0.3 ms on either side, but no memory between the calls. Without a key it is off.
+Here: sealing and opening. Not here: what a state is (engine), when one is asked for (user_call.py), what call 2 does without one (user_rungs.py).
+Invariant: nothing is decoded before the signature was verified. A valid state that is too old, or of a version that is gone, is not an error: it counts
+as lost, and the ladder goes on to the next rung.
 """
 
 import base64
@@ -34,14 +34,14 @@ _FORM = b"aif user state 1"
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state that came with call 2, and the version token it was made under."""
+    """A state that came with call 2, and the token of the version that it was made on."""
 
     token: str
     state: UserState
 
 
 class CarriedStates:
-    """Seals and opens. `index` names the index whose versions the states belong to; `events` counts sealed, too_large, opened, expired, refused."""
+    """Seals and opens states of the versions of one `index`. `events` counts: sealed, too_large, opened, expired, refused."""
 
     def __init__(self, key: SecretStr | None, index: str, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
         self._key = None if key is None else key.get_secret_value().encode()
@@ -49,7 +49,7 @@ class CarriedStates:
         self.events: Counter[str] = Counter()
 
     def seal(self, user: Id, token: str, state: UserState) -> str | None:
-        """The text for the client; None where it would be larger than what call 2 takes. Raises RejectedInput (`user_state_off`)."""
+        """The text for the client; None if it would be larger than call 2 accepts. Raises RejectedInput (`user_state_off`)."""
         key = self._expect_key()
         assert isinstance(state, NamedState)
         head = json.dumps({"user": user, "token": token, "made_ms": int(self._clock() * 1000)}).encode()
@@ -61,7 +61,7 @@ class CarriedStates:
         return base64.b64encode(self._sign(key, signed) + signed).decode()
 
     def open(self, text: str, user: Id) -> Carried | None:
-        """The state in a text; None where it is too old. Raises RejectedInput (`user_state_off`, `bad_user_state`)."""
+        """The state in the text; None if it is too old. Raises RejectedInput (`user_state_off`, `bad_user_state`)."""
         key = self._expect_key()
         try:
             raw = base64.b64decode(text, validate=True)

@@ -1,9 +1,9 @@
-"""The time a request has, from the moment its first byte was seen.
+"""The time that a request has, counted from its arrival.
 
-Here: what is left of it, and waiting for the engine no longer than that. Not here: which routes have a deadline (http_api.py).
-Invariant: time is monotonic; nobody subtracts two wall clocks.
-The wait is one future, woken from the engine's thread by one call: asyncio's own forms (`wrap_future` inside `wait_for`) are three of each and two turns
-of the loop more, 20 us of every request where caches are warm and three times that where the engine has just emptied them.
+Here: how much of it is left, and waiting for the engine no longer than that. Not here: which routes have a deadline (protocols/).
+Invariant: only the monotonic clock is read; the difference of two wall clocks may be wrong.
+The wait uses one future, which the engine's thread wakes with one call. asyncio's own way (`wrap_future` inside `wait_for`) takes three futures, three
+calls and two more turns of the loop: 20 us per request with warm caches, 60 us after the engine has emptied them.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ _WITHDRAWN_RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`received_s` on the monotonic clock, and the budget from there."""
+    """`received_s`: arrival on the monotonic clock; `budget_ms`: the time from there."""
 
     received_s: float
     budget_ms: int
 
     def took_ms(self) -> float:
-        """Milliseconds since the request came."""
+        """Milliseconds since the request arrived."""
         return (time.monotonic() - self.received_s) * 1000
 
     def left_s(self) -> float:
-        """Seconds that are left; raises Unavailable (`deadline_passed`) when none are."""
+        """Seconds that are left. Raises Unavailable (`deadline_passed`) if none are."""
         left = self.received_s + self.budget_ms / 1000 - time.monotonic()
         if left <= 0:
             raise self.passed("the request was not answered")
         return left
 
     def passed(self, what: str) -> Unavailable:
-        """The error that says so."""
+        """The error that says that the deadline has passed; `what` begins its message."""
         return Unavailable(
             "deadline_passed",
             f"{what} within its deadline of {self.budget_ms} ms; allow more with deadline_ms or x-aif-deadline-ms, or send less",
@@ -48,9 +48,9 @@ class Deadline:
         )
 
     async def wait_for(self, future: "concurrent.futures.Future[T]") -> T:
-        """The result of an engine future, or `deadline_passed`; then the work is cancelled unless it has begun.
+        """The result of an engine future. Raises Unavailable (`deadline_passed`) after the deadline; then work that has not begun is cancelled.
 
-        Work that somebody else cancelled meanwhile was withdrawn (paced_engine.py): `overloaded`.
+        Raises Unavailable (`overloaded`) if the paced engine withdrew the work meanwhile (paced_engine.py), and whatever error the future has.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -60,7 +60,7 @@ class Deadline:
                 ended.set_result(None)
 
         def wake(done: "concurrent.futures.Future[T]") -> None:
-            if not loop.is_closed():  # whoever waited is gone with it
+            if not loop.is_closed():  # the waiting request is gone with its loop
                 loop.call_soon_threadsafe(end)
 
         timer = loop.call_later(self.left_s(), end)

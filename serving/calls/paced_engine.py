@@ -1,10 +1,10 @@
-"""The engine with a watch: what each piece of work took, and so how long the next one would wait.
+"""The engine behind an admission control: it measures what each piece of work takes, predicts waits, and refuses work that would wait too long.
 
-Here: measuring from outside (the engine works in order of arrival, so a piece began when it came or when the one before it was done, whichever was
-later; what it computes beside another piece costs the less), the work that waits, refusals in words. In a flood a refusal is found once and given to
-everybody until a place may be free: who is refused costs the cores that compute nearly nothing. Not here: the arithmetic (core/admission.py), the
-engine's own bound on its queue (engine/loop.py).
-Used from the event loop; futures end in the engine's threads, so the books are under a lock.
+Here: measuring from outside, the list of waiting work, the refusals as errors. Not here: the arithmetic (core/admission.py), the engine's own bound on
+its queue (engine/loop.py).
+- The engine works in the order of arrival. So a piece of work began when it was submitted or when the piece before it was done, whichever was later.
+- In a flood, one decision is given to every request until a place may be free. So a refusal costs almost no time of the cores that compute.
+- Called from the event loop. Futures finish in the engine's threads, so a lock protects the state.
 """
 
 import threading
@@ -37,7 +37,7 @@ from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, 
 
 
 class PacedEngine:
-    """Takes work as the engine does. `work_max`: how many times the mean work may wait before one more is refused."""
+    """Takes the same work as the engine. `work_max`: how much work may wait before the next request is refused, in multiples of the mean work."""
 
     def __init__(
         self, engine: Engine, metrics: Metrics, work_max: float = QUEUED_WORK_MAX, clock: Callable[[], float] = time.perf_counter
@@ -46,34 +46,34 @@ class PacedEngine:
         self._lock = threading.Lock()
         self._waiting: dict[Future[Any], tuple[Sequence[Job], float]] = {}
         self._waiting_ms = 0.0
-        self._began_s = self._clock()  # when the piece that is being computed began, if there is one
-        self._closed, self._closed_until_s = Refusal("", 0.0), 0.0  # what everybody is told until then
-        self._turned_away = 0  # who is not in `offered` yet
+        self._began_s = self._clock()  # when the engine began the piece of work that it computes now
+        self._closed, self._closed_until_s = Refusal("", 0.0), 0.0  # the refusal that every request gets until then
+        self._turned_away = 0  # refused requests that `offered` does not include yet
         self._refused: dict[str, Counter] = {}  # by reason
         self.costs, self.offered = Costs(), Offered()
 
     def status(self) -> EngineStatus:
-        """The engine's."""
+        """The engine's status."""
         return self._engine.status()
 
     def submit_user(self, work: UserWork, *, asked_for: bool = True) -> "Future[UserResult]":
-        """Call 1. Not `asked_for`: the server's own work, which is no load that anybody offers; else it would refuse a lone client for it."""
+        """Call 1. `asked_for` False: the server's own work, which must not count as offered load; a lone client would be refused because of it."""
         return self._watch(self._engine.submit_user, work, [Job("user", len(work.behaviours))], asked_for)
 
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
-        """Call 2, with the user half where no state comes with it."""
+        """Call 2, including the user half if the work brings no state."""
         half = [] if work.state is not None else [Job("user", 0 if work.user is None else len(work.user.behaviours))]
         return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))])
 
     def queue_ms(self) -> float:
-        """How long a piece of work that came now would wait."""
+        """Milliseconds that a piece of work submitted now would wait."""
         with self._lock:
             if not self._waiting:
                 return 0.0
             return max(0.0, self._waiting_ms - (self._clock() - self._began_s) * 1000)
 
     def load(self) -> float:
-        """The load that is offered now, what is refused included: 1 = as much as the engine can do."""
+        """The load offered now, refused requests included; 1 = as much as the engine can do."""
         if self._turned_away:
             with self._lock:
                 self._offer(self.costs.mean_ms, self._turned_away)
@@ -81,16 +81,16 @@ class PacedEngine:
         return self.offered.now(self._clock() * 1000, self.costs.mean_ms)
 
     def predict_ms(self, kind: str, size: int) -> float:
-        """What such a piece would take."""
+        """Predicted milliseconds of such work. `kind`: "user" or "rank"; `size`: behaviours or candidates."""
         return predict_ms(self.costs, Job(kind, size))
 
     def doubt(self, kind: str, size: int) -> None:
-        """Such a piece was avoided because it would take too long."""
+        """Notes that such work was avoided because it would take too long. The prediction falls a little, so that it is tried again some day."""
         with self._lock:
             self.costs = fold_doubt(self.costs, Job(kind, size))
 
     def check_queue(self) -> None:
-        """Raises Unavailable (`overloaded`) where one more request would wait too long, whatever it asks; in a flood those that wait are judged anew."""
+        """Raises Unavailable (`overloaded`) if one more request, of any kind, would wait too long. In a flood, waiting work is judged again too."""
         now_s = self._clock()
         if now_s < self._closed_until_s:
             self._refuse(self._closed, "queue")
@@ -98,14 +98,14 @@ class PacedEngine:
         refusal = decide_queue(self.costs, self.queue_ms(), self._work_max, load)
         if refusal is not None and len(self._waiting) > 1:
             self._withdraw_beyond(queue_ms_max(self.costs, self._work_max, load), load)
-        elif refusal is not None:  # nobody waits who might be withdrawn
+        elif refusal is not None:  # there is no waiting work to withdraw
             self._closed, self._closed_until_s = refusal, now_s + refusal.holds_ms / 1000
         self._refuse(refusal, "queue")
 
     def check_work(self, work_ms: float, left_s: float) -> None:
-        """The same for a request that is known now, and where its deadline would pass before an answer of `work_ms`.
+        """Raises Unavailable (`overloaded`) as `check_queue` does, and also if a request of `work_ms` cannot be answered within `left_s`.
 
-        Asked right before the work is handed over: others came in while its body was read.
+        Called right before the work is submitted, because other requests came while its body was read.
         """
         self.check_queue()
         self._refuse(decide_deadline(self.queue_ms(), work_ms, left_s * 1000), "deadline")
@@ -123,8 +123,7 @@ class PacedEngine:
         self._refused[reason].inc()
 
     def _withdraw_beyond(self, bound_ms: float, load: float) -> None:
-        """Cancels rankings that would begin later than the bound; who waits for one hears that it was withdrawn (deadline.py). A user half is kept:
-        several may wait for it."""
+        """Cancels rankings that would begin later than the bound; deadline.py tells their requests. User halves stay: several requests may wait for one."""
         with self._lock:
             waiting, spent_ms = list(self._waiting.items()), (self._clock() - self._began_s) * 1000
         kept = count_kept([predicted for _, (_, predicted) in waiting], spent_ms, bound_ms, load)

@@ -1,8 +1,9 @@
-"""Call 2: candidates in, top-k out, wholly from one version; and prerank, which is both calls in one.
+"""Call 2: candidates in, top-k out, all from one version. And prerank, which is both calls in one.
 
-Here: which version answers, and what the answer says of itself. Not here: whose user half it stands on (user_rungs.py), scores (engine), the answer's
-form (answer_body.py, open_inference.py).
-Version: the token's if it is resident, else the current one with `version_changed`; consistency "pinned" refuses instead of changing.
+    plan the request -> choose the version -> find the user half (user_rungs.py) -> rank in the engine -> describe the answer
+
+Here: these steps. Not here: scores (engine), the form of an answer (protocols/answer_body.py, protocols/open_inference.py).
+Version: the one of the request's token if it is resident. If not, the current one, and the answer says `version_changed`; a pinned request is refused.
 """
 
 import time
@@ -31,7 +32,7 @@ Request = RankRequest | PrerankRequest
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One request, decoded: what the engine is asked for, whatever version ends up answering."""
+    """One request, decoded: what the engine is asked for, before the version and the user half are chosen."""
 
     request: Request
     asked: Asked
@@ -40,13 +41,13 @@ class _Plan:
     pinned: bool
 
     def work(self, half: Half) -> RankWork:
-        """On the version of the half."""
+        """The engine's work on this user half, and so on its version."""
         return RankWork(self.item_ids, self.request.top_k, half.state, half.work, self.request.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A ranking before it has a protocol's form: the engine's arrays, and what the answer says of itself."""
+    """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself."""
 
     request_id: str
     result: RankResult
@@ -55,12 +56,12 @@ class Ranked:
 
     @property
     def age_s(self) -> float | None:
-        """Age of the newest source record in the rows; None where there is none."""
+        """Age in seconds of the newest source record in the rows; None if there is none."""
         return max(0.0, time.time() - self.result.source_ms / 1000) if self.result.source_ms > 0 else None
 
 
 class RankCall:
-    """POST /v1/rank and POST /v1/prerank, and the inferences of the Open Inference Protocol."""
+    """Answers POST /v1/rank, POST /v1/prerank and the inferences of the Open Inference Protocol."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class RankCall:
         metrics: Metrics,
         sample: Callable[[RankWork, RankResult], None] = lambda work, result: None,
     ) -> None:
-        """`sample` is offered every answer, with the work it came from."""
+        """`sample` is called with every answer and the work it came from."""
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
         self._sample = sample
         self._rungs = UserRungs(engine, users)
@@ -83,7 +84,7 @@ class RankCall:
             if isinstance(request.consistency, AtLeast):
                 await wait_for_watermark(self._engine, request.consistency, plan.token.version if plan.token else None, deadline)
             result, rung = await self._rank(plan, deadline)
-            # A flip between the wait and the turn may answer from another slot; then wait for that one.
+            # A flip between the wait and the ranking may give the answer of another version; then wait for that one.
             if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
                 return self._describe(plan, result, rung)
 
@@ -103,7 +104,7 @@ class RankCall:
         except Incompatible as error:
             if error.code != "version_gone" or plan.pinned:
                 raise
-            found = await self._users.find(plan.asked)  # it went in this very moment: once more, on the current one
+            found = await self._users.find(plan.asked)  # the version was dropped in between: once more, on the current one
             half = Half(Rung.INLINE, work=found.work(None), found=found)
             result = await self._score(plan, half, deadline)
         self._keep(plan, half, result)
@@ -111,14 +112,14 @@ class RankCall:
         return result, half.rung
 
     async def _score(self, plan: _Plan, half: Half, deadline: Deadline) -> RankResult:
-        """The engine's answer on one half, which ends with it."""
+        """The engine's answer on one user half; the half is given back in any case."""
         try:
             return await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
         finally:
             half.end()
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
-        """A state made here from the server's own view is good for this user's next request too, the empty one for everybody's."""
+        """Keeps a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""
         if half.rung is Rung.INLINE and half.found is not None and half.found.offsets is not None:
             self._users.keep(plan.asked, half.found, result.state)
         elif half.rung is Rung.ITEM_PRIOR and half.state is None:
@@ -138,7 +139,7 @@ class RankCall:
 
 
 def _degraded(plan: _Plan, result: RankResult, rung: Rung) -> list[str]:
-    """Why this answer is less than it could be."""
+    """The reasons why this answer is worse than it could be."""
     reasons = {
         "unknown_items": result.unknown_count > 0,
         "cold_user": result.state.cold and rung not in DEGRADED,

@@ -1,12 +1,13 @@
-"""The states that call 1 left for call 2: a pool bounded in entries and bytes, least recently used first out, never what a request in flight holds.
+"""The user states that call 1 left for call 2: a pool with bounds on entries and bytes.
 
-Here: keys, leases, bounds, age, and what makes a state stale. Not here: how a state is made (the engine), by whom at a time (user_flights.py), which
-state a request takes (user_rungs.py).
-Key = (user, version), plus the request id when the request carried the user's history itself (protocol C5). A state of the server's own
-view of a user remembers the offsets of that history: a newer behaviour makes it stale. A stale state stays until a fresh one replaces it: it is a rung
-of the ladder.
-Invariant: `size_bytes` and `len` never exceed their bounds; a state that finds no room, because requests hold all of it, serves its own request and is
-not kept. Everything runs in the server's event loop, so there is no lock.
+Here: keys, leases, bounds, age, staleness. Not here: how a state is made (engine), that it is made only once (user_flights.py), which state a request
+takes (user_rungs.py).
+- The key is (user, version), plus the request id if the request itself brought the user's history (protocol C5).
+- A state made from the server's own view of a user remembers the offsets of that history; a newer behaviour makes it stale. A stale state stays until a
+  fresh one replaces it, because it is a rung of the ladder.
+- The least recently used state is evicted first, but never one that a request holds. If requests hold all the room, a new state serves its own request
+  and is not kept. So `size_bytes` and `len` never exceed their bounds.
+- Everything runs in the server's event loop, so there is no lock.
 """
 
 import time
@@ -21,12 +22,12 @@ from serving.engine.work import UserState
 from serving.users.user_store import HistoryOffsets
 
 TTL_S_DEFAULT = 600.0
-_SWEEP_SHARE = 0.05  # of the TTL: how much longer than it a state may take up room
+_SWEEP_SHARE = 0.05  # share of the TTL that an expired state may still take up room
 
 
 @dataclass(frozen=True, slots=True)
 class StateKey:
-    """`request_id` only for a history that came in the request."""
+    """`request_id` is set only for a history that came in the request."""
 
     user: Id
     version: int
@@ -34,7 +35,7 @@ class StateKey:
 
 
 def prior_key(version: int) -> StateKey:
-    """Of the empty user's state: no id is an empty text."""
+    """The key of the empty user's state. No user has it, because no id is an empty text."""
     return StateKey("", version)
 
 
@@ -55,7 +56,7 @@ class Lease:
         kept.leases += 1
 
     def end(self) -> None:
-        """Ending twice does nothing."""
+        """Lets the state be evicted again. A second call does nothing."""
         if self._kept is not None:
             self._kept.leases -= 1
             self._kept = None
@@ -68,14 +69,14 @@ class Lease:
 
 
 class StatePool:
-    """`events` counts what happened: hit, unchecked, stale, expired, miss (looks); kept, evicted, no_room, dropped."""
+    """`events` counts look-ups (hit, unchecked, stale, expired, miss) and changes (kept, evicted, no_room, dropped)."""
 
     def __init__(self, entries_max: int, bytes_max: int, ttl_s: float = TTL_S_DEFAULT, clock: Callable[[], float] = time.monotonic) -> None:
         self._entries_max, self._bytes_max, self._ttl_s, self._clock = entries_max, bytes_max, ttl_s, clock
         self._kept: OrderedDict[StateKey, _Kept] = OrderedDict()
         self._by_user: dict[Id, set[StateKey]] = {}
         self.size_bytes = 0
-        self._swept: frozenset[int] | None = None  # the resident versions of which nothing else is kept; None: look again
+        self._swept: frozenset[int] | None = None  # the pool holds states of these versions only; None: not known, look again
         self._sweep_due_s = 0.0
         self.events: Counter[str] = Counter()
 
@@ -86,7 +87,7 @@ class StatePool:
         return key in self._kept
 
     def put(self, key: StateKey, state: UserState, offsets: HistoryOffsets | None = None) -> None:
-        """Keeps a state in place of the one under its key, if room can be made without what requests hold."""
+        """Keeps a state, in place of the one under its key, if evicting states that no request holds makes enough room."""
         self._remove(key)
         if not self._make_room(state.size_bytes):
             self.events["no_room"] += 1
@@ -99,7 +100,7 @@ class StatePool:
         self.events["kept"] += 1
 
     def find(self, key: StateKey, offsets: HistoryOffsets | None = None, checked: bool = True) -> Lease | None:
-        """The fresh state under a key. `offsets` are those of the history now; `checked` False: they are not known, and any age within TTL will do."""
+        """The fresh state under a key. `offsets`: of the history now; `checked` False: they are not known, and any state within the TTL will do."""
         kept = self._look(key)
         if kept is None:
             return None
@@ -111,19 +112,19 @@ class StatePool:
         return Lease(kept)
 
     def find_last(self, user: Id, versions: Collection[int]) -> Lease | None:
-        """The newest state of a user's kept history on one of `versions`, stale or not."""
+        """The newest state, stale or not, of a user on one of `versions`; not of a history that came in a request."""
         keys = [k for k in self._by_user.get(user, ()) if k.request_id is None and k.version in versions]
         found = [kept for kept in (self._look(key, count=False) for key in keys) if kept is not None]
         return Lease(max(found, key=lambda kept: kept.made_s)) if found else None
 
     def users_of(self, version: int) -> list[Id]:
-        """Whose own history is kept in a state of that version, the one asked for last first."""
+        """The users with a state of that version from the server's own view, the most recently used first."""
         return [key.user for key in reversed(self._kept) if key.version == version and key.request_id is None and key != prior_key(version)]
 
     def drop_other_versions(self, resident: frozenset[int]) -> int:
-        """Forgets the states of versions that no slot holds any more, and those past their age, unless a request holds them. Returns how many.
+        """Drops states of versions that are not resident, and expired ones, unless a request holds them. Returns how many.
 
-        Called all the time: every state is looked at only where the versions changed, something was held, or it is time for the old ones.
+        Called several times a second. It looks at every state only if the versions changed, a state was held last time, or an expiry sweep is due.
         """
         now_s = self._clock()
         if resident == self._swept and now_s < self._sweep_due_s:
@@ -147,7 +148,7 @@ class StatePool:
         return kept
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Whether there is room for one more of that size, after the oldest that nobody holds had to go."""
+        """Whether one more state of that size fits, after evicting the oldest states that no request holds."""
         if size_bytes > self._bytes_max:
             return False
         while not self._fits(size_bytes):

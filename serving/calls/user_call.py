@@ -1,8 +1,8 @@
-"""Call 1: the user half of a request, made while retrieval still runs, kept for call 2.
+"""Call 1: the user half of a request, computed while retrieval still runs and kept for call 2.
 
-Here: finding the user (what the request carries, else the server's own view), running the user half on one version once for all who ask, keeping its
-state. Not here: the arithmetic (engine), the ladder when a state is missing (user_rungs.py).
-A request that carries features or behaviours is answered from these alone; then the state is kept under its request id as well.
+Here: finding the user's history (in the request, else in the server's own view), computing the user half on one version once for all requests that need
+it, keeping its state. Not here: the arithmetic (engine), what call 2 does if a state is missing (user_rungs.py).
+A request that brings features or behaviours is answered from these alone, and its state is kept under its request id.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from serving.users.user_store import HistoryOffsets, KnownUser, UserStore
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Whose half a request needs. `given`: the history that came in the request, with offsets None; `carried`: the half itself came."""
+    """Whose user half a request needs. `given`: the history, if it came in the request; `carried`: the half itself, if that came."""
 
     user: Id
     request_id: str
@@ -35,38 +35,38 @@ class Asked:
     carried: Carried | None = None
 
     def key(self, version: int) -> StateKey:
-        """Where its state is kept."""
+        """The key under which its state is kept."""
         return StateKey(self.user, version, None if self.given is None else self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundUser:
-    """A user's history. `offsets` None: it came in the request."""
+    """A user's history. `offsets`: where it stands in the user topics; None if it came in the request."""
 
     history: KnownUser
     offsets: HistoryOffsets | None
 
     def work(self, version: int | None, base: UserState | None = None) -> UserWork:
-        """For the engine, on `version` (None = the current one); `base`: an earlier state of this history to go on from."""
+        """The engine's work on `version` (None = the current one). `base`: an earlier state of this history to continue from."""
         return UserWork(self.history.profile, self.history.behaviours, version, base)
 
     def profile_work(self, version: int | None) -> UserWork:
-        """The same without the behaviours."""
+        """The work on the profile alone, without behaviours."""
         return UserWork(self.history.profile, (), version)
 
 
 class Users:
-    """Finds users and their kept states. Shared by both calls; runs in the event loop."""
+    """Finds users' histories, computes their halves and keeps the states. Shared by both calls; runs in the event loop."""
 
     def __init__(self, store: UserStore, pool: StatePool, id_kind: IdKind, metrics: Metrics, carried: CarriedStates | None = None) -> None:
-        """`carried` None: no states are handed out or taken."""
+        """`carried` None: states are never given to clients."""
         self.store, self.pool, self.id_kind, self.metrics = store, pool, id_kind, metrics
         self.carried = carried or CarriedStates(None, "", 0.0)
         self.flights = Flights()
         self._shown: Counter[str] = Counter()
 
     def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
-        """Who is asked for. Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`)."""
+        """The user of a request, with what it brought of the user. Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`)."""
         user, request_id = decode_id(request.user_id, self.id_kind), request.request_id or uuid.uuid4().hex
         if isinstance(request, RankRequest):
             return Asked(user, request_id, carried=None if request.user_state is None else self.carried.open(request.user_state, user))
@@ -76,18 +76,18 @@ class Users:
         return Asked(user, request_id, FoundUser(history, None))
 
     async def find(self, asked: Asked) -> FoundUser:
-        """The history to use; where it is not in memory, it is read beside the event loop."""
+        """The history to use. If it is not in memory it is read from disk, in a thread beside the event loop."""
         if asked.given is not None:
             return asked.given
         known = self.store.find_in_memory(asked.user) or await asyncio.to_thread(self.store.find, asked.user)
         return FoundUser(known, known.offsets)
 
     def keep(self, asked: Asked, found: FoundUser, state: UserState) -> None:
-        """Keeps a state for later calls."""
+        """Keeps a state in the pool for later calls."""
         self.pool.put(asked.key(state.version), state, found.offsets)
 
     def work(self, asked: Asked, found: FoundUser, version: int) -> UserWork:
-        """The work of a user half; a kept state of the same user's own history is what it goes on from: new behaviours are all that is read."""
+        """The work of a user half. It continues from a kept state of the server's own view, if there is one, so that only new behaviours are read."""
         lease = self.pool.find_last(asked.user, {version}) if found.offsets is not None else None
         if lease is None:
             return found.work(version)
@@ -95,7 +95,7 @@ class Users:
             return found.work(version, lease.state)
 
     def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int) -> Flight:
-        """The user half on `version`, under way; its state will be kept."""
+        """The computation of the user half on `version`: the running one if there is one, else started here. Its state will be kept."""
         expected_ms = engine.queue_ms() + engine.predict_ms("user", len(found.history.behaviours))
         key = (asked.key(version), found.offsets)
         return self.flights.join_or_start(
@@ -103,7 +103,7 @@ class Users:
         )
 
     def show(self) -> None:
-        """Puts the pool's counts into the metrics."""
+        """Writes the counts of pool, flights and view into the metrics."""
         gauge, events = self.metrics.gauge, self.metrics.counter("user_state_events")
         gauge("user_states").set(len(self.pool))
         gauge("user_states_bytes").set(self.pool.size_bytes)
@@ -118,13 +118,16 @@ class Users:
 
 
 class UserCall:
-    """POST /v1/user."""
+    """Answers POST /v1/user."""
 
     def __init__(self, engine: PacedEngine, users: Users) -> None:
         self._engine, self._users = engine, users
 
     async def answer(self, request: UserRequest, deadline: Deadline) -> UserAnswer:
-        """The user half on the version of the request's token if it names one that is resident, else on the current one."""
+        """Makes and keeps the user half, on the version of the request's token if it is resident, else on the current one.
+
+        Raises RejectedInput, Incompatible (`version_gone`), Unavailable.
+        """
         asked = self._users.identify(request)
         token = decode_token(request.version_token) if request.version_token else None
         pinned = check_consistency(request.consistency, token)
@@ -146,9 +149,9 @@ class UserCall:
     async def _state(
         self, asked: Asked, found: FoundUser, token: VersionToken | None, pinned: bool, deadline: Deadline
     ) -> tuple[UserState, str]:
-        """(state, token of its version): the kept one if it is fresh, else a new one."""
+        """(state, token of its version): the kept state if it is fresh, else a new one."""
         version = choose_version(self._engine, token, pinned)
-        if version is None:  # nothing is live: the engine says so
+        if version is None:  # nothing is live, and the engine raises the error that says so
             result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
             return result.state, str(result.token)
         lease = self._users.pool.find(asked.key(version.version), found.offsets) if asked.given is None else None
@@ -157,7 +160,7 @@ class UserCall:
                 return lease.state, str(version)
         try:
             result = await self._users.fly(self._engine, asked, found, version.version).wait(deadline)
-        except Incompatible as error:  # it went in this very moment
+        except Incompatible as error:  # the version was dropped in between
             if error.code != "version_gone" or pinned:
                 raise
             result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
@@ -166,7 +169,7 @@ class UserCall:
 
 
 def check_consistency(consistency: str | AtLeast, token: VersionToken | None) -> bool:
-    """Whether the request is pinned to its token. Raises RejectedInput (`no_version_token`) if it is pinned to nothing."""
+    """Whether the request is pinned to its token. Raises RejectedInput (`no_version_token`) if it is pinned and has no token."""
     if consistency == "pinned" and token is None:
         raise RejectedInput(
             "no_version_token", 'consistency "pinned" needs the version_token of an earlier answer; send it, or ask for "latest"'
@@ -175,9 +178,9 @@ def check_consistency(consistency: str | AtLeast, token: VersionToken | None) ->
 
 
 def choose_version(engine: PacedEngine, token: VersionToken | None, pinned: bool) -> VersionToken | None:
-    """The resident version that answers: the token's if it is resident, else the current one (None: nothing is live yet).
+    """The version that answers: the token's if it is resident, else the current one. None: nothing is live yet.
 
-    Raises Incompatible (`version_gone`) where the request is pinned to a version that is not resident.
+    Raises Incompatible (`version_gone`) if the request is pinned to a version that is not resident.
     """
     status = engine.status()
     if token is None:

@@ -1,6 +1,6 @@
-"""Single flight: of one user half (user, version, history) at most one is being computed, and everybody who needs it waits for that one.
+"""Single flight: each user half (user, version, history) is computed at most once at a time, and every request that needs it waits for that one.
 
-Here: who waits, and that the work is given up when nobody does any more. Not here: computing (the engine), keeping (state_pool.py).
+Here: who waits, and cancelling the work when nobody waits any more. Not here: computing (engine), keeping (state_pool.py).
 Everything runs in the server's event loop.
 """
 
@@ -20,14 +20,14 @@ FlightKey = tuple[StateKey, HistoryOffsets | None]
 
 @dataclass
 class Flight:
-    """One user half under way; `due_s` on the monotonic clock is when it should be done."""
+    """One user half being computed; `due_s`: when it should be done, on the monotonic clock."""
 
     shared: "asyncio.Future[UserResult]"
     due_s: float
     waiters: int = field(default=0)
 
     async def wait(self, deadline: Deadline, left_s: float | None = None) -> UserResult:
-        """Its result, or `deadline_passed` after `left_s` (None: at the deadline). The last who gives up cancels the work, unless it has begun."""
+        """Its result. Raises Unavailable (`deadline_passed`) after `left_s` (None: at the deadline). The last waiter to leave cancels unstarted work."""
         self.waiters += 1
         try:
             return await asyncio.wait_for(asyncio.shield(self.shared), deadline.left_s() if left_s is None else left_s)
@@ -40,21 +40,21 @@ class Flight:
 
 
 class Flights:
-    """All that are under way. `joined` counts requests that found theirs already there."""
+    """All running flights. `joined` counts the requests that found theirs already running."""
 
     def __init__(self) -> None:
         self._flights: dict[FlightKey, Flight] = {}
         self.joined = 0
 
     def find(self, user_key: StateKey) -> Flight | None:
-        """A flight of the same user half, whatever its history was when it began; the newest."""
+        """The newest flight of this user half, whatever the history was when it began."""
         found = [flight for (key, _), flight in self._flights.items() if key == user_key]
         return found[-1] if found else None
 
     def join_or_start(
         self, key: FlightKey, start: Callable[[], "Future[UserResult]"], expected_ms: float, landed: Callable[[UserState], None]
     ) -> Flight:
-        """The flight under `key`; started if there is none. `landed` gets the state of a flight that was started here."""
+        """The flight under `key`, started if there is none. `landed` is called with the state of a flight that was started here."""
         flight = self._flights.get(key)
         if flight is not None:
             self.joined += 1

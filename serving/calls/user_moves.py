@@ -1,12 +1,12 @@
-"""User halves move to a version before it goes live: those that are kept are made on it too, so that its first requests find them.
+"""Before a version goes live, the kept user halves are computed on it too, so that its first requests find them.
 
-A half belongs to one version. Without this each user's first request after a flip makes it anew: one answer in ten where versions flip every few
-seconds, 3.5 ms later than the others. Here the same work is done while the former version still answers, one half at a time and only when no request
-waits, so that a request waits for one of them at most.
+A user half belongs to one version. Without this, each user's first request after a flip computes it again: with a flip every few seconds that is one
+answer in ten, 3.5 ms later than the others. Here the same work is done while the former version still answers: one half at a time and only while no
+request waits, so that a request waits for at most one of them.
 
-Here: which halves, and when. Not here: the flip (version_follower.py), the pool (state_pool.py), the work itself (engine).
-Bounds: the halves asked for last come first; after MOVE_S_MAX the version goes live with those that are there, and the rest is made as before. A half
-whose history came in a request is not moved: only that request knows it.
+Here: which halves, and when. Not here: the flip (versions/version_follower.py), the pool (state_pool.py), the work itself (engine).
+Bounds: the most recently used halves come first. After MOVE_S_MAX the version goes live with those that are done; requests compute the rest. A half whose
+history came in a request is not moved, because only that request knows the history.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from serving.calls.user_call import FoundUser, Users
 from serving.engine.work import UserResult
 
 MOVE_S_MAX = 2.0
-_BREATH_S = 0.002  # between two halves: who came meanwhile is let in
-_ANSWER_S_MAX = 1.0  # for one half
+_BREATH_S = 0.002  # pause between two halves, for requests that came meanwhile
+_ANSWER_S_MAX = 1.0  # the longest wait for one half
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.user_moves")
 
 
 class UserMoves:
-    """Made in the server's event loop."""
+    """Moves halves. Must be created in the server's event loop."""
 
     def __init__(self, engine: PacedEngine, users: Users, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._users, self._clock, self._loop = engine, users, clock, asyncio.get_running_loop()
 
     def move_from_thread(self, version: int) -> None:
-        """`move` for a thread that is not the loop's; returns when it is done. Raises nothing: a version goes live without it too."""
+        """Runs `move` in the event loop and waits for it; for a caller in another thread. Raises nothing: a version can go live without it."""
         moving: Future[int] = asyncio.run_coroutine_threadsafe(self.move(version), self._loop)
         try:
             moved = moving.result(2 * MOVE_S_MAX)
@@ -48,7 +48,7 @@ class UserMoves:
             logger.info("halves_moved", version=version, halves=moved)
 
     async def move(self, version: int) -> int:
-        """Makes what is kept of the current version on `version` as well; how many halves."""
+        """Computes the kept halves of the current version on `version` as well. Returns how many."""
         current = self._engine.status().current
         if current is None or current.version == version:
             return 0
@@ -60,7 +60,7 @@ class UserMoves:
         return moved
 
     async def _wait_for_quiet(self, end_s: float) -> bool:
-        """Whether there was a moment without requests before `end_s`."""
+        """Waits for a moment without requests. False if there was none before `end_s`."""
         while self._clock() < end_s:
             await asyncio.sleep(_BREATH_S)
             if self._engine.queue_ms() == 0:
@@ -76,7 +76,7 @@ class UserMoves:
         try:
             making: asyncio.Future[UserResult] = asyncio.wrap_future(self._engine.submit_user(found.work(version), asked_for=False))
             result = await asyncio.wait_for(making, _ANSWER_S_MAX)
-        except (AifError, TimeoutError):  # the version is gone, or the server is: the flip will tell
+        except (AifError, TimeoutError):  # the version or the engine is gone; the flip will report it
             return False
         self._users.pool.put(key, result.state, found.offsets)
         return True

@@ -1,9 +1,9 @@
-"""Where call 2's user half comes from: the best rung of the ladder that holds.
+"""Where call 2 gets its user half from: the best rung of the ladder that can be taken.
 
-Here: finding out the situation, taking a rung, the next one when it gives way. Not here: which rungs a situation allows (core/ladder.py), ranking
+Here: describing the situation, taking a rung, going on to the next if it fails. Not here: which rungs a situation allows (core/ladder.py), the ranking
 (rank_call.py).
-Call 2 never reads the disk where a state is kept (protocol C7): then the history's age is checked in memory, and where it is not in memory any
-age within the pool's will do. Only the rungs that compute a user half read the history.
+If a state is kept, call 2 never reads the disk (protocol C7): whether the state is fresh is checked against the history in memory, and if the history is
+not in memory, any state within the pool's TTL will do. Only the rungs that compute a user half read the history.
 """
 
 import time
@@ -19,12 +19,12 @@ from serving.calls.user_flights import Flight
 from serving.core.ladder import DEGRADED, Rung, Situation, plan_rungs
 from serving.engine.work import UserState, UserWork
 
-_RANKING_SHARE = 0.2  # of a request's time that is kept for ranking while it waits, where ranking is not known to take longer
+_RANKING_SHARE = 0.2  # share of the request's time that a wait leaves for ranking, unless ranking is known to take longer
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A user half, or the work that makes it in call 2's own turn. `found` where the result is worth keeping."""
+    """A user half, or the work that makes it together with the ranking. `found`: the history, if the new state is worth keeping."""
 
     rung: Rung
     state: UserState | None = None
@@ -33,20 +33,20 @@ class Half:
     lease: Lease | None = None
 
     def end(self) -> None:
-        """The state may be evicted again."""
+        """Lets the state be evicted again."""
         if self.lease is not None:
             self.lease.end()
 
 
 class UserRungs:
-    """Call 2's way down the ladder."""
+    """Takes call 2 down the ladder."""
 
     def __init__(self, engine: PacedEngine, users: Users) -> None:
         self._engine, self._users = engine, users
 
     async def find(self, asked: Asked, version: VersionToken | None, candidates: int, deadline: Deadline, pinned: bool = False) -> Half:
-        """The user half on `version` (None: nothing is live yet, which the engine will say). The caller ends it."""
-        if version is None or asked.given is not None:  # a request that brings its own history is its own call 1
+        """The user half on `version` (None: nothing is live yet, and the engine will raise the error). The caller must call `end` on it."""
+        if version is None or asked.given is not None:  # a request with its own history makes its user half itself
             found = await self._users.find(asked)
             return Half(Rung.INLINE, work=found.work(version and version.version), found=found)
         if asked.carried is not None and asked.carried.state.version == version.version:
@@ -68,7 +68,7 @@ class UserRungs:
     async def _take(
         self, rung: Rung, asked: Asked, version: VersionToken, flight: Flight | None, situation: Situation, deadline: Deadline, pinned: bool
     ) -> Half | None:
-        """The half of one rung; None where the rung gave way."""
+        """The half from one rung; None if the rung failed."""
         number = version.version
         if rung is Rung.WAITED:
             assert flight is not None
@@ -85,7 +85,7 @@ class UserRungs:
         return self._prior(number)
 
     def _kept(self, asked: Asked, version: int) -> Lease | None:
-        """Call 1's state: of this very request if call 1 carried the history, else of the server's own view and no older than it."""
+        """Call 1's state: under the request id if call 1 brought the history, else from the server's own view if it is still fresh."""
         pool = self._users.pool
         own = self._own_key(asked, version)
         if own in pool:
@@ -98,7 +98,7 @@ class UserRungs:
         return StateKey(asked.user, version, asked.request_id)
 
     def _prior(self, version: int) -> Half:
-        """The empty user's half: one for all, made when it is needed first."""
+        """The empty user's half, which is shared by all; made when it is first needed."""
         lease = self._users.pool.find(prior_key(version))
         if lease is not None:
             return Half(Rung.ITEM_PRIOR, lease.state, lease=lease)
@@ -108,7 +108,7 @@ class UserRungs:
         return {version.version} if pinned else {report.token.version for report in self._engine.status().residents}
 
     def _behaviours(self, asked: Asked) -> int:
-        """How many there are, as far as memory knows."""
+        """How many behaviours the user has, 0 if the user is not in memory."""
         known = self._users.store.find_in_memory(asked.user)
         return 0 if known is None else len(known.behaviours)
 
@@ -131,7 +131,7 @@ class UserRungs:
 
 
 async def _wait(flight: Flight, deadline: Deadline, rank_ms: float) -> Half | None:
-    """The result of a call 1 under way, as long as there is time to rank afterwards."""
+    """The result of a running call 1; None if it takes so long that no time would be left to rank, or if it failed."""
     left_s = deadline.left_s() - max(rank_ms, _RANKING_SHARE * deadline.budget_ms) / 1000
     try:
         result = await flight.wait(deadline, max(0.0, left_s))
@@ -139,6 +139,6 @@ async def _wait(flight: Flight, deadline: Deadline, rank_ms: float) -> Half | No
         if error.code != "deadline_passed":
             raise
         return None
-    except AifError:  # call 1 got its own answer; call 2 tries for itself
+    except AifError:  # call 1 was answered with this error; call 2 tries by itself
         return None
     return Half(Rung.WAITED, result.state)

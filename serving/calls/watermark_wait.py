@@ -1,6 +1,6 @@
-"""Consistency "at least (topic, partition, offset)": waiting until the rows that answer include everything before an offset.
+"""Consistency "at least (topic, partition, offset)": waiting until the rows include every record before an offset.
 
-Here: when the wish is met, and the wait for it. Not here: where watermarks come from (the engine, from delta headers).
+Here: the test whether they do, and the wait. Not here: where watermarks come from (the engine takes them from delta headers).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from schemas.requests import AtLeast
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 
-_POLL_S = 0.002  # a look at a snapshot in memory
+_POLL_S = 0.002  # a poll reads a snapshot in memory, so it is cheap
 
 
 def is_reached(watermark: Sequence[Mapping[str, int]], wish: AtLeast) -> bool:
@@ -20,7 +20,10 @@ def is_reached(watermark: Sequence[Mapping[str, int]], wish: AtLeast) -> bool:
 
 
 async def wait_for_watermark(engine: PacedEngine, wish: AtLeast, version: int | None, deadline: Deadline) -> None:
-    """Returns once `version` (None or gone = the current one) is there; Unavailable (`watermark_not_reached`) names how far it is."""
+    """Returns once `version` has reached the wish; None or a version that is gone means the current one.
+
+    Raises RejectedInput (`no_such_partition`), and at the deadline Unavailable (`watermark_not_reached`), which says how far the version is.
+    """
     while True:
         watermark = _watermark_of(engine, version)
         if watermark and wish.partition >= len(watermark):

@@ -30,6 +30,7 @@ from serving.calls.deadline import Deadline
 from serving.calls.rank_call import RankCall
 from serving.calls.user_call import UserCall
 from serving.protocols.answer_body import encode_answer
+from serving.protocols.client_watch import ClientWatch
 from serving.protocols.front import Front
 from serving.protocols.http_body import UnwantedBodies, read_body
 from serving.protocols.http_errors import TOO_MANY
@@ -91,7 +92,8 @@ class HttpApi:
             _check_headers(scope)
             if not self._front.access.open and scope.path not in PROBES:
                 self._front.access.check(scope.headers.get("authorization"))
-            return await self._route(scope, protocol, received_s)
+            with ClientWatch(protocol):
+                return await self._route(scope, protocol, received_s)
         except Exception as error:
             return error_reply(error, scope.path)
 

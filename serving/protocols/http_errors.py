@@ -1,6 +1,7 @@
 """How an error is reported over HTTP: status, code, message and retry time. The only place that maps our own and foreign errors.
 
-RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 415, 431, 422 everything else the sender got wrong
+RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 415, 431, 422 everything else the sender got wrong;
+                499, which nobody reads, where the client went away
 Incompatible    409 the version of the token is gone; the answer names the current one
 Unavailable     429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
 anything else   500 with an id that is also in the log; the server goes on
@@ -29,6 +30,7 @@ _STATUS: Mapping[str, int] = {
     "body_too_large": 413,
     "bad_encoding": 415,
     "too_many_headers": 431,
+    "client_gone": 499,
     "overloaded": TOO_MANY,
     "deadline_passed": 504,
     "watermark_not_reached": 504,

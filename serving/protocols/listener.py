@@ -7,7 +7,7 @@ Here: TLS and the life of the listener. Not here: the application (http_api.py),
 - HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: it first waits for bytes that tell the two protocols apart,
   and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
 - A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the
-  connection, and the result of the request is dropped.
+  connection, and the request is given up (client_watch.py).
 """
 
 import asyncio

@@ -6,7 +6,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ import grpc
 import httpx
 import pytest
 
+from infra.processes import wait_until
 from serving.protocols import grpc_api
 from serving.settings import ServeSection
 from tests.serving.calls.test_refusal import open_overloaded
@@ -23,6 +26,17 @@ from tests.serving.protocols.test_hostile import METHOD, infer_message
 
 REQUESTS_MAX = 2
 BODY = b'{"user_id": 1, "item_ids": [%d], "deadline_ms": 20000}'
+
+
+@dataclass
+class HoldingEngine(FakeEngine):
+    """No work ever begins."""
+
+    held: list["Future[Any]"] = field(default_factory=list)
+
+    def _future(self, make: Any) -> "Future[Any]":
+        self.held.append(Future())
+        return self.held[-1]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +118,28 @@ def test_calls_that_are_reset_leave_nothing_in_work(front: Front) -> None:
         while front.in_work() and time.monotonic() < end_s:
             time.sleep(0.001)
         assert front.in_work() == 0 and call(infer_message(), timeout=20)
+
+
+def leave_http(front: Front, asked: Callable[[], None]) -> None:
+    body = b'{"user_id": 1, "item_ids": [3]}'
+    with connect(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body):
+        asked()
+
+
+def leave_grpc(front: Front, asked: Callable[[], None]) -> None:
+    with grpc.insecure_channel(front.grpc) as channel:
+        call = channel.unary_unary(METHOD + "ModelInfer").future(infer_message())
+        asked()
+        call.cancel()
+
+
+@pytest.mark.parametrize("leave", [leave_http, leave_grpc])
+def test_what_a_client_asked_for_that_goes_away_is_not_computed(leave: Callable[[Front, Callable[[], None]], None]) -> None:
+    engine = HoldingEngine()
+    with open_front(engine, settings=ServeSection(port=0, deadline_ms=60_000)) as front:
+        leave(front, lambda: wait_until(lambda: len(engine.held) == 1, 20, "the work to be in the engine's queue"))
+        wait_until(engine.held[0].cancelled, 20, "the work to be given up")
+        wait_until(lambda: front.in_work() == 0, 20, "nothing to be in work")
 
 
 def test_requests_that_come_all_at_once_on_one_connection_are_answered_in_their_order(front: Front) -> None:

@@ -1,11 +1,11 @@
-"""A record of the user topics with updates that were refused, as the view keeps it until its dead letters are in their topic.
+"""A record of the user topics with refused updates, as the view stores it until its dead letters are in their topic.
 
-    key    topic / partition / offset: a record has one place
-    value  length of the head, head as JSON (where it came from, the rejections, lengths), then key, value and values of headers byte for byte
+    key    topic / partition / offset
+    value  length of the head, head as JSON (place, rejections, lengths), then the record's key, value and header values byte for byte
 
-Here: these bytes. Not here: when they are written and forgotten (user_store.py), dead letters (infra/kafka/dead_letters.py), sending (user_dead_letters.py).
-A record is kept once, however many of its updates were refused: 256 dead letters of 4 MiB each are made one after the other when they are sent.
-One that only compression brought into its topic is larger than a dead letter may be: its place and the reasons are kept, its bytes are not.
+Here: these bytes. Not here: when they are written and deleted (user_store.py), dead letters (infra/kafka/dead_letters.py), sending (user_dead_letters.py).
+A record is stored once, however many of its updates were refused: its dead letters (up to 256 of 4 MiB each) are made one after the other when sent.
+A compressed record may be larger than a dead letter may be. Then its place and the reasons are stored, but not its bytes.
 """
 
 import json
@@ -24,19 +24,19 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record and what is wrong with it: one dead letter for each rejection."""
+    """A record and its rejections; each rejection becomes one dead letter."""
 
     record: SourceRecord
     rejections: Sequence[Rejection]
 
 
 def refused_key(record: SourceRecord) -> bytes:
-    """Where it is kept."""
+    """The key under which it is stored; sorts by topic, partition and offset."""
     return f"{record.topic}/{record.partition}/{record.offset:020d}".encode()
 
 
 def encode_refused(refused: RefusedRecord) -> bytes:
-    """The bytes to keep."""
+    """The bytes to store."""
     record, rejections = refused.record, refused.rejections
     size = sum(map(len, _parts(record)))
     if size > _BYTES_MAX:
@@ -54,7 +54,7 @@ def encode_refused(refused: RefusedRecord) -> bytes:
 
 
 def decode_refused(raw: bytes) -> RefusedRecord:
-    """The inverse."""
+    """The inverse of `encode_refused`."""
     end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
     head = json.loads(raw[_LENGTH.size : end])
     parts: list[bytes | None] = []

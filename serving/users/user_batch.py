@@ -1,8 +1,8 @@
-"""What records of the user topics change in the server's view of users, as one batch of the database.
+"""What records of the user topics change in the server's view of users, as one database batch.
 
-Here: a record to changes of users, and the fold of changes over the stored heads and last blocks. Not here: when a batch is written and with which
-offsets (user_store.py), bytes (core/user_view.py). The rules of order are those of schemas/users.py: a user's profile and behaviours each carry the
-last offset folded, and what is not newer changes nothing.
+Here: decoding a record to changes of users, and folding changes into the stored heads and last blocks. Not here: when a batch is written and with which
+offsets (user_store.py), the byte formats (core/user_view.py). The rules of order are those of schemas/users.py: profile and behaviours each carry the
+last offset folded, and a change that is not newer changes nothing.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class UserChange:
 
 @dataclass(frozen=True, slots=True)
 class DecodedUserRecord:
-    """A record as changes of users, and which of its updates are wrong and why."""
+    """A record as changes of users, and the updates that were refused, with reasons."""
 
     record: SourceRecord
     changes: Sequence[UserChange]
@@ -50,7 +50,7 @@ class DecodedUserRecord:
 
 
 def decode_user_record(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
-    """A record of either topic. Nothing is raised: what is wrong is a rejection (protocol A10)."""
+    """A record of either topic. Raises nothing: what is wrong becomes a rejection (protocol A10)."""
     try:
         if record.topic == USER_FEATURES:
             return DecodedUserRecord(record, [_decode_profile(record, kind, partitions)])
@@ -88,7 +88,7 @@ def _text_key(record: SourceRecord) -> str:
 
 
 class UserBatch:
-    """Users as they will be after one batch: what is stored, and what the batch's changes make of it."""
+    """The users of one batch: read from the database, changed by `fold`, written by `encode`. `room`: how many new users may be added."""
 
     def __init__(self, database: Database, users: Sequence[Id], room: int) -> None:
         self._database, self._room = database, room
@@ -108,7 +108,7 @@ class UserBatch:
         self.new_users = 0
 
     def fold(self, change: UserChange) -> bool:
-        """The same order rules as schemas/users.py. False where a new user finds no room; what was folded before counts as folded."""
+        """Applies a change. False if it is of a new user for whom there is no room; an old change, which changes nothing, still returns True."""
         user, head = change.user, self._heads[change.user]
         is_new = self._before[user] is None and user not in self._touched
         if is_new and self.new_users >= self._room:
@@ -131,7 +131,7 @@ class UserBatch:
         self._heads[user] = Head(head.profile_offset, change.offset, head.appended + len(change.events))
 
     def encode(self) -> Batch:
-        """The changes for the database."""
+        """All changes as a batch for the database."""
         batch = self._database.new_batch()
         for user in self._touched:
             key, before, after = self._keys[user], self._before[user] or Head(), self._heads[user]

@@ -1,11 +1,14 @@
-"""Sends the dead letters of the user topics: what the view refused and keeps (user_store.py) until the broker has its letters.
+"""Sends the dead letters of the user topics, for the refused records that the view stores (user_store.py).
 
-Every server follows all partitions, so every server keeps every refused record, and any of them may send it. None knows the others: each waits for a
-while of its own, looks whether the letter is there, and sends what is not. So the server with the shortest wait sends, one that starts with an empty
-view finds the letters of earlier ones, and where the first dies the next does it. Two may still send the same: a place counts once (redrive.py).
-Invariants: a refused record is written with the offset behind it in one batch and forgotten only after the broker acknowledged its letters or they were
-found in their topic, so a kill in between sends a letter twice and never loses one. Rankings and the view wait for none of it; where the broker does not
-take letters they stay on disk up to DEAD_LETTERS_WAITING_BYTES_MAX, then the view stands still and says why. Memory: one portion and the client's queue.
+Every server follows all partitions, so every server stores every refused record and any of them may send its letters. The servers do not know each other:
+each waits for a random time of its own, looks whether the letter is already in its topic, and sends it if not. So normally the server with the shortest
+wait sends; a server with an empty view finds the letters of earlier ones; and if one dies, another sends. Two servers may still send the same letter:
+redrive.py counts a place once.
+Invariants:
+- A refused record is stored in the same batch as the offset after it, and deleted only after the broker acknowledged its letters or they were found in
+  their topic. So a kill in between may send a letter twice, but never loses one.
+- Neither rankings nor the view wait for this. If the broker does not take letters, the records stay on disk, up to DEAD_LETTERS_WAITING_BYTES_MAX; then
+  the view stops and says why. Memory: one portion and the client's queue.
 """
 
 import contextlib
@@ -31,7 +34,7 @@ from serving.users.refused_records import decode_refused
 from serving.users.user_store import UserStore
 
 _ROUND_S = 0.5
-_TURN_S_MAX = 1.0  # a letter is seen by others some 20 ms after it was sent
+_TURN_S_MAX = 1.0  # other servers see a letter about 20 ms after it was sent
 _SETTLE_S_MAX = 10.0
 _RETRY_S = 5.0
 _POLL_S = 0.1
@@ -41,14 +44,14 @@ Row = tuple[bytes, bytes]
 
 
 class Sent(Protocol):
-    """What is needed of `SentLetters`."""
+    """The part of `SentLetters` that is used here."""
 
     def look(self) -> None: ...
     def has(self, record: SourceRecord, index: int) -> bool: ...
 
 
 class UserDeadLetters:
-    """One thread that sends. `last_error` is empty unless letters wait because the broker did not take them."""
+    """One thread that sends. `last_error` says why letters wait; empty if none do."""
 
     def __init__(
         self,
@@ -71,14 +74,14 @@ class UserDeadLetters:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops; what is not sent stays in the view."""
+        """Stops the thread. Records whose letters were not sent stay in the view."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S_MAX)
 
     @cached_property
     def _producer(self) -> Producer:
-        return self._given or Producer(_config(self._bootstrap))  # most servers never need one
+        return self._given or Producer(_config(self._bootstrap))  # created on first use: most servers never need it
 
     def _run(self) -> None:
         while not self._stopping.wait(_ROUND_S):
@@ -88,13 +91,13 @@ class UserDeadLetters:
             try:
                 self.settle()
                 self.last_error = ""
-            except Exception as error:  # they are kept, and rankings go on; the reason is in /v1/status
+            except Exception as error:  # the records stay, rankings go on, and /v1/status shows the reason
                 self.last_error = str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
                 self._stopping.wait(_RETRY_S)
 
     def settle(self) -> None:
-        """Sends all that waits. Raises Unavailable (`dead_letters_waiting`) at the first portion that the broker does not take whole."""
-        after = b""  # not from the start each time: the view's lock is held over what was deleted there
+        """Sends everything that waits. Raises Unavailable (`dead_letters_waiting`) at the first portion that the broker does not take completely."""
+        after = b""  # goes on from the last key: a scan from the start would pass all deleted keys under the view's lock
         while not self._stopping.is_set() and (portion := self._store.read_refused(_PORTION_BYTES, after)):
             taken, after = self._send(portion), portion[-1][0]
             self._store.forget_refused(taken)
@@ -106,10 +109,10 @@ class UserDeadLetters:
                 )
 
     def _send(self, portion: Sequence[Row]) -> list[Row]:
-        """The rows whose letters are all in their topic."""
+        """Sends the letters of these rows that are not in their topic yet. Returns the rows whose letters all are there now."""
         records = {key: decode_refused(raw) for key, raw in portion}
         for topic in {refused.record.topic for refused in records.values()}:
-            with contextlib.suppress(AifError):  # unknown counts as not sent: a second letter is harmless
+            with contextlib.suppress(AifError):  # if it cannot be read, letters count as not sent: a second letter is harmless
                 self._sent[topic].look()
         missing, end_s = Counter[bytes](), time.monotonic() + _SETTLE_S_MAX
         for key, refused in records.items():
@@ -127,7 +130,7 @@ class UserDeadLetters:
         return time.monotonic() < end_s and not self._stopping.is_set()
 
     def _produce(self, key: bytes, record: SourceRecord, rejection: Rejection, missing: Counter[bytes], end_s: float) -> None:
-        """Hands over one letter, which counts as missing until it is acknowledged; waits for room in the client's queue."""
+        """Gives one letter to the client, waiting for room in its queue. The letter counts as missing until it is acknowledged."""
 
         def note(error: KafkaError | None, _: object) -> None:
             if error is None:
@@ -144,7 +147,7 @@ class UserDeadLetters:
                 if not self._may_wait(end_s):
                     return
                 self._producer.poll(_POLL_S)
-            except KafkaException:  # it stays missing
+            except KafkaException:  # the letter stays missing
                 return
 
 

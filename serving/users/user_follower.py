@@ -1,11 +1,11 @@
-"""The thread that keeps the server's view of users up to date, from where the view stands.
+"""The thread that keeps the server's view of users up to date, from the offsets at which the view stands.
 
-Here: whether the view may go on (else it is made again, with the reason), holes, readiness, what happens when the broker is away. Not here: what a
-record does to the view (user_store.py), dead letters (user_dead_letters.py, which starts and ends with it).
-Ready = it has reached the end offsets that it read at its own start; it stays ready afterwards (an older view answers, and the answer
-does not pretend otherwise: a user's history is not part of a version).
-Holes: user-features is compacted, so its offsets have gaps. A gap in user-behaviours is read again once; if it stays, the records are gone for every
-reader, and the view goes on behind it and counts it.
+Here: the decision whether the stored view can go on or must be built again, gaps in the log, readiness, a broker that is away. Not here: what a record
+changes in the view (user_store.py), sending dead letters (user_dead_letters.py, which is started and closed here).
+Ready = the view has reached the end offsets that were read at the start. It stays ready afterwards: an older view may answer, because a user's history is
+not part of a version.
+Gaps: user-features is compacted, so gaps are normal there. A gap in user-behaviours is read once more; if it is still there, the records are lost for
+every reader, and the view goes on after the gap and counts it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from serving.core.user_view import VIEW_TOPICS, TopicRange, find_misfit
 from serving.users.user_dead_letters import UserDeadLetters
 from serving.users.user_store import UserStore
 
-_RECORDS_MAX = 500  # of one poll: the lock and the GIL are given back in between
+_RECORDS_MAX = 500  # per poll: between two polls other threads get the lock and the interpreter
 _IDLE_POLL_S = 0.02
 _RETRY_S = 1.0
 _SEEN_EVERY_S = 60.0
@@ -31,7 +31,7 @@ _log = logging.getLogger("aif.serving.users")
 
 
 class UserFollower:
-    """Follows user-features and user-behaviours with one thread. `last_error` is empty while it reads; `rebuilt_because` says why the view was made again."""
+    """Follows user-features and user-behaviours in one thread. `last_error`: empty while it reads; `rebuilt_because`: why the view was built again."""
 
     def __init__(self, bootstrap: str, prefix: str, store: UserStore, metrics: Metrics, clock: Clock | None = None) -> None:
         self._bootstrap, self._prefix, self._store, self._metrics = bootstrap, prefix, store, metrics
@@ -39,7 +39,7 @@ class UserFollower:
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._log_at_start: dict[str, TopicRange] | None = None
-        self._sought: set[tuple[str, int, int]] = set()  # gaps that were read again
+        self._sought: set[tuple[str, int, int]] = set()  # gaps that were read a second time
         self._thread = threading.Thread(target=self._run, name="user-follower", daemon=True)
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
         self._error = ""
@@ -51,7 +51,7 @@ class UserFollower:
         self._letters.start()
 
     def close(self) -> None:
-        """Stops the thread and waits for it, then closes the view."""
+        """Stops both threads and waits for them, then closes the view."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -60,12 +60,12 @@ class UserFollower:
 
     @property
     def last_error(self) -> str:
-        """Why the view stands still, or what was refused is not dead-lettered; empty while all goes on."""
+        """Why the view does not move or dead letters are not sent; empty if all is well."""
         return self._error or self._letters.last_error
 
     @property
     def ready(self) -> bool:
-        """Whether everything that was in the topics at the start is folded."""
+        """Whether everything that was in the topics at the start has been folded."""
         return self._ready.is_set()
 
     @property
@@ -80,13 +80,13 @@ class UserFollower:
             except AifError as error:
                 self._error = str(error)
                 self._mend(error)
-            except Exception as error:  # the view grows old, the server goes on; the reason is in /v1/status
+            except Exception as error:  # the view gets older, the server goes on, and /v1/status shows the reason
                 self._error = f"unexpected: {error!r}"
             self._stopping.wait(_RETRY_S)
 
     def _mend(self, error: AifError) -> None:
-        """What an error of the log or of the disk asks for, before the next attempt."""
-        with contextlib.suppress(AifError):  # it fails again in the next attempt, which says so
+        """Repairs what an error of the log or the disk requires, before the next attempt."""
+        with contextlib.suppress(AifError):  # the next attempt fails in the same way and reports it
             if error.code == "offset_gone":  # the log was cut while we were away
                 self._log_at_start = None
             elif error.code in ("disk_full", "database_failed"):
@@ -100,7 +100,7 @@ class UserFollower:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]
             self._error, seen_s = "", float("-inf")
             while not self._stopping.is_set():
-                if self._store.is_full_of_refused:  # the sender of dead letters says why
+                if self._store.is_full_of_refused:  # the sender of dead letters reports why
                     self._stopping.wait(_RETRY_S)
                     continue
                 moved = [self._step(follower) for follower in followers]
@@ -113,7 +113,7 @@ class UserFollower:
                     self._stopping.wait(_IDLE_POLL_S)
 
     def _check_log(self) -> dict[str, TopicRange]:
-        """The log as it is at the start; a view that does not fit it is made again."""
+        """The state of the log at the start. A view that does not fit to it is built again."""
         if self._log_at_start is None:
             log = {topic: self._find_range(topic) for topic in VIEW_TOPICS}
             misfit = find_misfit(self._store.state, log, self._clock.now_ms())
@@ -141,7 +141,7 @@ class UserFollower:
         return TopicFollower(self._bootstrap, topic, positions, prefix=self._prefix)
 
     def _step(self, follower: TopicFollower) -> bool:
-        """Folds what there is now; whether there was anything."""
+        """Folds the records of one poll. Returns whether there were any."""
         before = dict(follower.positions)
         records = self._before_gap(follower, before, follower.poll(_RECORDS_MAX))
         skipped = self._store.fold_records(records)
@@ -152,7 +152,7 @@ class UserFollower:
         return bool(records)
 
     def _before_gap(self, follower: TopicFollower, expected: dict[int, int], records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
-        """The records up to a gap in user-behaviours, which is read again once; then those behind it too."""
+        """The records up to the first gap of each partition of user-behaviours. A gap is read once more; if it is still there, it is passed."""
         if follower.topic != USER_BEHAVIOURS:
             return records
         kept: list[SourceRecord] = []
@@ -170,7 +170,7 @@ class UserFollower:
         return kept
 
     def _accept_gap(self, partition: int, expected: int, found: int) -> bool:
-        """Whether the gap was there before."""
+        """Whether the gap was seen before, so that it can be passed."""
         gap = (USER_BEHAVIOURS, partition, expected)
         if gap not in self._sought:
             self._sought.add(gap)

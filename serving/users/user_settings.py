@@ -1,4 +1,4 @@
-"""Settings of what a server knows of users: its view of their topics, and the states of call 1 it keeps."""
+"""Settings of a server's knowledge of users: its view of the user topics, and the states that it keeps between the calls."""
 
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from serving.core.admission import QUEUED_WORK_MAX
 
 
 class UsersSection(Section):
-    """The server's own view of users, and the states of call 1 it keeps."""
+    """The server's own view of users, and the states that it keeps between the calls."""
 
-    # One RocksDB directory a server, made again from the log when it is lost; servers on one host share the folder, each with a directory of its own.
+    # Each server has a RocksDB directory of its own in this folder. A lost one is built again from the log.
     data_dir: Path = Field(default_factory=lambda: user_data_dir() / "users")
     users_max: int = Field(100_000_000, ge=1)  # on disk
-    decoded_users_max: int = Field(10_000, ge=1)  # in memory, with at most this many behaviours together (20 bytes each, 250 with features)
-    decoded_behaviours_max: int = Field(500_000, ge=1)
+    decoded_users_max: int = Field(10_000, ge=1)  # in memory
+    decoded_behaviours_max: int = Field(500_000, ge=1)  # of all users in memory: 20 bytes each, 250 with features
     states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX)
     states_bytes_max: int = Field(512 * MIB, ge=MIB)
-    states_ttl_s: float = Field(600.0, gt=0)  # an older state is not used, also not for want of a better one
-    # With a key, call 1 hands out a user's state on request, signed with it, and call 2 takes it back: any server with the same key and index does.
+    states_ttl_s: float = Field(600.0, gt=0)  # an older state is never used, not even as a lower rung
+    # With a key, call 1 gives the user's state to a client that asks for it, signed; any server with the same key and index accepts it in call 2.
     carried_state_key: SecretStr | None = Field(None, min_length=16)
-    # Times the mean work that may wait for the engine; a request beyond is refused at once.
+    # How much work may wait for the engine, in multiples of the mean work; a request beyond that is refused at once.
     queued_work_max: float = Field(QUEUED_WORK_MAX, ge=1)

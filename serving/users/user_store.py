@@ -1,13 +1,15 @@
 """The server's own view of users: the fold of user-features and user-behaviours (schemas/users.py) in a RocksDB directory.
 
-Here: records to the fold, one WriteBatch = users + refused records + next offsets (never half of a record, and a restart goes on from the offsets),
-snapshots of one user, the decoded users in memory. Not here: the topics (user_follower.py), opening (user_store_start.py), decoding and what a batch
-changes (user_batch.py), bytes (core/user_view.py), model inputs.
-Invariants: a record that cannot be read, or that lies in a partition its user does not hash to, is skipped and counted (protocol A10), never fatal,
-and kept until whoever sends dead letters (user_dead_letters.py) has it in its topic; what finds no room in the view is not wrong, and only counted;
-folding a record twice changes nothing; a snapshot is of one moment and never changes afterwards. One thread folds, one forgets what was sent, any read.
-Memory is bounded: decoded users by number and by behaviours, least recently used first out; the rest is on disk, and losing all of it costs a
-replay of the log.
+Here: folding records, snapshots of one user, the decoded users in memory. Not here: following the topics (user_follower.py), opening the directory
+(user_store_start.py), decoding records and what a batch changes (user_batch.py), the byte formats (core/user_view.py).
+Invariants:
+- One WriteBatch holds the changed users, the refused records and the next offsets. So no record is ever half folded, and a restart goes on from the
+  offsets. Folding a record twice changes nothing.
+- A record that cannot be read, or is in the wrong partition for its user, is skipped and counted, never fatal (protocol A10). It is stored until its dead
+  letters are in their topic (user_dead_letters.py). A new user for whom the view has no room is not wrong, only counted.
+- A snapshot shows one moment and never changes afterwards. One thread folds, one deletes records whose letters were sent, any thread may read.
+- Memory is bounded by the number of decoded users and of their behaviours; the least recently used user is dropped first. Everything is on disk, and
+  losing the disk costs a replay of the log.
 """
 
 import dataclasses
@@ -34,12 +36,11 @@ FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META, REFUSED)
 STATE_KEY = b"state"
 
 HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of user-behaviours
-NEVER_SEEN: HistoryOffsets = (-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownUser:
-    """A snapshot of one user, never changed: the next one shares what is the same. `offsets` are others whenever the history is."""
+    """An immutable snapshot of one user; a newer one shares the unchanged parts. `offsets` differ whenever the history does."""
 
     profile: Mapping[str, Any]
     behaviours: BehaviourColumns
@@ -61,7 +62,7 @@ class StoreBounds:
 
 
 class UserStore:
-    """The view in one open database, which belongs to it. `skipped` counts updates that were wrong or did not fit."""
+    """The view in one open database, which it owns and closes. `skipped`: updates that were wrong or found no room."""
 
     def __init__(self, database: Database, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> None:
         self._database, self._id_kind, self._partitions = database, id_kind, partitions
@@ -79,7 +80,7 @@ class UserStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def find(self, user: Id) -> KnownUser:
-        """What is known of a user; a user never heard of is cold. Reads the disk where the user is not in memory."""
+        """What is known of a user; an unknown user is cold. Reads the disk if the user is not in memory."""
         known = self.find_in_memory(user)
         if known is not None:
             return known
@@ -92,7 +93,7 @@ class UserStore:
             return history
 
     def find_in_memory(self, user: Id) -> KnownUser | None:
-        """The same without the disk; None where that would be needed."""
+        """The same from memory only; None if the user is not there."""
         with self._lock:
             history = self._decoded.get(user)
             if history is not None:
@@ -100,14 +101,14 @@ class UserStore:
             return history
 
     def offsets_in_memory(self, user: Id) -> HistoryOffsets | None:
-        """The snapshot's offsets without the snapshot; None where the user is not in memory."""
+        """The offsets of the user's history, without marking it as used; None if the user is not in memory."""
         with self._lock:
             history = self._decoded.get(user)
             return None if history is None else history.offsets
 
     @property
     def decoded(self) -> tuple[int, int]:
-        """Users and behaviours in memory."""
+        """How many users and how many behaviours are in memory."""
         return len(self._decoded), self._decoded_behaviours
 
     def _read_state(self) -> ViewState:
@@ -126,7 +127,7 @@ class UserStore:
         return head, self._database.get(PROFILES, key), [value for _, value in scan]
 
     def _keep_decoded(self, user: Id, history: KnownUser) -> None:
-        """REQUIRES: the lock. A history larger than all the room is not kept."""
+        """REQUIRES: the lock. A history that is larger than the whole bound is not kept."""
         self._forget_decoded(user)
         self._decoded[user] = history
         self._decoded_behaviours += len(history.behaviours)
@@ -156,7 +157,7 @@ class UserStore:
         return skipped
 
     def note_seen(self, now_ms: int, topic_ids: Mapping[str, str]) -> None:
-        """The log was read to its end at `now_ms`, and these are its topics: a later start goes on from here."""
+        """Records that the log was read to its end at `now_ms`, and the ids of its topics: a later start checks both before it goes on."""
         self._commit(self._database.new_batch(), dataclasses.replace(self.state, seen_ms=now_ms, topic_ids=dict(topic_ids)))
 
     def _cut(self, records: Sequence[SourceRecord]) -> Iterator[list[DecodedUserRecord]]:
@@ -202,7 +203,7 @@ class UserStore:
                 self._fold_decoded(change)
 
     def _fold_decoded(self, change: UserChange) -> None:
-        """By the rules of schemas/users.py. REQUIRES: the lock."""
+        """Applies a change to a decoded user, by the rules of schemas/users.py. REQUIRES: the lock."""
         history = self._decoded.get(change.user)
         if history is None or change.offset <= history.offsets[not change.is_profile]:
             return
@@ -220,11 +221,11 @@ class UserStore:
 
     @property
     def is_full_of_refused(self) -> bool:
-        """Whether so much waits for its dead letters that nothing more should be folded."""
+        """Whether so many refused records wait for their dead letters that nothing more should be folded."""
         return self.refused_bytes >= DEAD_LETTERS_WAITING_BYTES_MAX
 
     def read_refused(self, bytes_max: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
-        """Records that wait for their dead letters (refused_records.py), as (key, bytes), from behind a key on: about `bytes_max`, at least one."""
+        """Refused records after the key `after`, as (key, bytes of refused_records.py): about `bytes_max` in all, at least one if there is any."""
         rows: list[tuple[bytes, bytes]] = []
         with self._lock:
             for row in self._database.scan(REFUSED, after + b"\0"):
@@ -235,7 +236,7 @@ class UserStore:
         return rows
 
     def forget_refused(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Their dead letters are in the topic. Under a key that holds other bytes by now, of another log, they stay."""
+        """Deletes rows whose dead letters are in the topic. A row whose stored bytes differ by now (the view was built again) stays."""
         with self._lock:
             stored = self._database.multi_get(REFUSED, [key for key, _ in rows])
             batch, same = self._database.new_batch(), [row for row, now in zip(rows, stored, strict=True) if row[1] == now]
@@ -247,7 +248,7 @@ class UserStore:
     # --- the directory -------------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Forgets everything: the log is folded again from its start."""
+        """Deletes everything, so that the log is folded again from its start."""
         with self._lock:
             self._database.close()
             shutil.rmtree(self._database.path)
@@ -257,11 +258,11 @@ class UserStore:
             self.state, self.refused_bytes = ViewState(), 0
 
     def reopen(self) -> None:
-        """The way out after a write that failed (a full disk)."""
+        """Opens the database again, which a failed write (a full disk) has made unusable."""
         with self._lock:
             self._database.reopen()
 
     def close(self) -> None:
-        """Gives the directory back."""
+        """Closes the database, so that another process can open the directory."""
         with self._lock:
             self._database.close()

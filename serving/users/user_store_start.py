@@ -1,9 +1,9 @@
-"""Where a server's view of users lies, and opening it: a directory that was kept goes on from its offsets, so that a restart takes seconds.
+"""Where a server's view of users lies on disk, and opening it. A view from an earlier run goes on from its offsets, so a restart takes seconds.
 
-    <data_dir>/<hash of what the view is of>/<number>
+    <data_dir>/<hash of the view's identity>/<number>
 
-Servers of one index on one host each take the first directory that nobody holds. A view is a copy of the log: a directory that does not open is
-removed and made again, and so costs time, never an answer.
+Each server of an index on one host takes the first directory that no other process holds. A view is only a copy of the log: a directory that cannot be
+opened is deleted and built again, which costs time but never an answer.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from serving.users.user_store import FAMILIES, StoreBounds, UserStore
 
-FORMAT = 2  # of the directory; another one lies elsewhere. 1 passed over bad records without keeping them for dead letters
+FORMAT = 2  # of the directory; another format has another folder. Format 1 did not store refused records
 _SERVERS_PER_HOST_MAX = 64
 _log = logging.getLogger("aif.serving.users")
 
 
 @dataclass(frozen=True, slots=True)
 class ViewIdentity:
-    """What a view is of: the users of one index, in the topics under one prefix."""
+    """What a view shows: the users of one index, from the topics under one prefix."""
 
     index: str
     topic_prefix: str
@@ -40,7 +40,7 @@ class ViewIdentity:
 
 
 def open_user_store(data_dir: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
-    """The first view that no other process holds. Raises Unavailable (`database_locked`, `disk_full`)."""
+    """Opens the first view that no other process holds. Raises Unavailable (`database_locked`, `disk_full`)."""
     folder = data_dir / identity.folder
     for number in range(_SERVERS_PER_HOST_MAX):
         try:

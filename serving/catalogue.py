@@ -1,6 +1,6 @@
-"""Candidates for a query typed by hand: from a file, or drawn from the live version in the index store.
+"""Candidates for `aif query`: from a file, or drawn from the live version in the index store.
 
-Not here: retrieval. Ids go over the wire as text, which a server of an int64 catalogue reads as numbers.
+Not here: retrieval. Ids are sent as text; a server with an int64 catalogue reads them as numbers.
 """
 
 import random
@@ -15,7 +15,7 @@ from schemas.index.digest import merge_parts
 
 
 def read_items(path: Path) -> list[Id]:
-    """Ids, one a line; empty lines are skipped. Raises RejectedInput (`bad_items_file`)."""
+    """One id per line; empty lines are skipped. Raises RejectedInput (`bad_items_file`)."""
     try:
         items: list[Id] = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -4,8 +4,8 @@
         client.rank_frame(user, items)          # in a notebook: a DataFrame
         client.rank(user, items, top_k=10)      # in a program: a RankAnswer
 
-Here: one connection pool, bodies and answers as models of schemas/requests.py. Not here: retries (a rank call is not worth repeating past its
-deadline; Unavailable carries `retry_after_s` for callers who know better).
+Here: one connection pool; bodies and answers as models of schemas/requests.py. Not here: retries. After its deadline a ranking is not worth repeating;
+a caller who wants to retry finds the time in Unavailable's `retry_after_s`.
 """
 
 import ssl
@@ -38,7 +38,7 @@ class AifClient:
     """Client of one server. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
-        """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities. Misconfigured (`tls_unusable`)."""
+        """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities. Raises Misconfigured (`tls_unusable`)."""
         self.url = url.rstrip("/")
         secret = token.get_secret_value() if isinstance(token, SecretStr) else token
         headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
@@ -55,7 +55,7 @@ class AifClient:
         deadline_ms: int | None = None,
         carry_state: bool = False,
     ) -> UserAnswer:
-        """Call 1: make the user half now; send `version_token` and `request_id` of the answer with `rank`; with `carry_state`, `user_state` too."""
+        """Call 1: makes the user half now. Pass the answer's `version_token` and `request_id` to `rank`; with `carry_state`, its `user_state` too."""
         fields = {
             "user_id": encode_wire_id(user_id),
             "request_id": request_id,

@@ -1,6 +1,6 @@
-"""The engine's kernels, compiled or taken from numba's cache by one process after the other (infra/compiled_once.py).
+"""Compiles the engine's kernels, or takes them from numba's cache, in one process after the other (infra/compiled_once.py).
 
-Here: the order. A loader needs the look-up and changes only, so these come first and by themselves. Not here: the kernels (serving/engine).
+Here: the order. The loader process needs only look-up and changes, so these come first. Not here: the kernels (serving/engine).
 """
 
 from pathlib import Path
@@ -12,13 +12,13 @@ _SOURCES = Path(tables.__file__).parent
 
 
 def load_table_kernels() -> None:
-    """Look-up and changes, for both kinds of ids. Does not import torch."""
+    """Loads the kernels of look-up and changes, for both kinds of ids."""
     with compiled_once("tables", _SOURCES):
         tables.warm_tables()
 
 
 def load_engine_kernels() -> None:
-    """All of them: what the engine's start then finds."""
+    """Loads all kernels, so that the engine starts at once."""
     from serving.engine.scorers import compile_kernels
 
     load_table_kernels()
@@ -27,6 +27,6 @@ def load_engine_kernels() -> None:
 
 
 def load_compiled_kernels() -> None:
-    """Takes all from the cache if they are there: for processes that others wait for."""
+    """Loads all kernels if they are in the cache, else does nothing: for processes that others wait for."""
     if is_compiled("tables", _SOURCES) and is_compiled("engine", _SOURCES):
         load_engine_kernels()

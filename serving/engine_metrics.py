@@ -1,7 +1,6 @@
-"""What the engine and its versions are at, as metrics: which version answers, what flipped and loaded, how fresh the rows are.
+"""The state of the engine and its versions as metrics: which version answers, flips, loads, how fresh the rows are.
 
-Here: from the engine's and the follower's own numbers to the process's metrics, several times a second. Not here: the numbers themselves, the table of
-names (infra/metrics.py).
+Here: copying the numbers of engine and follower into the process's metrics, several times a second. Not here: the names of the metrics (infra/metrics.py).
 """
 
 import time
@@ -13,15 +12,15 @@ from serving.versions.version_follower import VersionFollower
 
 
 class EngineMetrics:
-    """`show` is called by one thread, again and again."""
+    """`show` is called again and again, by one thread."""
 
     def __init__(self, metrics: Metrics, engine: Engine, versions: VersionFollower) -> None:
         self._metrics, self._engine, self._versions = metrics, engine, versions
         self._flips, self._corrupted = 0, 0
-        self._applied: dict[int, int] = {}  # row changes of each resident version that are counted already
+        self._applied: dict[int, int] = {}  # row changes of each resident version that were already counted
 
     def show(self) -> None:
-        """As it is now."""
+        """Copies the current numbers into the metrics."""
         status, gauge, counter = self._engine.status(), self._metrics.gauge, self._metrics.counter
         counter("flips").inc(status.flips - self._flips)
         self._flips = status.flips
@@ -39,7 +38,7 @@ class EngineMetrics:
             self._show_current(current)
 
     def _count_rows(self, applied: dict[int, int]) -> None:
-        """A version that was loaded anew counts from 0 again."""
+        """Counts the row changes since the last call. The count of a version that was loaded again starts at 0."""
         new = {version: rows - self._applied.get(version, 0) for version, rows in applied.items()}
         self._metrics.counter("delta_rows").inc(sum(rows if rows >= 0 else applied[version] for version, rows in new.items()))
         self._applied = applied

@@ -1,13 +1,13 @@
-"""What this server saw of the version that it serves, every few seconds as a record of server-reports, for the workers' rollback rule.
+"""What this server observed of the version it serves: a record in server-reports every few seconds, for the workers' rollback rule.
 
-    answers, not finite, probabilities    of every ranking, by `note`, counted by the version that gave it
-    failed, latencies                     from the process's metrics: what changed since the last report
-    parity                                from the parity sampler, by `note_parity`
+    answers, not finite, probabilities    from every ranking (`note`), by the version that answered
+    failed, latencies                     from the process's metrics: the change since the last report
+    parity                                from the parity sampler (`note_parity`)
 
-Here: counting and sending. Not here: what is too much (streams/core/misbehaviour.py), the metrics themselves.
-Invariants: a report is of one version; an interval in which the version changed is not reported, because failures and times of it cannot be told apart.
-A server that answers nothing reports too: it is alive. Nothing of serving waits for a report: one that cannot be sent is dropped, and said once.
-Memory: one counter a version and a reservoir of probabilities.
+Here: counting and sending. Not here: when a version is rolled back (streams/core/misbehaviour.py), the metrics themselves.
+Invariants: a report is about one version. An interval in which the version changed is not reported, because its failures and times may belong to either.
+A server without requests reports too, which shows that it is alive. Nothing waits for a report: one that cannot be sent is dropped and logged once.
+Memory: one counter per version and a bounded sample of probabilities.
 """
 
 import math
@@ -27,10 +27,10 @@ from schemas.events import ServerReport, encode_record
 from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.core.parity_figures import ParityFigures
-from serving.engine.work import RankResult, RankWork
+from serving.engine.work import RankResult
 
-OWN_FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN"})  # statuses of HTTP and gRPC
-PARITY_OFF = 0.01  # of a probability: a hundred times what fp32 loses
+OWN_FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN"})  # statuses in HTTP and gRPC
+PARITY_OFF = 0.01  # difference of a probability: a hundred times the rounding of fp32
 _PROBABILITIES_KEPT = 4_096
 _CLOSE_S_MAX = 2.0
 _QUANTILES = (0.05, 0.5, 0.95)
@@ -40,7 +40,7 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.reports")
 
 @dataclass
 class _Counts:
-    """Of one version since the last report."""
+    """What was counted for one version since the last report."""
 
     answers: int = 0
     not_finite: int = 0
@@ -50,7 +50,7 @@ class _Counts:
 
 
 class Reporter:
-    """`note` and `note_parity` from any thread; `start` begins to send every `every_s`, `close` ends. current: what the server serves now."""
+    """Counts answers and sends a report every `every_s`. `note` and `note_parity` may be called from any thread. `current`: the version served now."""
 
     def __init__(
         self, metrics: Metrics, bootstrap: str, prefix: str, server_id: str, every_s: float, current: Callable[[], VersionToken | None]
@@ -74,8 +74,8 @@ class Reporter:
         if self._thread.is_alive():
             self._thread.join()
 
-    def note(self, work: RankWork, result: RankResult) -> None:
-        """A ranking that was given."""
+    def note(self, result: RankResult) -> None:
+        """Counts a ranking that was answered."""
         fine = bool(np.isfinite(result.scores_A).all() and np.isfinite(result.probabilities_AT).all())
         with self._lock:
             counts = self._counts.setdefault(result.token.version, _Counts())
@@ -85,14 +85,14 @@ class Reporter:
                 counts.probabilities.append(result.probabilities_AT[:, 0])
 
     def note_parity(self, version: int, figures: ParityFigures) -> None:
-        """An answer that the reference computed again."""
+        """Counts an answer of `version` that the reference recomputed."""
         with self._lock:
             counts = self._counts.setdefault(version, _Counts())
             counts.parity_checked += 1
             counts.parity_mismatched += figures.difference_max > PARITY_OFF
 
     def make_report(self) -> ServerReport | None:
-        """What happened since the last call; None where it was not all of one version."""
+        """What happened since the last call; None if the version changed in between, or none is live."""
         token, failed, latencies, now_s = current = (self._current(), *self._totals(), time.monotonic())
         with self._lock:
             seen, self._counts = self._counts, {}
@@ -122,7 +122,7 @@ class Reporter:
         )
 
     def _totals(self) -> tuple[int, Mapping[float, int]]:
-        """Since the start: requests that failed by the server's own fault, and answers up to each edge of the latency histogram, in seconds."""
+        """Totals since the start: (requests that failed through the server's fault, answers up to each edge of the latency histogram in seconds)."""
         failed = sum(s.value for s in _samples(self._metrics.counter("requests"), "_total") if s.labels["status"] in OWN_FAULTS)
         edges: dict[float, int] = {}
         for sample in _samples(self._metrics.histogram("request_seconds"), "_bucket"):
@@ -163,7 +163,7 @@ def _samples(metric: Counter | Histogram, ending: str) -> list[Sample]:
 
 
 def quantiles_ms(counts: Mapping[float, int], shares: Sequence[float]) -> list[float | None]:
-    """Quantiles from a histogram's cumulated counts by upper edge in seconds: straight inside a bucket, the last finite edge beyond it."""
+    """Quantiles in ms from cumulated counts by upper edge in seconds: linear inside a bucket, the last finite edge for the open bucket."""
     edges = sorted(counts)
     total = counts[edges[-1]] if edges else 0
     return [_quantile_ms(counts, edges, share * total) if total else None for share in shares]

@@ -1,11 +1,11 @@
 """The server process, wired: engine, versions, the view of users, HTTP and gRPC; and its life from start to the last answer.
 
-    start    the ports open at once: the process is alive, and not ready until it has a live version and the users' logs are read (C4)
-    index    as soon as the control log has an identity, everything that needs the kind of its ids is made
-    steady   the event loop answers; one engine thread computes; version follower and user follower are threads of their own
-    SIGTERM  not ready any more; requests are still taken for `leave_s`; those in work are answered; then everything is closed in reverse order
+    start    the ports open first: the process is alive, but not ready until a version is live and the users' logs are read (C4)
+    index    once the control log has an identity, everything that needs the index's kind of id is created
+    steady   the event loop answers, one engine thread computes, the version follower and the user follower are threads of their own
+    SIGTERM  not ready any more; for `leave_s` requests are still accepted; running ones are answered; then all is closed in reverse order
 
-Here: wiring and order. Not here: what any of the parts does. Errors at the start are Misconfigured or Incompatible and end the process.
+Here: wiring and order. Not here: what the parts do. An error at the start is Misconfigured or Incompatible and ends the process.
 """
 
 import asyncio
@@ -56,16 +56,16 @@ from serving.users.user_store_start import ViewIdentity, open_user_store
 from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
-_NVIDIA = Path("/dev/nvidiactl")  # there wherever CUDA can be
+_NVIDIA = Path("/dev/nvidiactl")  # exists on every machine with a CUDA driver
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving")
 
 
 class RankingServer:
-    """One server process. Made inside a running event loop; `run` returns after `stop`."""
+    """One server process. Created inside a running event loop; `run` returns after `stop`."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Raises Misconfigured where the settings cannot work; nothing is started yet."""
+        """Starts nothing yet. Raises Misconfigured if the settings cannot work."""
         check_exposure(settings.serve.host, settings.serve.token, settings.serve.allow_open)
         self.settings = settings
         self.metrics = Metrics()
@@ -97,7 +97,7 @@ class RankingServer:
         self._engine_start: asyncio.Task[None] | None = None
 
     async def run(self, opened: Callable[[str], None] = lambda url: None) -> None:
-        """Serves until stopped. `opened(url)` is called once the port accepts connections."""
+        """Serves until stopped. Calls `opened(url)` once the port accepts connections."""
         living: asyncio.Task[None] | None = None
         try:
             await self.listener.open()
@@ -109,20 +109,20 @@ class RankingServer:
             if not living.done():
                 await asyncio.wait({living}, timeout=self.settings.serve.leave_s)
             if living.done():
-                living.result()  # an error of ours: refuse to go on
+                living.result()  # it ended by an error: raise it and end the process
         finally:
             if living is not None:
                 living.cancel()
             await self._close()
 
     def stop(self) -> None:
-        """Begin to drain and end."""
+        """Begins to drain; then `run` returns."""
         self.draining = True
         self._stopping.set()
 
     @property
     def grpc_address(self) -> str | None:
-        """host:port of the gRPC port, None where it is switched off."""
+        """host:port of the gRPC port, None if it is switched off."""
         return None if self.grpc_listener is None else self.grpc_listener.address
 
     def _grpc_listener(self, tls: Tls | None) -> GrpcListener:
@@ -142,7 +142,7 @@ class RankingServer:
         self.engine.start()
 
     async def _live(self) -> None:
-        """Everything beside answering: opens what depends on the index, then keeps house for ever."""
+        """Opens what depends on the index, then keeps metrics, pool and readiness up to date for ever."""
         self._engine_start = asyncio.create_task(asyncio.to_thread(self._start_engine))
         await asyncio.to_thread(self.versions.prepare)
         await self._open_index(await self._wait_for_identity())
@@ -165,7 +165,7 @@ class RankingServer:
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     async def _wait_for_identity(self) -> Init:
-        """The index's init entry, once some worker has written it."""
+        """The index's init entry; waits until a worker has written it."""
         while True:
             state = await asyncio.to_thread(self.control_log.refresh)
             if state.init is not None:
@@ -188,8 +188,8 @@ class RankingServer:
         self.front.open_calls(self.engine, rank_call, id_kind)
 
     def _note(self, work: RankWork, result: RankResult) -> None:
-        """An answer that was given."""
-        self.reports.note(work, result)
+        """Offers an answer to those who watch answers."""
+        self.reports.note(result)
         self.parity.offer(work, result)
 
     def _show_state(self) -> None:
@@ -206,7 +206,7 @@ class RankingServer:
         return server_status(self.engine.status(), self.versions, self.users, len(self.pool), self._ready())
 
     async def _close(self) -> None:
-        """In reverse order of the start; the listener first, so that nobody new comes."""
+        """Closes everything in reverse order of the start: the ports first, so that no new request comes."""
         end = time.monotonic() + self.settings.serve.drain_s
         if self.grpc_listener is not None:
             await self.grpc_listener.close(self.settings.serve.drain_s)
@@ -227,7 +227,7 @@ class RankingServer:
 
 
 async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:
-    """The process's main function: a server that SIGTERM and Ctrl-C stop."""
+    """The process's main function. SIGTERM and Ctrl-C stop the server. Raises Misconfigured, Incompatible."""
     share_the_interpreter()
     server = RankingServer(settings)
     loop = asyncio.get_running_loop()
@@ -250,18 +250,18 @@ def _device(wanted: str) -> str:
 def _has_cuda() -> bool:
     if not _NVIDIA.exists():
         return False
-    import torch  # seconds, which a machine without such a device need not pay
+    import torch  # takes seconds, which a machine without such a device is spared
 
     return torch.cuda.is_available()
 
 
 def _name_index(init: Init) -> str:
-    """The same for every server of an index and for no other index."""
+    """A text that is the same on all servers of an index and differs for every other index."""
     return json.dumps(dataclasses.asdict(init), sort_keys=True, default=str)
 
 
 def _check_topics(init: Init, prefix: str) -> None:
-    """The index's topics must be the ones that this process reads."""
+    """Raises Incompatible (`other_index`) unless the index was made from the topics that this process reads."""
     for name, found in init.topics.items():
         if found != prefix + name:
             raise Incompatible(

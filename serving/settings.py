@@ -1,4 +1,4 @@
-"""Settings of the server process, and nothing that changes an answer's numbers: those are in the model's spec and the manifest."""
+"""Settings of the server process. Nothing here changes the numbers in an answer: what does is in the model's spec and the manifest."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,36 +14,36 @@ PORT_DEFAULT = 8100
 
 
 class ServeSection(Section):
-    """Where the server listens and what it lets in."""
+    """Where the server listens and which requests it accepts."""
 
     host: str = "127.0.0.1"  # loopback; another address needs a token
-    port: int = Field(PORT_DEFAULT, ge=0, le=65_535)  # 0: any free one
+    port: int = Field(PORT_DEFAULT, ge=0, le=65_535)  # 0 = any free port
     grpc: bool = True  # the same model over gRPC, on a port of its own
-    grpc_port: int | None = Field(None, ge=0, le=65_535)  # none given: the HTTP port + 1, any free one where that is 0
-    token: SecretStr | None = None  # every request but the probes must carry it: `Authorization: Bearer <token>`
+    grpc_port: int | None = Field(None, ge=0, le=65_535)  # None = the HTTP port + 1, or any free port if that is 0
+    token: SecretStr | None = None  # every request except the probes must carry it: `Authorization: Bearer <token>`
     allow_open: bool = False  # listen beyond loopback without a token
-    tls_cert: Path | None = None  # PEM, the chain; with tls_key both ports speak TLS only
+    tls_cert: Path | None = None  # PEM file with the chain; with tls_key both ports accept only TLS
     tls_key: Path | None = None  # PEM
     address_file: Path | None = None  # gets one JSON object {"url", "grpc", "pid"} when the ports are open
     candidates_max: int = Field(20_000, ge=1, le=CANDIDATES_MAX)
-    deadline_ms: int = Field(DEADLINE_MS_DEFAULT, ge=1, le=DEADLINE_MS_MAX)  # of a request that names none
-    requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one is answered 429
-    idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection that sends no request, or does not read its answer, for so long is closed
-    access_log: bool = False  # one line per request at level info; otherwise at debug
-    report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0: none, and nothing rolls back by itself
-    # After SIGTERM: not ready, and still answering, until whoever asks for readiness sends elsewhere.
+    deadline_ms: int = Field(DEADLINE_MS_DEFAULT, ge=1, le=DEADLINE_MS_MAX)  # for a request that names none
+    requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one gets 429
+    idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection is closed if it sends no request, or reads no answer, for this long
+    access_log: bool = False  # log a line per request at level info instead of debug
+    report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0 = no reports, so no automatic rollback
+    # After SIGTERM: how long to answer while not ready, so that load balancers can send requests elsewhere.
     leave_s: float = Field(0.0, ge=0, le=60)
-    drain_s: float = Field(5.0, ge=0, le=60)  # then, for requests that are in work
+    drain_s: float = Field(5.0, ge=0, le=60)  # after that: how long to wait for running requests
 
 
 class EngineSection(Section):
-    """What the engine thread computes on."""
+    """The engine: its device, the memory of versions, the checks of its answers."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    slot_bytes: int = Field(0, ge=0)  # of each of the two slots; 0: 1.5 times the first version
-    poll_s: float = Field(0.2, gt=0, le=60)  # between two looks at the control log
-    parity_share: float = Field(0.001, ge=0, le=1)  # of the answers that the reference computes again beside the engine; 0: none
-    parity_every_s: float = Field(10.0, ge=0)  # at most one in so long: the reference is slow and takes a core
+    slot_bytes: int = Field(0, ge=0)  # of each of the two slots; 0 = 1.5 times the first version
+    poll_s: float = Field(0.2, gt=0, le=60)  # between two reads of the control log
+    parity_share: float = Field(0.001, ge=0, le=1)  # share of answers that the reference recomputes beside the engine; 0 = none
+    parity_every_s: float = Field(10.0, ge=0)  # at least this long between two: the reference is slow and uses a whole core
 
 
 class ServerSettings(ProcessSettings):

@@ -1,4 +1,4 @@
-"""What `/v1/status` and the readiness routes say: plain values from snapshots, for people and probes."""
+"""What `/v1/status` and the readiness routes answer: plain values from snapshots."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from serving.versions.version_follower import VersionFollower
 
 
 def readiness(versions: VersionFollower, users: UserFollower | None, draining: bool) -> tuple[bool, str]:
-    """(ready, why not): ready = a version is live and the users' logs are read up to where they ended at the start."""
+    """(is ready, why not). Ready = a version is live, and the users' logs were read up to their end at the start."""
     if draining:
         return False, "the server is stopping"
     if not versions.ready:

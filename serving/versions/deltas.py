@@ -1,10 +1,9 @@
-"""Follows index-deltas for one resident version, from that version's own positions, and hands its changes to the engine.
+"""Follows index-deltas for one resident version, from that version's own positions, and gives its changes to the engine.
 
-Here: one thread per resident version (two at most). Not here: the row-order rule (engine/tables.py), when a version may be flipped to (version_follower.py).
-Decoding happens in this thread; the engine gets arrays, one record at a time and whole (at most DELTA_RECORD_BYTES_MAX), together with its position,
-watermark and time. So no answer sees half a record, and none claims more than was applied.
-A record of version -1 carries a watermark for every version. Invariant: a position that the log no longer holds is a named refusal
-(`delta_position_gone`), never a silent jump.
+Here: one thread per resident version (at most two). Not here: the row-order rule (engine/tables.py), when the engine flips (version_follower.py).
+This thread decodes; the engine gets arrays, one whole record at a time (at most DELTA_RECORD_BYTES_MAX), with its position, watermark and time. So no
+answer sees half a record, and none claims more than was applied.
+Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump.
 
 Source: protocol C2, FORMAT.md section 8.
 """
@@ -28,7 +27,7 @@ RECORDS_MAX = 64
 
 
 def check_positions(kafka: KafkaSettings, positions: Mapping[int, int]) -> dict[int, int]:
-    """End offset of every partition now. Raises Incompatible (`delta_position_gone`) unless the log holds every record from `positions` on."""
+    """The end offset of every partition now. Raises Incompatible (`delta_position_gone`) if the log lost records after `positions`."""
     topic = kafka.topic_prefix + INDEX_DELTAS
     starts, ends = start_offsets(kafka.bootstrap_servers, topic), end_offsets(kafka.bootstrap_servers, topic)
     for partition, position in positions.items():
@@ -42,7 +41,7 @@ def check_positions(kafka: KafkaSettings, positions: Mapping[int, int]) -> dict[
 
 
 def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Portion:
-    """One record, whole, as a portion for this version: an answer is recomputed from whole records. Raises Corrupted or Incompatible."""
+    """One whole record as a portion for this version, without changes or watermark if it is of another. Raises Corrupted, Incompatible."""
     delta = decode_delta({version: layout}, record.value or b"")
     header, position = delta.header, record.offset + 1
     changes = decode_changes(layout, delta.changes) if delta.changes else None
@@ -53,7 +52,7 @@ def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Por
 
 
 class DeltaFollower:
-    """One version's thread. `error` says why it stopped, if it did by itself."""
+    """The thread of one version. `error`: why it stopped by itself; None while it runs or after `close`."""
 
     def __init__(self, engine: Engine, kafka: KafkaSettings, version: int, layout: RowLayout, positions: Mapping[int, int]) -> None:
         self.version, self.layout = version, layout
@@ -77,11 +76,11 @@ class DeltaFollower:
             while not self._stopped.is_set():
                 try:
                     self._follow()
-                except Unavailable:  # the broker is away: what was handed over stays, and the rest follows from there
+                except Unavailable:  # the broker is away: try again from the last position that was handed over
                     self._stopped.wait(RETRY_S)
         except AifError as error:
             self.error = error
-        except Exception as error:  # the thread's end must have a reason that somebody can read
+        except Exception as error:  # a thread must not end without a visible reason
             self.error = Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
 
     def _follow(self) -> None:

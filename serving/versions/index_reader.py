@@ -1,15 +1,15 @@
-"""The loader process: reads one version from the index store, checks it whole, and fills a slot. No torch in this process.
+"""The loader process: reads one version from the index store, verifies all of it, and fills a slot. No torch in this process.
 
-Here: the process's loop and the filling. Not here: the other side of the pipe (loader.py), the slot's layout (engine/slots.py), deltas (deltas.py).
-Loading inside the serving process costs its requests 1.2 to 5 times in p99; a process of its own, writing into memory that is mapped already, does not.
-The first version is waited for; from then on a load runs in what requests leave of the cores, which holds inside one session only (loader.py), and in
-short turns with rests between them: caches and memory are shared, so a load that runs through makes the requests beside it slow, and one that takes a
-quarter of a core makes four times as many a quarter as slow.
+Here: the process's loop and the filling. Not here: the other end of the socket (loader.py), the slot's layout (engine/slots.py), deltas (deltas.py).
+Loading inside the serving process would make the p99 of its requests 1.2 to 5 times as long. A separate process that writes into memory which is already
+mapped does not. The first version loads at full speed, because the server waits for it. Later loads get only the time that requests leave: the system
+schedules the process behind all others of its session (so it must share the server's session, see loader.py), and it rests between short turns, because
+caches and memory bandwidth are shared and a load that never rests slows the requests beside it.
 
-Invariant: the answer "loaded" is given only after the manifest's sha256, every file's size and sha256, every block's checksum, the row counts of
-every part and shard, and both digests of the merged view were found right. Until then nobody reads the slot, so a failed load needs no clean-up.
+Invariant: "loaded" is answered only after the manifest's sha256, every file's size and sha256, every block's checksum, the row counts of every part and
+shard, and both digests of the merged view were verified. Until then nobody reads the slot, so a failed load needs no clean-up.
 
-Protocol: a Unix socket given by number; each message is one line of JSON; the descriptor of a slot comes with its `open` message.
+Protocol: a Unix socket, given by its number; each message is one line of JSON; the file descriptor of a slot comes with its `open` message.
 
     {"op": "open", "slot": 0, "bytes": n} + fd     {"op": "measure", store, manifest, sha256}     {"op": "load", "slot": 0, store, manifest, sha256}
     -> {"ok": true, ...} | {"ok": false, "error": class, "code": ..., "message": ...}
@@ -39,12 +39,12 @@ from serving.engine.tables import Tables
 from serving.engine_kernels import load_table_kernels
 
 LINE_BYTES_MAX = 1 << 20
-SHARE = 0.25  # of a core, beside requests
-_REST_S_MIN = 0.0005  # less is no rest
+SHARE = 0.25  # of a core, for a load beside requests
+_REST_S_MIN = 0.0005  # a shorter rest is not worth the system call
 
 
 def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
-    """(slots that the version needs, bytes of its text ids), from above: a row of both parts counts twice."""
+    """(slots that the version needs, bytes of its text ids). Upper bounds: a row that is in both parts counts twice."""
     slots = sum(seal.full.rows + seal.incremental.rows + seal.incremental.tombstones for seal in manifest.seals)
     if manifest.layout.id_kind is IdKind.INT64:
         return slots, 0
@@ -56,7 +56,7 @@ def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
 
 
 def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The same increments; tombstones are kept aside, because the merged view leaves them out and a reader must remember their orders."""
+    """The same increments. Tombstones are also copied to `deleted`: the merged view leaves them out, but a reader must remember their orders."""
     for key, value in increments:
         if len(value) == ORDER.itemsize:
             deleted.append((key, value))
@@ -64,7 +64,7 @@ def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[t
 
 
 def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
-    """One shard into the tables; `rest` is called after each block. Raises Corrupted unless counts and digests are the seal's."""
+    """Reads one shard into the tables; `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's."""
     layout, deleted = manifest.layout, list[tuple[bytes, bytes]]()
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
     increments = _remember_deletes(read_incremental_part(store, seal.incremental), deleted)
@@ -104,7 +104,7 @@ def _check(seal: Seal, digest: ShardDigest) -> None:
 
 
 class Pace:
-    """Rests, so that from its start this process has had at most `share` of a core; one that waits for a core anyway does not rest as well."""
+    """Rests so that this process uses at most `share` of a core from here on. Time that it waited for a core counts as rest."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class Pace:
         self._began_s, self._spent_s = clock(), spent()
 
     def rest(self) -> None:
-        """After each piece of work, which is to be shorter than a request."""
+        """To be called after each piece of work; a piece should be shorter than a request."""
         ahead_s = (self._spent() - self._spent_s) / self._share - (self._clock() - self._began_s)
         if ahead_s > _REST_S_MIN:
             self._sleep(ahead_s)
 
 
 class IndexReader:
-    """What the loader process holds: the slots it was sent. `share` of a core is what a load may take."""
+    """The operations of the loader process, on the slots that it was sent. `share`: how much of a core a load may use."""
 
     def __init__(self) -> None:
         self._slots: dict[int, SlotMemory] = {}
@@ -136,13 +136,13 @@ class IndexReader:
         return {}
 
     def measure(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
-        """Rows and id bytes of a version."""
+        """{"rows", "id_bytes"} that a version needs."""
         store, manifest = _open(request)
         rows, id_bytes = _measure(store, manifest)
         return {"rows": rows, "id_bytes": id_bytes}
 
     def load(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
-        """Fills a slot; {"rows": slots measured, "id_bytes": measured}: with them the other side plans the same arrays."""
+        """Fills a slot. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays."""
         store, manifest = _open(request)
         memory = self._slots[request["slot"]]
         rows, id_bytes = _measure(store, manifest)
@@ -165,12 +165,12 @@ def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], reques
         return {"ok": True, **call(request, fd)}
     except AifError as error:
         return {"ok": False, "error": type(error).__name__, "code": error.code, "message": error.message}
-    except Exception as error:  # a load that fails is an answer, never the end of the loader
+    except Exception as error:  # a failed load is reported to the server and never ends this process
         return {"ok": False, "error": "Corrupted", "code": "load_failed", "message": f"{type(error).__name__}: {error}"}
 
 
 def serve(connection: socket.socket) -> None:
-    """Answers messages until the other side is gone."""
+    """Answers messages until the other end closes the socket."""
     reader, pending = IndexReader(), b""
     while True:
         data, fds, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
@@ -189,7 +189,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _give_way() -> None:
-    """Whatever else of the session wants a core has it at once. (A nice process would end its turn first, up to 4 ms of a request's time.)"""
+    """Any other process of the session gets the core at once. (A merely nice process would finish its turn first: up to 4 ms of a request.)"""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
@@ -197,7 +197,7 @@ def _give_way() -> None:
 def main() -> None:
     """`python -m serving.versions.index_reader FD`."""
     assert "torch" not in sys.modules, "the loader process must not load torch: it would take its memory and seconds at every start"
-    load_table_kernels()  # before the first version arrives: its load would pay for it
+    load_table_kernels()  # now, so that the first load does not have to
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 

@@ -1,7 +1,7 @@
-"""The serving process's side of the loader: starts it, sends it slots, asks it to load. One caller at a time.
+"""The serving process's handle on the loader process: starts it, sends it slots, asks it to load. One caller at a time.
 
-Here: the process handle and the two slots' memory. Not here: loading itself (index_reader.py), when to load (version_follower.py).
-The slots are made once, at the first version, and sent to the loader as descriptors; a loader that died is started again and sent them again.
+Here: the process and the memory of the two slots. Not here: the loading (index_reader.py), when to load (version_follower.py).
+The slots are created once, for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again.
 """
 
 import json
@@ -26,20 +26,20 @@ _LINE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a version's manifest is and what its sha256 must be."""
+    """A version's manifest: where it is stored and its expected sha256."""
 
     store_url: str
     manifest: Manifest
     sha256: str
 
     def message(self) -> dict[str, Any]:
-        """As the loader reads it."""
+        """The fields of a message to the loader."""
         path = manifest_path(self.manifest.version, self.manifest.revision)
         return {"store": self.store_url, "manifest": path, "sha256": self.sha256}
 
 
 class Loader:
-    """The loader process and the slots that it fills."""
+    """The loader process and the two slots that it fills."""
 
     def __init__(self, slot_bytes: int = 0) -> None:
         self._slot_bytes = slot_bytes
@@ -48,7 +48,7 @@ class Loader:
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
-        """Starts the process, so that it is ready before the first version is; nothing if it runs."""
+        """Starts the process unless it runs. Called early, so that it is ready before the first version is."""
         if self._connection is not None:
             return
         ours, theirs = socket.socketpair()
@@ -68,7 +68,7 @@ class Loader:
         self._slots = []
 
     def load(self, source: Source, slot: int) -> Tables:
-        """The version in slot 0 or 1, whole and checked. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable: then the slot holds nothing."""
+        """Loads and verifies a version into slot 0 or 1. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable; then the slot holds nothing."""
         if not self._slots:
             self._open_slots(source)
         measured = self._ask({"op": "load", "slot": slot, **source.message()})
@@ -91,7 +91,7 @@ class Loader:
         self._ask({"op": "open", "slot": number, "bytes": memory.size_bytes}, memory.fd)
 
     def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
-        """One message and its answer. The process is started again if it is gone."""
+        """Sends one message and returns the answer. Starts the process again if it has ended. Raises the loader's error, Unavailable (`loader_died`)."""
         if self._connection is None:
             self.start()
         assert self._connection is not None

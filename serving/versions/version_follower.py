@@ -1,16 +1,16 @@
-"""Follows the control log: loads the version that should be served into the free slot, catches up its deltas, flips.
+"""Follows the control log: loads the version that should be served into the free slot, applies its deltas, flips.
 
-Here: what to do next and in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop.py).
+Here: what to do next, in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop.py).
 
-    control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas to the end read at the hand-over
-    -> warm up -> user halves move (user_moves.py) -> flip
+    control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas up to the end of the log at that moment
+    -> warm up -> user halves move (calls/user_moves.py) -> flip
 
 Invariants:
-- Any error keeps the running version; `last_error` says why, and the next attempt follows after a pause or as soon as the log has moved.
-  Where nothing runs yet, the backup version is loaded in its place.
-- A new revision of the version that is served changes nothing (C1). The former version stays resident, follows deltas, and is flipped back to
-  without a load until its slot is wanted (C2).
-- A version that was frozen is never continued from its slot: it missed changes (B11).
+- After any error the running version stays, `last_error` says why, and the next attempt comes after a pause or as soon as the log has moved. A server
+  that runs nothing yet loads the backup version instead.
+- A new revision of the served version changes nothing (C1). The former version stays resident and follows its deltas, so a flip back needs no load until
+  another version needs its slot (C2).
+- A version that was frozen never goes on from its slot, because it missed changes (B11).
 """
 
 import threading
@@ -46,7 +46,7 @@ from serving.engine.work import UserWork
 from serving.versions.deltas import DeltaFollower, check_positions
 from serving.versions.loader import SLOTS, Loader, Source
 
-GRACE_S = 2.0  # a slot is not reused while a state made on it is younger
+GRACE_S = 2.0  # a slot is not reused while a user state made on it is younger than this
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0  # between two attempts at the same version
 CATCH_UP_S_MAX = 120.0
 WARM_UP_ROWS = 256
@@ -69,12 +69,12 @@ class _Held:
 
     @property
     def error(self) -> str:
-        """Why it takes no changes any more, or empty."""
+        """Why it takes no more changes; empty if it does."""
         return self.resident.error or (str(self.deltas.error) if self.deltas.error else "")
 
 
 class VersionFollower:
-    """One thread beside the engine, and the loader process. Any error keeps the running version and is in `last_error`."""
+    """One thread beside the engine, and the loader process. After an error the running version stays, and `last_error` says why."""
 
     def __init__(
         self, engine: Engine, store_url: str, kafka: KafkaSettings, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
@@ -88,21 +88,21 @@ class VersionFollower:
         self._last_checkpoint: CheckpointFile | None = None
         self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
-        self._retry = (0.0, PAUSE_S_MIN, -1)  # not before this time, pause, log length then
-        self.before_flip: Callable[[int], None] = lambda version: None  # called with a version that is about to go live; raises nothing
+        self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
+        self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
 
     def prepare(self) -> None:
-        """Starts the loader process beside the rest of a server's start: it takes a second or two until it can load."""
+        """Starts the loader process early, because it takes a second or two until it can load."""
         self._attempt(self._loader.start)
 
     def start(self) -> None:
-        """Starts the loader process, if it was not prepared, and the thread."""
+        """Starts the thread, which first starts the loader process if `prepare` was not called."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread, the delta followers and the loader process. The slots' memory goes with the engine's last use of it."""
+        """Stops the thread, the delta followers and the loader process. The slots' memory is freed when the engine uses it no longer."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -112,21 +112,21 @@ class VersionFollower:
 
     @property
     def ready(self) -> bool:
-        """A version is live in the engine."""
+        """Whether a version is live in the engine."""
         return self._engine.status().current is not None
 
     @property
     def last_error(self) -> str:
-        """Why the wanted version is not being served; empty if it is."""
+        """Why the wanted version is not served; empty if it is."""
         return self._last_error
 
     @property
     def counters(self) -> dict[str, int]:
-        """loads, load_failures, flips; corrupted: failures because a file was not what its manifest says."""
+        """Counts since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says)."""
         return dict(self._counters)
 
     def take_load_seconds(self) -> list[float]:
-        """How long each version took from its manifest to the flip, since the last call."""
+        """Seconds from manifest to flip, of each version that went live since the last call."""
         return [self._load_seconds.popleft() for _ in range(len(self._load_seconds))]
 
     def _run(self) -> None:
@@ -135,9 +135,9 @@ class VersionFollower:
             self._attempt(self.step)
             self._stopped.wait(self._poll_s)
 
-    def _attempt(self, call: object) -> None:
+    def _attempt(self, call: Callable[[], None]) -> None:
         try:
-            call()  # type: ignore[operator]
+            call()
         except Exception as error:  # whatever fails here, the running version keeps serving
             self._failed(error)
 
@@ -152,7 +152,7 @@ class VersionFollower:
         logger.warning("version_not_served", error=self._last_error, retry_s=pause)
 
     def step(self) -> None:
-        """One look at the log and what follows from it. Raises what went wrong; the running version is untouched then."""
+        """Reads the log once and does what follows from it. Raises on failure; the running version is untouched then."""
         state = self._log.refresh()
         self._forget_frozen(state)
         wanted, current = state.current, self._engine.status().current
@@ -173,9 +173,9 @@ class VersionFollower:
                 raise
 
     def _fall_back(self, state: ControlState) -> None:
-        """A server that has just started and cannot load the wanted version answers from the backup version meanwhile.
+        """Loads the backup version if the server has just started and cannot load the wanted one.
 
-        Not under a hold or a pin: then the backup may be the very version that an operator turned away from.
+        Not under a hold or a pin: then the backup may be the version that an operator has rejected.
         """
         if self._engine.status().current is not None or state.backup is None or state.held or state.pinned is not None:
             return
@@ -189,9 +189,9 @@ class VersionFollower:
         return state.next_number != length or time.monotonic() >= not_before
 
     def _forget_frozen(self, state: ControlState) -> None:
-        """Versions whose slot misses changes: frozen ones, and those that were frozen after they were loaded and are back.
+        """Gives up the slots of versions that missed changes: they are frozen, or were frozen for a while after they were loaded.
 
-        One that is served goes on being served, takes no changes and moves no watermark, until another or its own new revision is loaded.
+        If one of them is being served, it stays, without further changes, until another version or its own new revision is loaded.
         """
         current = self._engine.status().current
         for version, held in list(self._held.items()):
@@ -203,7 +203,7 @@ class VersionFollower:
                 self._release(version, held)
 
     def _release(self, version: int, held: _Held) -> bool:
-        """Gives a version's slot back unless it is still in use."""
+        """Gives a version's slot back. False if the slot is still in use."""
         if not self._wait(self._engine.release(version, self._grace_s)):
             return False
         held.deltas.close()
@@ -212,7 +212,7 @@ class VersionFollower:
         return True
 
     def _free_slot(self, wanted: int) -> int | None:
-        """A slot that no version is in; the former version gives its slot when nothing uses it any more. None: not yet."""
+        """A free slot; the former version gives up its slot once nothing uses it. None: not yet."""
         current = self._engine.status().current
         for version, held in list(self._held.items()):
             is_served = current is not None and current.version == version
@@ -224,7 +224,7 @@ class VersionFollower:
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def _load(self, wanted: VersionStatus, instead: bool = False) -> None:
-        """Loads a version and flips to it if it is still the wanted one, or is served `instead` of it."""
+        """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
         check_positions(self._kafka, positions)
@@ -255,7 +255,7 @@ class VersionFollower:
         self._last_error = ""
 
     def _checkpoint(self, manifest: Manifest) -> CheckpointFile:
-        """The version's model from the index store, checked against the manifest; the last one again where it is the same (a build of new rows)."""
+        """The version's model from the index store, checked against the manifest. Reuses the last one if it is the same (a new build of rows)."""
         checkpoint = self._last_checkpoint
         if checkpoint is None or checkpoint.info.sha256 != manifest.checkpoint_sha256:
             data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
@@ -281,7 +281,7 @@ class VersionFollower:
         return held
 
     def _discard(self, held: _Held, former: _Held | None) -> None:
-        """A version that was admitted and cannot be served. `former` = the same version in the other slot, which stays the one that is held."""
+        """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other slot, which is held again."""
         self._wait(self._engine.release(held.resident.version, 0.0))
         held.deltas.close()
         del self._held[held.resident.version]
@@ -289,7 +289,7 @@ class VersionFollower:
             self._held[held.resident.version] = former
 
     def _catch_up(self, held: _Held, ends: dict[int, int]) -> None:
-        """Waits until the engine has applied everything that the log held at the hand-over."""
+        """Waits until the engine has applied everything before `ends`. Raises Incompatible (`deltas_failed`), Unavailable (`deltas_behind`)."""
         deadline_s = time.monotonic() + CATCH_UP_S_MAX
         while any(held.resident.positions[p] < end for p, end in ends.items()):
             if held.error:
@@ -311,7 +311,7 @@ class VersionFollower:
 
 
 def warm_up(resident: Resident) -> None:
-    """Scores a few rows for an empty and for a known user. Raises Corrupted (`bad_canary`) if a score is not finite. No rows: nothing to score."""
+    """Scores a few rows for an empty and for a known user. Raises Corrupted (`bad_canary`) if a score is not finite. Without rows it does nothing."""
     tables, scorer = resident.tables, resident.scorer
     slots = tables.live_slots(WARM_UP_ROWS)
     events = [BehaviourEvent(tables.id_at(int(slot)), "click", 0) for slot in slots[:8]]

@@ -9,11 +9,10 @@ import pytest
 from infra.metrics import Metrics
 from schemas.token import VersionToken
 from serving.core.parity_figures import ParityFigures
-from serving.engine.work import RankResult, RankWork
+from serving.engine.work import RankResult
 from serving.reports import Reporter, quantiles_ms
 
 FOUR, FIVE = VersionToken(4, 0, "aaaaaaaa"), VersionToken(5, 0, "bbbbbbbb")
-WORK = RankWork([1, 2], 2)
 
 
 class Served:
@@ -30,7 +29,7 @@ class Served:
         self.metrics.counter("requests").labels("/v1/rank", status).inc()
         self.metrics.histogram("request_seconds").labels("/v1/rank").observe(seconds)
         if status == "200":
-            self.reporter.note(WORK, result)
+            self.reporter.note(result)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ import typer
 
 from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
-from infra.command import AsJson, print_table, registered_choices, settings_classes
+from infra.command import AsJson, print_table, registered_choices, say, settings_classes
 from infra.data.cli import register as register_import
 from infra.demo.cli import demo
 from infra.index.cli import index_app, model_app, status
@@ -36,14 +36,23 @@ from infra.tools.cli import register as register_tools
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"
+_INTERRUPTED = 130
+_EPILOG = (
+    "Settings: an option, else AIF_<SECTION>__<NAME> in the environment, else the TOML file that AIF_CONFIG names, else the default "
+    "(`aif config show`). Exit codes: 0 done, 1 an error or something found wrong, 2 wrong usage, 130 Ctrl-C."
+)
 
 config_app = typer.Typer(help="Settings and where each comes from.", no_args_is_help=True)
 
 
 def main() -> None:
-    """Run the command line. An AifError becomes one message and exit code 1."""
+    """Run the command line. An AifError becomes one message and exit code 1, Ctrl-C a word and exit code 130."""
     try:
         build_app()()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            say("interrupted")
+        raise
     except AifError as error:
         _print_error(error)
         sys.exit(1)
@@ -58,10 +67,25 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,  # rich triples the start time
         pretty_exceptions_enable=False,
         add_completion=True,
+        epilog=_EPILOG,
+        context_settings={"max_content_width": 120},  # whole sentences in the list of commands, where the terminal has room
     )
+    app.callback()(_options)
     for entry_point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda found: found.name):
         entry_point.load()(app)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"aif {importlib.metadata.version('aif')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False,
+) -> None:
+    """Options of `aif` itself; the help is that of the application."""
 
 
 def commands(app: typer.Typer) -> None:
@@ -89,6 +113,9 @@ def show_config(
     as_json: AsJson = False,
 ) -> None:
     """Every setting of every process: its value and its origin (default, file, environment). With an index store in S3 also its AWS_... variables.
+
+    The setting kafka.topic_prefix is AIF_KAFKA__TOPIC_PREFIX in the environment (two underscores between section and name), or
+    [kafka] topic_prefix in the TOML file that AIF_CONFIG names; a command's own option comes before both.
 
     The choices of a model's file stand with them; no variable sets those, but `aif train --set`.
     """

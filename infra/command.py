@@ -61,20 +61,41 @@ def print_data(data: Mapping[str, Any], as_json: bool) -> None:
         return
     width = max((len(name) for name in data), default=0)
     for name, value in data.items():
-        text = json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else value
-        typer.echo(f"{name:<{width}}  {text}")
+        typer.echo(f"{name:<{width}}  {_shown(value)}".rstrip())
+
+
+def _shown(value: object) -> object:
+    return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else value
 
 
 def print_table(name: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print `rows` (all with the same keys) on standard output: as {name: rows}, or as aligned columns under their keys."""
+    """Print `rows` (all with the same keys) on standard output: as {name: rows}, or as aligned columns under their keys.
+
+    Cells with parts are JSON, as in `print_data`. That there are none is said on standard error, so that standard output stays data.
+    """
     if as_json:
         typer.echo(json.dumps({name: list(rows)}, default=str))
         return
-    columns = list(rows[0]) if rows else []
-    cells = [columns, *([str(row[column]) for column in columns] for row in rows)]
+    if not rows:
+        say(f"no {name.replace('_', ' ')}")
+        return
+    columns = list(rows[0])
+    cells = [columns, *([str(_shown(row[column])) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_parts(data: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], as_json: bool) -> None:
+    """Print `data` and its tables: as one JSON object, or as `print_data` and, behind an empty line each, the tables that have rows."""
+    if as_json:
+        print_data({**data, **tables}, True)
+        return
+    print_data(data, False)
+    for name, rows in tables.items():
+        if rows:
+            typer.echo("")
+            print_table(name, rows, False)
 
 
 def print_figures(report: Mapping[str, Any], as_json: bool) -> None:

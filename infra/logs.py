@@ -46,3 +46,4 @@ def _replace_root_handler(before: list[Any], as_text: bool, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("torch").setLevel(logging.WARNING)  # at its end it logs statistics of its own, as information

@@ -18,8 +18,10 @@ def show_shards(
     as_json: AsJson = False,
 ) -> None:
     """Next offsets, counts of updates and versions of every shard in the data directory of a worker that has ended. Reads a private copy."""
-    rows = [describe_shard(directory) for directory in sorted((data_dir / "shards").glob("[0-9]" * 5))]
-    print_table("shards", rows, as_json)
+    directories = sorted((data_dir / "shards").glob("[0-9]" * 5))
+    if not directories:
+        raise typer.BadParameter(f"{data_dir} has no shards; expected what `aif worker --data-dir` names (default: AIF_WORKER__DATA_DIR)")
+    print_table("shards", [describe_shard(directory) for directory in directories], as_json)
 
 
 def describe_shard(directory: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, print_table, say
+from infra.command import AsJson, print_data, print_parts, print_table, say
 
 if TYPE_CHECKING:
     from infra.index.control_log import ControlLog
@@ -24,6 +24,7 @@ model_app = typer.Typer(help="Model checkpoints.", no_args_is_help=True)
 
 Version = Annotated[int, typer.Argument(min=0, help="The version number (`aif index list`).")]
 OptionalVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the one that is served.")]
+FormerVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the backup (`aif status`).")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the log later.")]
 _BY = "aif index"
 _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime")
@@ -51,6 +52,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     state = log.refresh()
     status = _chosen(state, version)
     data: dict[str, Any] = {**asdict(status), "served": status is state.current}
+    tables: dict[str, list[dict[str, Any]]] = {}
     if status.revision >= 0:
         manifest = read_manifest(log.store, status)
         data |= {
@@ -63,10 +65,9 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
             "lsh_version": manifest.lsh_version,
             "row_bytes": manifest.layout.row_bytes,
             "columns": [f"{c.name}:{c.dtype}[{c.width}]" for c in manifest.layout.columns],
-            "shards": [_shard_row(seal) for seal in manifest.seals],
         }
-    data["removals"] = _removal_rows(settings, log, state, status.version)
-    print_data(data, as_json)
+        tables["shards"] = [_shard_row(seal) for seal in manifest.seals]
+    print_parts(data, tables | {"removals": _removal_rows(settings, log, state, status.version)}, as_json)
 
 
 @index_app.command()
@@ -97,7 +98,7 @@ def diff(
     log = _open_log()
     sides = open_side(a, log), open_side(b, log)
     found = diff_versions(*sides)
-    digests = [
+    digests: list[dict[str, Any]] = [
         {
             "side": s.name,
             "version": f"{s.manifest.version}.{s.manifest.revision}",
@@ -106,12 +107,9 @@ def diff(
         }
         for s in sides
     ]
-    data = asdict(found) | {"equal": found.is_equal, "sides": digests}
+    data = asdict(found) | {"equal": found.is_equal}
     examples = data.pop("examples")
-    print_data(data | {"examples": examples} if as_json else data, as_json)
-    if examples and not as_json:
-        typer.echo("")
-        print_table("examples", [{**e, "columns": ", ".join(e["columns"])} for e in examples], False)
+    print_parts(data, {"sides": digests, "examples": examples}, as_json)
     if not found.is_equal:
         raise typer.Exit(1)
 
@@ -136,7 +134,7 @@ def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> N
 
 
 @index_app.command()
-def rollback(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
+def rollback(version: FormerVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
     """Make the backup version live again and hold: nothing is promoted by itself until `release`. A frozen one is revived first."""
     from schemas.errors import Incompatible
 
@@ -208,7 +206,8 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
     """Append one entry and print what is served and live afterwards."""
     state = _append(_open_log(), kind, version, reason, **fields)
-    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, "version": version, **_served(state)}, as_json)
+    named = {"version": version} if version >= 0 else {}
+    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, **named, **_served(state)}, as_json)
 
 
 def _append(log: "ControlLog", kind: str, version: int, reason: str, **fields: Any) -> "ControlState":
@@ -257,14 +256,7 @@ def status(
     topics, broker = _topic_rows(settings, log, state)
     data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(_served(state) if state else {})}
     versions = [_version_row(state, s) for s in sorted(state.versions.values(), key=lambda s: -s.version)] if state else []
-    if as_json:
-        print_data({**data, "topics": topics, "versions": versions}, True)
-        return
-    print_data(data, False)
-    for name, rows in (("topics", topics), ("versions", versions)):
-        if rows:
-            typer.echo("")
-            print_table(name, rows, False)
+    print_parts(data, {"topics": topics, "versions": versions}, as_json)
 
 
 def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:

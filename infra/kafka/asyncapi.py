@@ -15,6 +15,12 @@ from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, SERVE
 
 _KAFKA_BINDING = "0.5.0"
 _INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, SERVER_REPORTS))
+_ABOUT = (
+    "A topic's name is the deployment's prefix (AIF_KAFKA__TOPIC_PREFIX, by default `aif.`) and the address. A record holds 1 to 256 updates. "
+    "The partition is murmur2 of the id as text, as Java's clients choose it for the key; librdkafka (confluent-kafka, kcat) needs "
+    "partitioner=murmur2_random. A batch has no key and only ids of the partition that it names. Anything else is rejected: `wrong_partition`. "
+    "On item-features a key without a value deletes the item. Headers may be left out. What is rejected goes to dlq.<address> with the reason (`aif dlq list`)."
+)
 _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
 
 
@@ -56,7 +62,7 @@ def describe_topics() -> dict[str, Any]:
         "info": {
             "title": "AIF topics",
             "version": "1",
-            "description": "Addresses stand behind the deployment's prefix. A record of a shard's topic holds 1 to 256 updates of one partition.",
+            "description": _ABOUT,
         },
         "defaultContentType": "application/json",
         "channels": {topic.name: _channel(topic) for topic in TOPICS},

@@ -55,7 +55,9 @@ def apply(
 
 
 @topics_app.command("schemas")
-def json_schemas(write: Annotated[bool, typer.Option("--write", help="Write the files that are stale.")] = False) -> None:
+def json_schemas(
+    write: Annotated[bool, typer.Option("--write", help="Write the files that are stale.")] = False, as_json: AsJson = False
+) -> None:
     """Check the JSON Schema files and the AsyncAPI document against the models. Exit code 1 when one is stale and was not written.
 
     A model that refuses what any earlier schema accepted is an error, and nothing is written.
@@ -67,8 +69,7 @@ def json_schemas(write: Annotated[bool, typer.Option("--write", help="Write the 
     stale = [folder / name for name in (write_json_schemas(folder) if write else find_stale_schemas(folder))]
     if write_asyncapi(document) if write else is_stale(document):
         stale.append(document)
-    for file in stale:
-        typer.echo(f"{'written' if write else 'stale'} {file}")
+    print_data({"written" if write else "stale": [str(file) for file in stale]}, as_json)
     if stale and not write:
         raise typer.Exit(1)
 
@@ -86,25 +87,32 @@ def _print_changes(changes: list, as_json: bool) -> None:  # type: ignore[type-a
 
 @publish_app.command()
 def items(file: Events, as_json: AsJson = False) -> None:
-    """Item features and deletes: {"item_id", "version", "features"} or {"op": "delete", "item_id", "version"}."""
+    """Item features and deletes: {"item_id", "version", "features"} or {"op": "delete", "item_id", "version"}.
+
+    For example {"item_id": 42, "version": 7, "features": {"category": "shoes", "price": 59.9}}: all features of the item, of the schema
+    that the model was trained with. The higher version wins. Exit code 1 when a line was rejected; the others are sent.
+    """
     _publish_lines("items", file, as_json)
 
 
 @publish_app.command("new-items")
 def new_items(file: Events, as_json: AsJson = False) -> None:
-    """Multimodal embeddings: {"item_id", "embedding"}."""
+    """Multimodal embeddings: {"item_id", "embedding"}, a list of numbers. Exit code 1 when a line was rejected; the others are sent."""
     _publish_lines("new-items", file, as_json)
 
 
 @publish_app.command()
 def behaviours(file: Events, as_json: AsJson = False) -> None:
-    """What users did: {"user_id", "item_id", "kind", "time_ms", "features"}."""
+    """What users did: {"user_id", "item_id", "kind", "time_ms", "features"}; time_ms is milliseconds since 1970.
+
+    Exit code 1 when a line was rejected; the others are sent.
+    """
     _publish_lines("behaviours", file, as_json)
 
 
 @publish_app.command()
 def users(file: Events, as_json: AsJson = False) -> None:
-    """Profiles of users: {"user_id", "features"}."""
+    """Profiles of users: {"user_id", "features"}. Exit code 1 when a line was rejected; the others are sent."""
     _publish_lines("users", file, as_json)
 
 

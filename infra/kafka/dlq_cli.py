@@ -1,6 +1,6 @@
 """`aif dlq list|show|redrive`: what was rejected, why, and sending it once more. Typer and standard library at module level."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,9 @@ _OWNERS = {
 }
 
 Topic = Annotated[str, typer.Argument(help="The input topic that rejected them, for example item-features.")]
-Disposition = Annotated[str | None, typer.Option(help="Only malformed, schema, semantic, poison or exhausted.")]
+Disposition = Annotated[
+    Literal["malformed", "schema", "semantic", "poison", "exhausted"] | None, typer.Option(help="Only those of this disposition.")
+]
 Code = Annotated[str | None, typer.Option(help="Only with this error code, for example wrong_partition.")]
 Partition = Annotated[int | None, typer.Option(min=0, help="Only from this partition of the input topic.")]
 SinceS = Annotated[float | None, typer.Option(min=0.0, help="Only those rejected in the last so many seconds.")]
@@ -36,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_letters(
-    topic: Annotated[str | None, typer.Argument(help="One input topic; without it all are counted.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="One input topic, for example item-features; without it all are counted.")] = None,
     disposition: Disposition = None,
     code: Code = None,
     partition: Partition = None,
@@ -45,17 +47,18 @@ def list_letters(
     count: Annotated[int, typer.Option(min=1, help="How many are listed, the newest.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update."""
+    """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update. Options choose which count."""
     from infra.kafka.redrive import read_dead_letters
 
     settings = _settings()
     where = settings.bootstrap_servers(), settings.kafka.topic_prefix
-    if topic is None:
-        print_table("counts", _count(letter for name in _topics() for letter in read_dead_letters(*where, name)), as_json)
-        return
     chosen = _filter(disposition, code, partition, since_s, contains)
-    letters = [letter for letter in read_dead_letters(*where, _known(topic)) if chosen.takes(letter)]
-    print_table("dead_letters", [_row(letter) for letter in letters[-count:]], as_json)
+    topics = _topics() if topic is None else [_known(topic)]
+    letters = [letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter)]
+    if topic is None:
+        print_table("counts", _count(letters), as_json)
+    else:
+        print_table("dead_letters", [_row(letter) for letter in letters[-count:]], as_json)
 
 
 def show_letter(
@@ -95,7 +98,7 @@ def redrive(
     contains: Contains = None,
     rate: Annotated[float, typer.Option(min=0.1, help="Updates per second.")] = 100.0,
     maximum: Annotated[int, typer.Option("--max", min=1, max=100_000, help="At most so many.")] = 1_000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing: show what would be sent.")] = False,
     take_over: Annotated[bool, typer.Option("--take-over", help="A redrive that did not end is dead: find out what it had sent.")] = False,
     as_json: AsJson = False,
 ) -> None:

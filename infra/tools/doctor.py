@@ -58,7 +58,8 @@ def _run(check: Callable[[InfraSettings], Finding], settings: InfraSettings) -> 
     try:
         return check(settings)
     except AifError as error:
-        return Finding(name, FAIL, error.message, f"error {error.code}")
+        found, _, next_step = error.message.rpartition("; ")  # so end our messages (schemas/errors.py)
+        return Finding(name, FAIL, f"{error.code}: {found or next_step}", next_step if found else "")
     except OSError as error:
         return Finding(name, FAIL, str(error), "look at the path and its permissions")
 

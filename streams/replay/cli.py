@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, print_table, say
+from infra.command import AsJson, print_parts, print_table, say
 
 if TYPE_CHECKING:
     from infra.settings import InfraSettings
@@ -29,21 +29,36 @@ def register(app: typer.Typer) -> None:
 
 def replay(
     start: Annotated[
-        str, typer.Option("--from", help="earliest, snapshot, an offset, or a time: the newest base not after it.")
+        str,
+        typer.Option(
+            "--from",
+            help="earliest, snapshot, an offset, or a time (2026-01-31T12:00, UTC where it names no zone): the newest base not after it.",
+        ),
     ] = "earliest",
-    to: Annotated[str, typer.Option("--to", help="live, V.R or a token (compared with it); end, an offset, offsets, or a time.")] = "live",
-    adopt: Annotated[str | None, typer.Option(help="Make the result a version with this label.")] = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="live, V.R or a token (compared with it); end, an offset, item-features=1,2;new-items=3,4 (one a shard), or a time.",
+        ),
+    ] = "live",
+    adopt: Annotated[str | None, typer.Option(help="Make the result a version with this label, built and promoted as any other.")] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Encode with this checkpoint; default: the one of --to, or of what is served."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be read, and for how long.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Keep nothing: show the offsets, the records, and the time it would take, measured on a small part."
+        ),
+    ] = False,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most; live traffic has the rest.")] = None,
     directory: Annotated[
         Path | None, typer.Option(help="Where to work, kept: the same one again goes on, and `aif index diff` reads it.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=10_000, help="Records of one batch; not the worker's.")] = 97,
-    store: Annotated[str | None, typer.Option(help="The index store, a folder.")] = None,
+    store: Annotated[str | None, typer.Option(help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a version from the topics, beside live traffic, and print its digest beside that of its manifest.
@@ -60,10 +75,10 @@ def replay(
     with contextlib.ExitStack() as stack:
         folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aif-replay-")))
         plan = run.plan(None if dry_run else folder)
-        _say_plan(plan)
         if dry_run:
             _print_forecast(run, plan, as_json)
             return
+        _say_plan(plan)
         began = time.monotonic()
         outcome, version = run.run(plan, folder, adopt, directory is not None)
     _print(outcome, version, batch_size, time.monotonic() - began, as_json)
@@ -181,8 +196,9 @@ def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
     current = run.state.current
     like = plan.manifest or (read_manifest(run.store, current) if current is not None else None)
     found = forecast_replay(run.source, plan, run.encoder, SystemClock(), run.pace, like)
+    data = {name: round(value, 3) for name, value in (*dataclasses.asdict(found).items(), ("total_s", found.total_s))}
     shards = [{**dataclasses.asdict(s), "records": s.records} for s in plan.shards]
-    print_data({**dataclasses.asdict(found), "total_s": found.total_s, "shards": shards}, as_json)
+    print_parts(data, {"shards": shards}, as_json)
 
 
 @contextlib.contextmanager

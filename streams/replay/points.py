@@ -51,7 +51,13 @@ def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:
         time = datetime.fromisoformat(text)
         return AtTime(int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
     except ValueError:
-        possible = [*names, *(["V.R"] if seals else []), "an offset", "item-features=1,2;new-items=3,4 (one a shard)", "2026-01-31T12:00"]
+        possible = [
+            *names,
+            *(["V.R"] if seals else []),
+            "an offset",
+            "item-features=1,2;new-items=3,4 (one a shard)",
+            "2026-01-31T12:00 (UTC)",
+        ]
         raise Misconfigured("replay_point", f"{text!r} is no point of a log; give {', '.join(possible)}") from None
 
 
@@ -118,8 +124,10 @@ def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest
         raise Misconfigured("replay_point", f"{to!r} is not `live`, <version>.<revision> or a version token; see `aif index list`")
     version, revision = (int(part) for part in to.partition("-")[0].split("."))
     status = state.versions.get(version)
-    newest = status is not None and status.revision == revision
-    return decode_manifest(store.get(manifest_path(version, revision)), status.manifest_sha256 if status is not None and newest else None)
+    if status is None:
+        raise Misconfigured("replay_point", f"the index has no version {version}; it has {sorted(state.versions)}, see `aif index list`")
+    newest = status.revision == revision
+    return decode_manifest(store.get(manifest_path(version, revision)), status.manifest_sha256 if newest else None)
 
 
 def plan_replay(source: ReplaySource, state: ControlState, start: str, to: str) -> ReplayPlan:

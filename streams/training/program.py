@@ -98,7 +98,9 @@ def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
                 f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
             )
             if plan.publish:
-                _publish(settings, network, path)
+                progress.console.print(
+                    f"published as version {_publish(settings, network, path)}; `aif index list` shows what becomes of it"
+                )
             if number == 0:
                 figures.add("steps", report.steps, "count")
                 figures.add("fit_s", report.seconds, "s")
@@ -208,8 +210,9 @@ def _write(network: AifNetwork, plan: TrainPlan, number: int, card: dict[str, An
     return path
 
 
-def _publish(settings: InfraSettings, network: AifNetwork, path: Path) -> None:
+def _publish(settings: InfraSettings, network: AifNetwork, path: Path) -> int:
+    """The number of the version that it becomes."""
     index, kafka = settings.index, settings.kafka
     kind = network.spec.schema.id_kind
     with Publisher(settings.bootstrap_servers(), kafka.topic_prefix, "aif-train", index.shards, index.user_partitions, kind) as publisher:
-        publisher.publish_checkpoint_file(path)
+        return publisher.publish_checkpoint_file(path).offset

@@ -1,7 +1,8 @@
 """Prometheus metrics: one prefix, base units, no ids as labels; and the small HTTP page a worker shows them on.
 
 Here: the registry of a process, the table of all metric names, the page. Not here: what is measured where (each part asks for its metric by name).
-Invariant: a metric that is not in `METRICS` cannot be made, so the table below is complete and dashboards can rely on it.
+Invariant: a metric that is not in `METRICS` cannot be made, so the table below is complete and dashboards can rely on it. Beside it stand
+the client's `process_...` (memory, processor time, files), and none of its `..._created`, which double the series and say nothing here.
 Freshness counts from just before the produce call; histograms are in seconds, never milliseconds.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics, start_http_server
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -36,7 +37,7 @@ METRICS = (
     Metric("updates_consumed", "counter", "Updates read from a source topic.", ("topic", "shard")),
     Metric("updates_applied", "counter", "Updates that changed the shard.", ("topic", "shard")),
     Metric("updates_superseded", "counter", "Updates that lost to a newer order.", ("topic", "shard")),
-    Metric("dead_letters", "counter", "Rejected updates, by reason.", ("topic", "disposition")),
+    Metric("dead_letters", "counter", "Rejected updates, by topic and disposition.", ("topic", "disposition")),
     Metric("rows_encoded", "counter", "Rows through the item half.", ("shard",)),
     Metric("work_skipped", "counter", "Rows that needed no network, and updates that needed no row, by cause.", ("shard", "cause")),
     Metric("micro_batch_seconds", "histogram", "One micro-batch from read to written.", ("shard",), _FRESHNESS_S),
@@ -99,6 +100,7 @@ METRICS = (
     Metric("versions_corrupted", "counter", "Loads that failed because a file was not what its manifest says."),
     Metric("rows_not_servable", "gauge", "New ids that did not fit into the slot."),
 )
+disable_created_metrics()
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -107,6 +109,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._made: dict[str, Counter | Gauge | Histogram] = {}
         self._lock = threading.Lock()
 

@@ -24,6 +24,8 @@ def test_values_arrive_on_the_page_as_they_were_given() -> None:
     assert 'aif_visible_seconds_sum{topic="0"} 0.25' in page
     assert 'aif_visible_seconds_bucket{le="0.2",topic="0"} 0.0' in page
     assert 'aif_visible_seconds_bucket{le="0.5",topic="0"} 1.0' in page
+    assert "process_resident_memory_bytes" in page
+    assert "_created" not in page, "a second series for each counter that says nothing"
 
 
 def test_a_metric_that_is_not_in_the_table_cannot_be_made() -> None:

@@ -26,6 +26,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.limits import RECORD_BYTES_MAX
 from streams.core.batching import plan_batches
+from streams.core.gaps import Partition
 from streams.faust_consumer import RunConsumer, RunsInTurn
 from streams.fetched_records import accept_any_header_names
 
@@ -37,7 +38,6 @@ _BUFFERED_RUNS = 32  # per topic: as many wait as are taken at once; each is at 
 _BATCH_BYTES_MAX = 4 * RECORD_BYTES_MAX  # packed updates of about a second
 _log = logging.getLogger("aif.streams.shell")
 
-Partition = tuple[str, int]  # topic without prefix, partition
 HandleBatch = Callable[[Sequence[SourceRecord]], Awaitable[None]]
 
 

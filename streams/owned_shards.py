@@ -1,6 +1,7 @@
-"""The shards this worker owns now: opened at an assignment, closed at a revocation, admitted when their versions are in place.
+"""The shards that this worker owns now: opened when they are assigned, closed when they are revoked.
 
-Here: `OwnedShards`, the ownership that the Faust shell asks for, and the way of a batch to its shards. Not here: assignment itself (faust_shell.py).
+Here: `OwnedShards`, whom the Faust shell tells about assignments, and the way of a batch to its shards. Not here: assignment itself (faust_shell.py),
+when a shard lets its first batch in (versions/shard_versions.py).
 Invariant: both partitions of a shard have the same owner (Faust's assignor gives topics of equal partition counts together); anything else
 is refused, because a shard has one serial task.
 """
@@ -17,7 +18,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible
 from schemas.index.control import Init
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
-from streams.core.gaps import GapWatch, Partition, plan_runs
+from streams.core.gaps import GapWatch, Partition, Remedy, plan_runs
 from streams.shard_start import LogRange, fetch_log_ranges, start_shard
 from streams.shard_task import ShardTask
 
@@ -25,7 +26,7 @@ _log = logging.getLogger("aif.streams.owned")
 
 
 class OwnedShards:
-    """Lives in the worker's event loop; `tasks` may be read by any thread. `store` has the snapshots that a shard may start from."""
+    """Belongs to the worker's event loop; any thread may read `tasks`. `store` has the snapshots that a shard may start from."""
 
     def __init__(
         self,
@@ -60,7 +61,9 @@ class OwnedShards:
         if numbers:
             ranges = await asyncio.to_thread(fetch_log_ranges, self._bootstrap, self._prefix)
             opening = (asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in sorted(numbers))
-            for failed in await asyncio.gather(*opening, return_exceptions=True):  # all have ended: the next attempt closes what opened
+            for failed in await asyncio.gather(
+                *opening, return_exceptions=True
+            ):  # all have ended by now, so the next attempt can close those that opened
                 if failed is not None:
                     raise failed
             for task in self.tasks:
@@ -93,7 +96,7 @@ class OwnedShards:
         await asyncio.gather(*(self._apply_runs(number, list(run)) for number, run in groupby(by_partition, lambda r: r.partition)))
 
     async def _apply_runs(self, number: int, records: Sequence[SourceRecord]) -> None:
-        """Where offsets go back, the consumer was moved: what comes after stands for itself."""
+        """Where offsets go back, the consumer has sought: the records after that are a batch of their own."""
         for run in plan_runs([r.offset for r in records]):
             await self._apply_one(number, records[run])
 
@@ -108,10 +111,10 @@ class OwnedShards:
         except Incompatible as error:
             if error.code != "offset_gap" or self.seek is None:
                 raise
-            due = self._gaps.seek_is_due(partition, [r.offset for r in records])
-            if due is False:
+            remedy = self._gaps.choose_remedy(partition, [r.offset for r in records])
+            if remedy is Remedy.STOP:
                 raise
-            if due:
+            if remedy is Remedy.SEEK:
                 held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
                 _log.warning("records are missing (%s); reading %s/%d again from %d", error, *partition, held[partition[0]])
                 await self.seek(*partition, held[partition[0]])

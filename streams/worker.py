@@ -41,7 +41,6 @@ from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard import Shard
 from streams.shard_task import ShardTask
-from streams.versions.store_keeper import KeepSettings
 from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
 
@@ -126,20 +125,14 @@ class Worker:
 
     def _make_version_side(self) -> VersionSide:
         return VersionSide(
-            self.settings.build,
-            self.bootstrap,
-            self.prefix,
+            self.settings,
             self.control_log,
-            self.store,
             self.clock,
-            lambda: self.owned.tasks,
-            self.folder,
-            self._stopping,
-            f"worker-{os.getpid()}",
-            KeepSettings(self.settings.index.keep_versions, self.settings.index.remove_after_s),
-            self.settings.canary.rules,
-            self.settings.rollback.rules,
-            self._template,
+            owned=lambda: self.owned.tasks,
+            folder=self.folder,
+            stopping=self._stopping,
+            by=f"worker-{os.getpid()}",
+            template=self._template,
         )
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:

@@ -1,12 +1,12 @@
-"""Rows of earlier parts, taken over by a build where an item's inputs are still the same: only what is stale is computed (protocol B11).
+"""Rows that a build takes over from earlier parts, for items whose inputs are still the same: only stale rows are computed (protocol B11).
 
 Here: the merge of items in key order with rows in key order. Not here: which parts are the base of a build (streams/versions/reconcile.py), encoding
 (full_part.py).
-Invariant: a row is taken only for an item with the same input hash, from parts of the same version: same checkpoint, same LSH, same encoder
-fingerprint. So it has the bits that encoding would give, whatever happened to the shard in between; its order is the item's own, not the base's.
+Invariant: a row is taken over only for an item with the same input hash, and from parts of the same version: same checkpoint, same LSH, same encoder
+fingerprint. So it has the bits that encoding would give, whatever happened to the shard in between. Its order is the item's own, not the base's.
 
 A revive, the first full part of a new owner, a full part written anew and the adoption of a replay are all builds with a base. The base may be of
-any age: what it lacks or has too much only costs computing.
+any age: rows that it lacks are computed, and rows that are too many are left.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from streams.shard_reader import ShardReader
 
 
 class BaseRows:
-    """Rows by key, asked for in ascending runs of keys. `reused` counts rows that were taken over. None: there is nothing to take."""
+    """Rows by key, to be asked for in ascending order of keys. `blocks` None: there is no base. `reused` counts the rows that were taken over."""
 
     def __init__(self, blocks: Iterable[RowBlock] | None = None) -> None:
         self.is_empty = blocks is None
@@ -33,7 +33,7 @@ class BaseRows:
         self.reused = 0
 
     def take(self, keys: Sequence[bytes], input_hashes_R: np.ndarray, into_R: np.ndarray) -> np.ndarray:
-        """Fills rows of `into_R` that are known with these inputs; bool [R], which ones. The next call's keys come after these."""
+        """Fills those rows of `into_R` whose items the base has with the same inputs; returns which (bool [R]). The keys of the next call come after these."""
         self._read_to(keys[-1])
         known_R = np.zeros(len(keys), bool)
         for at, key in enumerate(keys):
@@ -52,7 +52,7 @@ class BaseRows:
 
 
 def open_base(store: IndexStore, job: BuildJob, reader: ShardReader, layout: RowLayout) -> BaseRows:
-    """The base of a job; an empty one if it has none, or if its files are gone or damaged: then every row is computed."""
+    """The base of a job. It is empty if the job has none or its files are gone or damaged; then every row is computed."""
     base = job.base
     if base is None:
         return BaseRows()

@@ -1,12 +1,12 @@
-"""The canary's work: a fixed sample of users and items, scored by a new version and by the live one, from the files of both.
+"""The work of a canary: a new version and the live one score a fixed sample of users and items, from the files of both.
 
-Here: sample, scores, figures. Not here: the comparison and the verdict (core/canary.py), when it runs (streams/versions/promotion.py), the process it runs in
-(process.py: beside the shards' worker, one thread of torch).
+Here: the sample, the scores, the figures. Not here: the comparison and the verdict (core/canary.py), when it runs (streams/versions/promotion.py), the
+process it runs in (process.py).
 
-Invariants: the sample follows from the two manifests and the constants here, so every worker that runs it says the same (up to the arithmetic of its
-processor), and doing it again costs only its time. Memory is bounded by users x items, whatever the size of the version.
-Users are made up: histories are items of the sample, profiles and contexts are drawn by the features' kinds. Users of the topics would make the
-answer depend on the moment. A live version that cannot be read has no say: the new one may be the way out.
+Invariants: the sample follows from the two manifests and the constants here, so every worker finds the same figures (up to the arithmetic of its
+processor), and doing it again costs only time. Memory is bounded by users x items, whatever the size of the version.
+The users are made up: their histories are items of the sample, their profiles and contexts are drawn by the kinds of the features. With real users from
+the topics the figures would depend on the moment. A live version that cannot be read is not compared with: the new one may be the way out.
 
 Arrays: U users, C candidates.
 Source: schemas/model/network.py, in its plain form.
@@ -52,7 +52,7 @@ class Side:
 
 @dataclass(frozen=True)
 class MadeUpUser:
-    """Raw features by name, so that models with other schemas read the same person, and the places in the sample of the history's items."""
+    """Raw features by name, so that models with different schemas read the same user; `history` has the index keys of items in the sample."""
 
     profile: Mapping[str, Any]
     context: Mapping[str, Any]
@@ -75,7 +75,7 @@ def run_canary(store: IndexStore, job: CanaryJob) -> CanaryFigures:
 
 
 def _compare(figures: CanaryFigures, new_UC: np.ndarray, live_UC: np.ndarray, live: Side) -> CanaryFigures:
-    """On the candidates that both versions score with numbers, if there are any that the live one tells apart."""
+    """Compares the candidates that both versions give finite scores, unless the live version gives nearly all the same score."""
     fine_C = np.isfinite(new_UC).all(axis=0) & np.isfinite(live_UC).all(axis=0)
     new_UC, live_UC = new_UC[:, fine_C], live_UC[:, fine_C]
     if not new_UC.size or measure_spread(live_UC) < SPREAD_MIN:
@@ -101,7 +101,7 @@ def _open_network(store: IndexStore, manifest: Manifest) -> AifNetwork:
 
 
 def make_users(schemas: Sequence[FeatureSchema], keys: Sequence[bytes], count: int) -> list[MadeUpUser]:
-    """`count` users whose raw features have the values that any of the schemas can read; a feature's values follow from its name alone."""
+    """`count` users whose raw features all of the schemas can read. The values of a feature follow from its name alone."""
     rng = np.random.default_rng(_SEED)
     drawn = {scope: _draw_features(schemas, scope, count) for scope in (Scope.USER, Scope.CONTEXT)}
     length = min(HISTORY_MAX, len(keys))
@@ -120,7 +120,7 @@ def _draw_features(schemas: Sequence[FeatureSchema], scope: Scope, count: int) -
 
 @torch.inference_mode()
 def score(side: Side, users: Sequence[MadeUpUser]) -> Scores:
-    """Every item of the side's sample for every user, one user after the other."""
+    """The scores of every item of the side's sample for every user."""
     rows = dict(zip(side.sample.keys, side.sample.rows_R, strict=True))
     if not rows:
         return Scores(*np.zeros((2, len(users), 0), np.float32))

@@ -1,8 +1,8 @@
-"""A new checkpoint's network, run in a process of its own before anybody wants the version.
+"""The dry run of a new checkpoint, in a process of its own: its network is run before the version is wanted.
 
-Here: the job, and what becomes of a file that ends the process. Not here: the dry run (schemas/model/dry_run.py), the checks of the file that need no
+Here: the job, and what is decided of a file that ends the process. Not here: the dry run (schemas/model/dry_run.py), the checks of the file that need no
 torch (schemas/model/checkpoint_file.py), the decision (agents/checkpoints.py).
-Invariant: a file that ends every process that runs it is refused, and does not hold up the records behind it.
+Invariant: a file that ends every process that runs it is refused, so it does not block the records behind it.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ _TRIES = 3
 
 
 def judge_checkpoint(judge: Builders, scratch: Path, data: bytes) -> None:
-    """Raises RejectedInput whose code names the check (`checkpoint_dry_run`: also where the process ended each time), and Unavailable where nothing was
-    decided: the disk is full, the worker stops."""
+    """Raises RejectedInput whose code names the failed check (`checkpoint_dry_run` also if the process ended each time), and Unavailable if nothing
+    was decided because the disk is full or the worker stops."""
     scratch.mkdir(parents=True, exist_ok=True)
     with ScratchFolders(scratch).open("dry-run") as folder:
         path = folder / "checkpoint.safetensors"

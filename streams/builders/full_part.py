@@ -1,14 +1,13 @@
 """The full part of one shard of a version, from a checkpoint of the shard.
 
-Here: the work. Not here: the job (jobs.py), the processes that do it (pool.py), who asks for it (streams/versions/reconcile.py).
+Here: the work. Not here: the job (jobs.py), the processes that do it (pool.py), who asks for it (streams/versions/shard_versions.py).
 
-Invariants: items are read from the checkpoint in key order in slices, so memory does not grow with their number; the rows, and so the digest,
-do not depend on the size of a slice or on the number of processes (a row's bits depend on the row alone). The checkpoint was
-taken after the batch that recorded `building v`, so what it lacks is in the increments (B6); `source_offsets` of the result let the owner check
-that once more.
+Invariants: items are read from the checkpoint in key order in slices, so memory does not grow with their number. The rows, and so the
+digest, do not depend on the size of a slice or the number of processes, because the bits of a row depend on the row alone. The checkpoint was taken
+after the batch that recorded `building v`, so the increments have what it lacks (B6); with `source_offsets` of the result the owner checks that again.
 
-Processes work on different shards at the same time; one shard is one job. A killed build goes on after its last finished slice (slices.py); rows
-that an earlier part has with the same inputs are taken from there (base_rows.py).
+Processes work on different shards at the same time; one shard is one job. A build that was killed goes on after its last finished slice (slices.py).
+Rows that an earlier part has with the same inputs are taken over (base_rows.py).
 """
 
 import itertools
@@ -85,7 +84,7 @@ def encode_blocks(
 
 
 def _encode_block(encoder: Encoder, block: ItemBlock, base: BaseRows | None) -> np.ndarray:
-    """Rows of some items; those that the base has are not computed."""
+    """Rows of a block of items; those that the base has are not computed."""
     if base is None or base.is_empty:
         return encoder.encode(block.features, block.embeddings)
     rows_R = np.zeros(len(block), encoder.layout.dtype)

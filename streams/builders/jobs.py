@@ -1,4 +1,4 @@
-"""What a worker and its builder processes say to each other. Values only; no torch, so that the processes can be started before it is loaded.
+"""The messages between a worker and its builder processes. Only values, and no torch, so that a process can be started without it.
 
 The socket between the two belongs to them alone, so its messages may be pickled.
 """
@@ -17,7 +17,7 @@ SLICE_ROWS = 8 * ROWS_PER_FILE_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class BuildBase:
-    """Parts whose rows may be taken over where an item's inputs are still the same. `incremental` None: the checkpoint's own increments."""
+    """Parts whose rows may be taken over for items whose inputs are still the same. `incremental` None: the increments in the checkpoint."""
 
     full: Part
     incremental: Part | None = None
@@ -25,11 +25,11 @@ class BuildBase:
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """Which shard of which version to build, from which private checkpoint directory. `slice_rows` is a multiple of a file block.
+    """Build the full part of a shard of a version from a private checkpoint directory. `slice_rows` is a multiple of a file block.
 
-    base              rows that need not be computed, None = all are
-    rewrite           the result takes the place of a full part that the shard has
-    slices_directory  where finished slices are kept for the next attempt, "" = nowhere; a slice counts if it holds `from_offsets`
+    base              rows that need not be computed; None: all are computed
+    rewrite           the result replaces a full part that the shard has
+    slices_directory  where finished slices are kept for the next attempt, "" = nowhere; a slice counts only if its checkpoint was not before `from_offsets`
     """
 
     version: int
@@ -46,7 +46,7 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """The full part, the shard's next offsets at the (oldest) checkpoint it was made from, and how many rows were taken over from the base."""
+    """The full part; the shard's next offsets at the (oldest) checkpoint that it was made from; how many rows were taken over from the base."""
 
     part: Part
     source_offsets: Mapping[str, int]
@@ -55,7 +55,7 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True)
 class SealJob:
-    """Which shard of which revision to seal. `delta_position` was read before the checkpoint directory was made (sealer.py).
+    """Seal a shard of a revision. `delta_position` was read before the checkpoint directory was made (sealer.py).
 
     built: rows of the full part by cause, for the seal's counts.
     """
@@ -73,7 +73,7 @@ class SealJob:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotJob:
-    """Which shard's checkpoint to put into the store as a snapshot; the other fields are what the checkpoint says of itself."""
+    """Put the checkpoint of a shard into the store as a snapshot. The other fields are what the checkpoint says of itself."""
 
     shard: int
     identity: str
@@ -85,7 +85,7 @@ class SnapshotJob:
 
 @dataclass(frozen=True, slots=True)
 class CanaryJob:
-    """Which published version to compare with which live one (None: there is none), on a sample of how many users and items."""
+    """Compare a published version with the live one (None: there is none) on a sample of so many users and items."""
 
     status: VersionStatus
     live: VersionStatus | None
@@ -95,7 +95,7 @@ class CanaryJob:
 
 @dataclass(frozen=True, slots=True)
 class DryRunJob:
-    """Which checkpoint file to judge by running its network; no result, or RejectedInput."""
+    """Run the network of a checkpoint file. There is no result; a bad file is RejectedInput."""
 
     path: str
     sha256: str
@@ -106,7 +106,7 @@ Result = BuildResult | Seal | ShardSnapshot | CanaryFigures | None
 
 
 def describe_job(job: Job) -> str:
-    """A job for people."""
+    """A job in words, for people."""
     if isinstance(job, CanaryJob):
         return f"canary of version {job.status.version}"
     if isinstance(job, DryRunJob):
@@ -119,14 +119,14 @@ def describe_job(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowsDone:
-    """Message of a builder: how far the job is."""
+    """Message of a builder: so many rows of the job are done."""
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Message of a builder: the job's error, as its class's name (of schemas/errors.py), code and text."""
+    """Message of a builder: the error of the job, as the name of its class (in schemas/errors.py), its code and its text."""
 
     error: str
     code: str
@@ -135,6 +135,6 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Message of a builder: the job's result."""
+    """Message of a builder: the result of the job."""
 
     result: Result

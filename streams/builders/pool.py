@@ -1,9 +1,10 @@
-"""Builder processes as seen by the worker: jobs in, futures out.
+"""Builder processes as the worker sees them: jobs in, futures out.
 
-Here: starting, feeding, watching and ending the processes. Not here: what they do (process.py), how one is made (template.py).
-Invariants: a process that dies fails its job with Unavailable (`builder_died`) and is started again, at the latest for the next job; the others go on. No child
-outlives this process (infra/processes.py). Seals and snapshots go before builds, so that revisions of what is live never queue behind a new version (B4).
-A process that lingers ends when it has had no job for a while: one that has loaded torch is some hundred megabytes that nothing else here needs.
+Here: starting the processes, giving them jobs, watching and ending them. Not here: what they do (process.py), how one is made (template.py).
+Invariants: when a process dies, its job fails with Unavailable (`builder_died`), and another process is started, at the latest for the next job; the
+other processes go on. No child outlives this process (infra/processes.py). Seals and snapshots come before builds, so that a revision of the live version
+never waits for the build of a new one (B4).
+A pool may end a process that has had no job for a while: one that has loaded torch holds some hundred megabytes that nothing else needs.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _SEALS_FIRST, _BUILDS_AFTER, _END = 0, 1, 2  # snapshots are as short as seals
 
 @dataclass(eq=False)
 class Ticket:
-    """A job on its way. `progress_at` (monotonic) is None until a process has taken it."""
+    """A job that was handed in. `progress_at` (monotonic) is None until a process has taken it."""
 
     job: Job
     future: "Future[Result]" = field(default_factory=Future)
@@ -39,14 +40,18 @@ class Ticket:
     abandoned: bool = False
 
     def abandon(self) -> None:
-        """The result is not wanted any more: a process that works on it is killed and started anew."""
+        """Gives the job up: a process that works on it is killed, and another one started."""
         self.abandoned = True
         self.future.cancel()
 
 
 class BuilderPool:
-    """`processes` builder processes. Warm ones start at once, others with their first job; those end after `linger_s` without one (None: never).
-    Their names begin with `name`."""
+    """A number of builder processes.
+
+    warm      they start at once; else with their first job
+    name      what their names begin with
+    linger_s  a process that has had no job for so long is ended; None: never
+    """
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class BuilderPool:
         self._queue: queue.PriorityQueue[tuple[int, int, Ticket | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closing = threading.Event()
-        self._seats = [_Seat(self, n) for n in range(processes)]
+        self._builders = [_Builder(self, n) for n in range(processes)]
 
     def submit(self, job: Job) -> Ticket:
         """Queues a job. The future ends with its result, or one of our errors."""
@@ -73,10 +78,10 @@ class BuilderPool:
     def close(self) -> None:
         """Kills the processes; jobs that are not done fail with Unavailable (`builders_closed`)."""
         self._closing.set()
-        for _ in self._seats:
+        for _ in self._builders:
             self._queue.put((_END, next(self._numbers), None))
-        for seat in self._seats:
-            seat.join()
+        for builder in self._builders:
+            builder.join()
         while not self._queue.empty():
             _, _, ticket = self._queue.get()
             if ticket is not None and ticket.future.set_running_or_notify_cancel():
@@ -85,7 +90,7 @@ class BuilderPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the builders that run."""
-        return [seat.child.pid for seat in self._seats if seat.child is not None]
+        return [builder.child.pid for builder in self._builders if builder.child is not None]
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +99,8 @@ class BuilderPool:
         self.close()
 
 
-class _Seat(threading.Thread):
-    """One builder process and the thread that feeds it."""
+class _Builder(threading.Thread):
+    """One builder process, and the thread that gives it jobs."""
 
     def __init__(self, pool: BuilderPool, number: int) -> None:
         super().__init__(daemon=True, name=f"{pool.name}-{number}")
@@ -141,7 +146,7 @@ class _Seat(threading.Thread):
             self._restart()
             ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
             return
-        except AifError as error:  # no process can be started now
+        except AifError as error:  # no process could be started
             ticket.future.set_exception(error)
             return
         if isinstance(answer, Done):

@@ -1,10 +1,11 @@
-"""A builder process: takes jobs from its parent over a private socket, one after the other, until the parent is gone.
+"""A builder process: it takes jobs from its parent over a private socket, one after another, until the parent is gone.
 
-Here: the loop and the choice of the work. Not here: the work (full_part.py, sealer.py, streams/shard_snapshot.py, canary.py), the parent's side (pool.py).
+Here: the loop, and which function does which job. Not here: the work (full_part.py, sealer.py, streams/shard_snapshot.py, canary.py), the parent's
+side (pool.py).
 Forked from the worker's template, or started as `python -m streams.builders.process STORE_URL FD` (template.py). It stays alive between versions and
-ends when the socket closes; the kernel kills it when the parent dies. One thread computes: parallelism is more processes, and a row's bits do
-not depend on it. The socket belongs to the two processes alone, so its messages may be pickled.
-Only a canary and a dry run need torch, and load it, in a pool of their own (streams/versions/version_side.py).
+ends when the socket closes; the kernel kills it when the parent dies. It computes with one thread: who wants more speed starts more processes, and the
+bits of a row do not depend on their number. The socket belongs to the two processes alone, so its messages may be pickled.
+Only canaries and dry runs need torch; they load it in a pool of their own (streams/versions/version_side.py).
 """
 
 import os
@@ -22,7 +23,7 @@ from streams.garbage import settle_garbage_collection
 from streams.shard_snapshot import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
-# A build takes what increments and requests leave: a quarter of a core that they want too, all of one that is idle.
+# A build gets what increments and requests leave: a quarter of a core that they want too, a whole core that is idle.
 _NICENESS = 5
 
 
@@ -39,10 +40,10 @@ def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progr
 
 
 def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
-    """What needs torch, which nothing else here does."""
+    """The jobs that need torch."""
     import torch
 
-    # Also where it was loaded before this process was forked: threads that wait for each other, all nice, wait long.
+    # Also if it was loaded before this process was forked: several threads of low priority that wait for each other wait long.
     torch.set_num_threads(1)
     if isinstance(job, CanaryJob):
         from streams.builders.canary import run_canary
@@ -55,7 +56,7 @@ def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
 
 
 def serve_jobs(connection: Connection, store: IndexStore) -> None:
-    """Until the parent closes its end."""
+    """Does jobs until the parent closes its end of the socket."""
     encoders = EncoderCache(store)
     os.nice(_NICENESS)
     while True:
@@ -86,7 +87,7 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
 
 
 def work_for_parent(store_url: str, descriptor: int) -> None:
-    """The life of a builder; `descriptor` is its end of the socket."""
+    """All that a builder process does; `descriptor` is its end of the socket."""
     settle_garbage_collection()
     serve_jobs(Connection(descriptor), open_index_store(store_url))
 

@@ -1,9 +1,9 @@
-"""Jobs that builders have for the shards of this process, from the checkpoint of a shard to the result.
+"""The jobs that builders are doing for the shards of this process, from the checkpoint of a shard to the result.
 
-Here: who has what, and the checkpoint directories. Not here: which job is due (streams/versions/reconcile.py), the work (full_part.py,
+Here: which job runs for which shard, and the checkpoint directories. Not here: which job is due (streams/versions/reconcile.py), the work (full_part.py,
 sealer.py, streams/shard_snapshot.py), the processes (pool.py).
-Invariants: a key has one job at a time; a job whose shard was given away, or opened again by another task, is abandoned; no directory
-outlives its job, nor this process (the next one empties `scratch` at its start).
+Invariants: a key has one job at a time; a job is given up if its shard was given away, or was opened again by another task; no directory
+outlives its job, nor this process (the next process empties `scratch` at its start).
 """
 
 import shutil
@@ -25,7 +25,7 @@ T = TypeVar("T")
 JobKey = tuple[int, int]  # shard, version
 
 _SHARD_STEP_S_MAX = 60.0
-_FLUSH_POLL_S, _FLUSH_POLLS_MAX = 0.02, 250  # then the checkpoint does what is left
+_FLUSH_POLL_S, _FLUSH_POLLS_MAX = 0.02, 250  # after these the checkpoint itself writes what is left
 
 
 class OwnedShard(Protocol):
@@ -56,7 +56,7 @@ def on_shard(task: OwnedShard, step: Callable[[Shard], T]) -> T:
 
 
 def create_checkpoint(task: OwnedShard, into: Path) -> None:
-    """A checkpoint of the shard, taken between two micro-batches. What it would write in their time is written before, beside them."""
+    """Takes a checkpoint of the shard between two micro-batches. Memory is flushed before, in the background, so that it takes little of their time."""
     on_shard(task, Shard.begin_flush)
     for _ in range(_FLUSH_POLLS_MAX):
         if not on_shard(task, Shard.is_flushing):
@@ -67,7 +67,7 @@ def create_checkpoint(task: OwnedShard, into: Path) -> None:
 
 @dataclass
 class RunningJob:
-    """A job that a builder has, for the shard task that owned the shard when it began."""
+    """A job that a builder is doing. `task` owned the shard when the job began."""
 
     key: JobKey
     ticket: Ticket
@@ -77,7 +77,7 @@ class RunningJob:
 
 
 class RunningJobs:
-    """See the module. `scratch` is a folder of this process alone, near its shards, emptied here."""
+    """See the module. `scratch` is a folder of this process alone, on the disk of its shards; it is emptied here."""
 
     def __init__(self, builders: Builders, clock: Clock, scratch: Path) -> None:
         self._builders, self._clock, self._scratch = builders, clock, scratch
@@ -89,7 +89,7 @@ class RunningJobs:
         return key in self._running
 
     def begin(self, key: JobKey, task: OwnedShard, prepare: Callable[[Path], Job]) -> None:
-        """Hands out the job that `prepare` makes; it may use the folder it is given, which does not exist yet."""
+        """Hands a builder the job that `prepare` makes. `prepare` is given a folder for it, which does not exist yet."""
         directory = self._scratch / f"{key[0]:05d}-{key[1]}-{new_unique()}"
         try:
             ticket = self._builders.submit(prepare(directory))
@@ -99,7 +99,7 @@ class RunningJobs:
         self._running[key] = RunningJob(key, ticket, task, directory, self._clock.monotonic())
 
     def take_finished(self, task: OwnedShard) -> list[RunningJob]:
-        """Jobs of this shard that have ended, once each. Those of an earlier task of the shard are abandoned."""
+        """The jobs of this shard that have ended, each of them once. Jobs of an earlier task of the shard are given up."""
         finished = []
         for key, running in list(self._running.items()):
             if key[0] == task.number and running.task is not task:
@@ -111,7 +111,7 @@ class RunningJobs:
         return finished
 
     def stalled(self, task: OwnedShard, stall_s_max: float) -> list[str]:
-        """An alarm for each job of this shard without progress for so long (B4)."""
+        """An alarm for each job of this shard that has made no progress for `stall_s_max` (B4)."""
         alarms = []
         for (shard, _), running in self._running.items():
             ticket, job = running.ticket, running.ticket.job
@@ -122,7 +122,7 @@ class RunningJobs:
         return alarms
 
     def abandon(self, key: JobKey) -> None:
-        """The result is not wanted any more."""
+        """Gives up a job, if it runs."""
         running = self._running.pop(key, None)
         if running is not None:
             running.ticket.abandon()

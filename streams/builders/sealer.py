@@ -1,6 +1,6 @@
 """The seal of one shard of a revision: a frozen, complete, checkable view of it (protocol B7, B8).
 
-Here: what a seal is made of, in the one right order. Not here: when a shard may seal (core/versions.py), the processes (pool.py),
+Here: how a seal is made, in the only right order. Not here: when a shard may seal (core/versions.py), the processes (pool.py),
 the manifest (streams/versions/publication.py).
 
 Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
@@ -9,13 +9,13 @@ Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 3. then a checkpoint of the shard is taken;
 4. increments with tombstones, counts, source offsets and digests come from that checkpoint only, never from the live shard.
 
-A delta of this owner before the position was written to the shard before it was sent, so it is in the checkpoint. A delta of another owner was
-made from records before the ends of 2, and those are in the checkpoint too: without 2 a former owner that does not know it yet seals without
-rows that the new owner has already sent, and no reader of that seal meets them again (found by simulation). Deltas that were still in the shard's
-outbox at the checkpoint are in the exported increments too and come to a reader again after the position: harmless, because a reader never
-lets a component's order go back. With 1 and 3 exchanged, a delta sent between them would be in neither.
+Every delta before the position is then in the checkpoint. If this owner sent it, it was written to the shard before it was sent. If another owner sent
+it, it was made from records before the ends of step 2. Without step 2, a former owner that does not yet know it has lost the shard would seal without
+rows that the new owner has already sent, and no reader of that seal would meet them again (found by simulation). With steps 1 and 3 exchanged, a delta
+sent between them would be neither in the seal nor after it. Deltas that are still in the shard's outbox at the checkpoint come to a reader twice, in the
+exported increments and after the position; that is harmless, because a reader never lets the order of a component go back.
 
-Several seals of one shard may exist (a restart makes another one); each is a correct prefix, and every file has a unique name.
+A shard may have several seals of one revision (a restart makes another one). Each is correct, and every file has a unique name.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from streams.versions.log_ends import LogEnds
 
 @dataclass(frozen=True, slots=True)
 class SealPoint:
-    """Where a seal begins: the delta position, and what the shard must have applied before the checkpoint that belongs to it."""
+    """The delta position of a seal, and what the shard must have applied before the checkpoint of that seal."""
 
     delta_position: int
     source_ends: Mapping[str, int]
@@ -88,7 +88,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
 
 
 def digest_blocks(encoder: Encoder, blocks: Iterator[RowBlock], progress: Progress = lambda _: None) -> ShardDigest:
-    """Both digests of a merged view, block by block."""
+    """Both digests of a merged view."""
     digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
     for block in blocks:
         digest.update(block)

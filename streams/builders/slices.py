@@ -1,13 +1,13 @@
-"""Finished slices of a full part that is being built, so that a killed build goes on where it was.
+"""Finished slices of a full part that is being built, so that a build that was killed goes on where it was.
 
     00000.sst, 00000.json    rows of the first SLICE_ITEMS items, and what they are: last key, rows, checksum, source offsets
     00001.sst, ...           the items after that key
 
 Here: the folder, its files, the part that is made of them. Not here: rows (full_part.py).
-Invariants: a slice counts only with its JSON, which is written after its file is on disk, and only if both are of this build: same version,
-checkpoint, encoder. Slices may be of several checkpoints of the shard, if each was taken after the shard began to write increments of the version (B6):
-what a slice lacks, the increments have. So the part is as old as its oldest slice.
-The folder is one process's own and may vanish at any time: that costs only time.
+Invariants: a slice counts only if it has its JSON file, which is written when the slice is on disk, and if both belong to this build: same version,
+checkpoint and encoder. Slices may come from several checkpoints of the shard, if each was taken after the shard began to write increments of the version
+(B6): the increments have what a slice lacks. So the part is as old as its oldest slice.
+The folder belongs to one process and may vanish at any time: that costs only time.
 """
 
 import json
@@ -38,7 +38,7 @@ class Slice:
 
 
 class BuildSlices:
-    """The slices of one build, found again at the start; one writer."""
+    """The slices of one build. Those that an earlier attempt has left are found at the start. One writer."""
 
     def __init__(self, folder: Path, job: BuildJob, layout: RowLayout) -> None:
         self._folder, self._job, self._layout = folder, job, layout
@@ -75,7 +75,7 @@ class BuildSlices:
         return BuildResult(part, oldest, sum(s.reused for s in self.slices))
 
     def _find(self, number: int) -> Slice | None:
-        """A finished slice of this build, or None where the work goes on."""
+        """The slice with this number; None if it is not finished or not of this build."""
         try:
             said: dict[str, Any] = json.loads(self._path(number, "json").read_bytes())
             fresh = all(said["source_offsets"][t] >= at for t, at in self._job.from_offsets.items())
@@ -95,14 +95,14 @@ def slices_folder(folder: Path, shard: int, version: int) -> Path:
 
 
 def remove_slices(folder: Path | None, shard: int, version: int) -> None:
-    """Forgets the slices of a build that is over."""
+    """Removes the slices of a build that is over."""
     if folder is None:
         return
     shutil.rmtree(slices_folder(folder, shard, version), ignore_errors=True)
 
 
 def remove_other_slices(folder: Path, versions: Iterable[int]) -> None:
-    """Forgets what is left of builds of other versions than these."""
+    """Removes what is left of builds of other versions than these."""
     kept = {f"-{version}" for version in versions}
     for path in folder.iterdir() if folder.is_dir() else ():
         if not any(path.name.endswith(end) for end in kept):

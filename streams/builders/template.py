@@ -1,9 +1,9 @@
-"""Where builder processes come from: forked from a template that this worker left behind at its start, or else executed.
+"""Where builder processes come from: they are forked from a template process, or else started as programs.
 
-A worker needs NumPy, numba and our kernels for increments, its builders for parts: imported by each for itself they cost 2 s of a core. So a
-worker imports everything first, while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe);
-builders are forked from the template, at the start and whenever one has died; without one, or where somebody killed it, they are programs. Not here:
-what a builder does (process.py), who asks for them (pool.py).
+A worker and its builders need NumPy, numba and our kernels, and importing them costs each process 2 s of a core. So a worker imports everything first,
+while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe). Builders are forked from the
+template, at the start and whenever one has died. Without a template, or if it was killed, they are started as programs. Not here: what a builder does
+(process.py), who asks for them (pool.py).
 """
 
 import logging
@@ -16,7 +16,7 @@ from infra.fork_server import Template, fork_template, import_single_threaded
 from infra.processes import Child, start_child
 from schemas.errors import Unavailable
 
-StartBuilder = Callable[[str, Path, int], Child]  # its name, its log, its end of the socket to the worker
+StartBuilder = Callable[[str, Path, int], Child]  # given its name, its log, its end of the socket to the worker
 
 _BUILDER = "streams.builders.process"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -24,7 +24,7 @@ _log = logging.getLogger("aif.streams.builders")
 
 
 def open_builder_template() -> Template | None:
-    """Imports what workers and builders compute with, and forks the template. None where that is not safe: the process has threads already."""
+    """Imports what workers and builders compute with, and forks the template. None if this process has threads already: then a fork is not safe."""
     os.environ.update(_ENVIRONMENT)
     import_single_threaded([_BUILDER])
     from streams.stored.kernels import load_kernels
@@ -37,7 +37,7 @@ def open_builder_template() -> Template | None:
 
 
 def start_from(template: Template | None, store_url: str) -> StartBuilder:
-    """How builders of the index store `store_url` are started."""
+    """The function that starts builders for the index store `store_url`."""
 
     def fork(name: str, log_path: Path, descriptor: int) -> Child:
         assert template is not None

@@ -1,7 +1,7 @@
-"""How a run of records becomes micro-batches: what is a duplicate, what is a hole, where to cut (protocol A8). Pure.
+"""How records become micro-batches: which are duplicates, where records are missing, where to cut (protocol A8). Pure.
 
-Bounds: a micro-batch is one RocksDB WriteBatch of at most WRITE_BATCH_UPDATES_MAX updates, because a larger one holds the interpreter too long.
-A record is never cut: its updates share one offset, and the next offset is written with them.
+Bounds: a micro-batch is one RocksDB WriteBatch of at most WRITE_BATCH_UPDATES_MAX updates, because a larger one would hold the interpreter too long.
+A record is never cut, because its updates share one offset and the next offset is written with them.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ assert UPDATES_PER_RECORD_MAX <= WRITE_BATCH_UPDATES_MAX
 
 
 def plan_fresh(topic: str, partition: int, next_offset: int, offsets: Sequence[int]) -> list[int]:
-    """Positions in `offsets` of the records that are new: below `next_offset` is a duplicate and dropped, each next one must follow without a gap.
+    """Positions in `offsets` of the records that are new. A record below `next_offset` is a duplicate; the others must follow without a gap.
 
-    Raises Incompatible (`offset_gap`): a topic that is not compacted has no holes.
+    Raises Incompatible (`offset_gap`), because a topic that is not compacted has no holes.
     """
     fresh = []
     for position, offset in enumerate(offsets):

@@ -1,10 +1,10 @@
-"""The canary's arithmetic and its verdict: scores of a new version on a fixed sample, against those of the live one. Pure.
+"""The canary: scores of a new version on a fixed sample are compared with those of the live version, and judged. Pure.
 
 Here: what is compared, and what is too far. Not here: the sample and the scores (streams/builders/canary.py), when it runs and what follows
 (streams/versions/promotion.py).
 
-A model of another training run may rank differently and be right: the canary is for versions that are broken, not for ones that are worse. So it
-asks three things only:
+A model of another training run may rank differently and be right. So the canary looks for versions that are broken, not for those that are worse, by
+three figures:
 
     bad share      scores or probabilities that are not finite, of the new version alone
     distance       Kolmogorov-Smirnov distance of the click probabilities of all pairs: 0 = the same distribution, 1 = nothing in common. It sees
@@ -12,8 +12,8 @@ asks three things only:
     top overlap    share of each user's best tenth that is in the live version's best tenth, mean over users; unrelated rankings have .1. It sees
                    rows, signatures or features that do not belong to the model
 
-A first version has nothing to be compared with: then only the first is asked. So it is where the live version is no measure: it cannot be read, has
-none of the sampled items, or tells nothing apart (a network that nobody trained gives every item nearly the same probability).
+Where there is nothing to compare with, only the first is judged: for a first version, and where the live version is no measure, because it cannot be
+read, has none of the sampled items, or gives every item nearly the same probability (as an untrained network does).
 
 Arrays: U users, C candidates.
 """
@@ -28,7 +28,7 @@ SPREAD_MIN = 0.1  # of a live version that is a measure; trained ones have 1 and
 
 @dataclass(frozen=True, slots=True)
 class CanaryRules:
-    """What a version may show. `enabled` false: every version passes unseen.
+    """What a version may show. With `enabled` false every version passes.
 
     Measured on the synthetic world (4,000 items, 8,000 impressions, 200 steps; 32 users x 512 items) against one trained version:
 
@@ -45,8 +45,8 @@ class CanaryRules:
         head of zeros                                         .87   .09
         untrained                                             .86   .03
 
-    So the defaults lie between the two groups. What they let through is a loss of quality that still ranks (no signatures: .37, .69): that is for
-    an evaluation, or for what servers report after the promotion.
+    So the defaults lie between the two groups. They let through a loss of quality that still ranks (no signatures: .37, .69); finding that is the
+    task of an evaluation, or of what servers report after the promotion.
     """
 
     enabled: bool = True
@@ -59,7 +59,7 @@ class CanaryRules:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of every pair of the sample: scores_UC rank, probabilities_UC are of the click."""
+    """Of every pair of the sample: the score that items are ranked by, and the probability of a click."""
 
     scores_UC: np.ndarray
     probabilities_UC: np.ndarray
@@ -67,7 +67,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """What was seen. `distance` and `overlap` None: there was nothing to compare with. `pairs` that were scored, `compared` of them with `against`."""
+    """What was measured: `pairs` were scored, `compared` of them with the version `against`. `distance` and `overlap` are None where nothing was compared."""
 
     version: int
     revision: int
@@ -93,7 +93,7 @@ def measure_bad_share(scores: Scores) -> float:
 
 
 def measure_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Kolmogorov-Smirnov distance of two samples of any shape: the greatest difference of their distribution functions. Numbers only finite."""
+    """Kolmogorov-Smirnov distance of two samples of any shape, of finite numbers: the greatest difference of their distribution functions."""
     a, b = np.sort(a, axis=None), np.sort(b, axis=None)
     at = np.concatenate([a, b])
     below = [np.searchsorted(one, at, side="right") / len(one) for one in (a, b)]
@@ -101,7 +101,7 @@ def measure_distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def measure_overlap(a_UC: np.ndarray, b_UC: np.ndarray) -> float:
-    """Mean over users of the share of the best tenth (at least one) that both orders have in common; ties by place, in both alike."""
+    """Mean over users of the share of the best tenth (at least one item) that both rankings have in common; ties are broken by place in both."""
     top = max(1, int(a_UC.shape[1] * TOP_SHARE))
     best_a, best_b = (np.argsort(-x, axis=1, kind="stable")[:, :top] for x in (a_UC, b_UC))
     return float(np.mean([len(np.intersect1d(x, y)) / top for x, y in zip(best_a, best_b, strict=True)]))
@@ -113,7 +113,7 @@ def measure_spread(probabilities_UC: np.ndarray) -> float:
 
 
 def judge_canary(figures: CanaryFigures, rules: CanaryRules) -> list[str]:
-    """Why the version must not go live by itself; empty when it may."""
+    """The reasons why the version must not go live by itself; empty if it may."""
     reasons = []
     if figures.bad_share > rules.bad_share_max:
         reasons.append(f"{figures.bad_share:.2%} of its scores are not finite, allowed are {rules.bad_share_max:.2%}")

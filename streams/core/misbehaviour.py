@@ -1,16 +1,16 @@
-"""When servers say that the live version misbehaves: the one rule by which a version is rolled back from without anybody asking. Pure.
+"""The one rule by which the live version is rolled back without an operator: servers report that it misbehaves. Pure.
 
-Here: what is remembered of reports, what counts as a fault, how many servers it takes. Not here: reading reports (streams/versions/server_reports.py), the
+Here: which reports are remembered, what counts as a fault, how many servers it takes. Not here: reading reports (streams/versions/server_reports.py), the
 entry (streams/versions/rollback.py).
 
-    fault of a server   in the last `window_s`, on the live version, with at least `answers_min` requests: too many failed or not finite, too many
-                        answers unlike the reference, or answers much slower; each also `worse_by` times what the same server had on the version
-                        that would come back, where it has told that: a fault that was there before is not the version's
-    rule                more than a `quorum` of the servers that work have a fault
+    fault of a server   in the last `window_s` it answered at least `answers_min` requests with the live version, and too many of them failed or were not
+                        finite, or too many answers differ from the reference, or answers are much slower. Each must also be `worse_by` times as bad
+                        as what the same server reported of the backup version: a fault that was there before is not the live version's
+    rule                more than a `quorum` of the working servers have a fault
 
-Invariants: never under a hold or a pin, which are somebody's decision; never without a backup version; never to one that was itself rolled back from.
-A rollback holds, so nothing is promoted by itself after it, and the rule has nothing more to say: it cannot flap.
-Reports of old times and of other versions are only the measure that the new ones are held against.
+Invariants: no rollback under a hold or a pin, which are an operator's decision; none without a backup version; none to a version that was itself rolled
+back. A rollback holds, so nothing is promoted by itself after it, and this rule does nothing more: it cannot switch to and fro.
+Older reports and those of other versions only serve as the measure for the new ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from schemas.index.control import ControlState
 from schemas.index.lifecycle import SERVABLE
 
-REPORTS_KEPT = 64  # of one server and version; an older one gives way
+REPORTS_KEPT = 64  # of one server and version; the oldest is dropped for a new one
 SERVERS_MAX = 10_000
 
 Place = tuple[str, int]  # server, version
@@ -27,11 +27,11 @@ Place = tuple[str, int]  # server, version
 
 @dataclass(frozen=True, slots=True)
 class ReportRules:
-    """The defaults roll back what hurts people now: every hundredth request lost, on most servers, for more than a moment.
+    """The defaults roll back what hurts people now: every hundredth request is lost, on most servers, for more than a moment.
 
-    bad_share_max     of requests that failed or whose answer holds no number; a healthy server has 0
-    parity_share_max  of at least `parity_min` answers that the reference computed again; one may be off by a change that came in between
-    slower_max        times the 99th percentile on the former version, and never below `slow_ms_min`: a flip alone costs less
+    bad_share_max     largest share of requests that failed or whose answer is not finite; a healthy server has 0
+    parity_share_max  largest share of answers that differ from the reference, of at least `parity_min`; one may differ because of a change in between
+    slower_max        how many times slower the 99th percentile may be than on the backup version; below `slow_ms_min` nothing is too slow
     """
 
     enabled: bool = True
@@ -61,23 +61,23 @@ class Report:
     latency_p99_ms: float | None = None
 
 
-Book = Mapping[Place, Sequence[Report]]  # ascending in time
+ReportHistory = Mapping[Place, Sequence[Report]]  # ascending in time
 
 
-def fold_report(book: Book, report: Report, horizon_ms: int) -> Book:
-    """The book with one more report, without what is older than `horizon_ms`. A server that says the same twice is heard once."""
+def fold_report(history: ReportHistory, report: Report, horizon_ms: int) -> ReportHistory:
+    """The history with one more report and without those older than `horizon_ms`. A report that comes twice counts once."""
     place = report.server, report.version
-    known = book.get(place, ())
+    known = history.get(place, ())
     if known and known[-1].at_ms >= report.at_ms:
-        return book
-    kept = {p: reports for p, reports in book.items() if p != place and reports[-1].at_ms >= horizon_ms}
+        return history
+    kept = {p: reports for p, reports in history.items() if p != place and reports[-1].at_ms >= horizon_ms}
     while len(kept) >= SERVERS_MAX:
         kept.pop(next(iter(kept)))
     return {**kept, place: (*known, report)[-REPORTS_KEPT:]}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReportTotals:
     """Some reports of one server on one version, taken together; the latency is the mean of their 99th percentiles."""
 
     requests: int
@@ -87,12 +87,12 @@ class Seen:
     p99_ms: float | None
 
 
-def sum_reports(reports: Sequence[Report]) -> Seen:
-    """Nothing seen is no fault."""
+def sum_reports(reports: Sequence[Report]) -> ReportTotals:
+    """The totals; all shares are 0 where there is no report."""
     requests = sum(r.answers + r.failed for r in reports)
     checked = sum(r.parity_checked for r in reports)
     slow = [r.latency_p99_ms for r in reports if r.latency_p99_ms is not None]
-    return Seen(
+    return ReportTotals(
         requests,
         sum(r.not_finite + r.failed for r in reports) / max(requests, 1),
         checked,
@@ -101,8 +101,8 @@ def sum_reports(reports: Sequence[Report]) -> Seen:
     )
 
 
-def find_fault(seen: Seen, before: Seen, rules: ReportRules) -> str:
-    """What is wrong on one server, in words; empty when nothing is, or too little was seen."""
+def find_fault(seen: ReportTotals, before: ReportTotals, rules: ReportRules) -> str:
+    """What is wrong on one server, in words; empty if nothing is wrong or there were too few requests. `before`: on the backup version."""
     if seen.requests < rules.answers_min:
         return ""
     if seen.bad_share > rules.bad_share_max and seen.bad_share > rules.worse_by * before.bad_share:
@@ -123,16 +123,16 @@ class Misbehaviour:
     reason: str
 
 
-def plan_rollback(state: ControlState, book: Book, now_ms: int, rules: ReportRules) -> Misbehaviour | None:
+def plan_rollback(state: ControlState, history: ReportHistory, now_ms: int, rules: ReportRules) -> Misbehaviour | None:
     """What to roll back, if anything."""
     back_to = _backup_of(state)
     if not rules.enabled or back_to is None or state.live is None:
         return None
     since_ms = now_ms - int(rules.window_s * 1000)
-    recent = {server: [r for r in reports if r.at_ms > since_ms] for (server, version), reports in book.items() if version == state.live}
+    recent = {server: [r for r in reports if r.at_ms > since_ms] for (server, version), reports in history.items() if version == state.live}
     seen = {server: sum_reports(reports) for server, reports in recent.items()}
     working = sorted(server for server, one in seen.items() if one.requests > 0)
-    faults = {server: find_fault(seen[server], sum_reports(book.get((server, back_to), ())), rules) for server in working}
+    faults = {server: find_fault(seen[server], sum_reports(history.get((server, back_to), ())), rules) for server in working}
     faulty = [server for server in working if faults[server]]
     if not faulty or len(faulty) <= rules.quorum * len(working):
         return None
@@ -140,7 +140,7 @@ def plan_rollback(state: ControlState, book: Book, now_ms: int, rules: ReportRul
 
 
 def _backup_of(state: ControlState) -> int | None:
-    """The version that may come back by itself."""
+    """The version that may come back by itself; None if there is none or an operator has decided otherwise."""
     if state.unknown_entry or state.held or state.pinned is not None or state.backup is None:
         return None
     backup = state.versions[state.backup]

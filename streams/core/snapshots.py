@@ -1,8 +1,8 @@
-"""When a shard takes a snapshot of itself. Pure.
+"""When a shard takes a snapshot. Pure.
 
 Not here: the files (streams/shard_snapshot.py), the start (streams/shard_start.py), removal (schemas/index/retention.py).
-Invariants: between two snapshots of a shard that moves lies at most `interval_ms`, which is at most half of the shortest retention of its topics
-(A6, A8), so the newest but one can always be completed from the log; and at most about `updates_max` updates, so a new owner is ready in seconds.
+Invariants: between two snapshots of a shard that gets updates lie at most `interval_ms`, which is at most half of the shortest retention of its topics
+(A6, A8), so the log always completes the last two snapshots; and at most about `updates_max` updates, so a new owner is ready in seconds.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class SnapshotFacts:
 
 
 def plan_snapshot(newest: SnapshotFacts | None, updates: int, now_ms: int, interval_ms: int, updates_max: int) -> bool:
-    """Whether a shard that has consumed `updates` takes a snapshot now. One that is not beyond the newest has nothing to add."""
+    """Whether a shard that has consumed `updates` takes a snapshot now. Without new updates since the newest snapshot it does not."""
     if newest is None:
         return updates > 0
     if updates <= newest.updates:

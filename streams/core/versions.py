@@ -1,20 +1,20 @@
-"""What is to be done next for the versions of an index: plans from the control log's fold and the facts of shards. Pure.
+"""What is to be done next for the versions of an index, planned from the folded control log and from facts about shards. Pure.
 
 Here: what one shard does (start, build, seal, stop, mark behind) and what belongs into the log (publish, promote, revise). Not here: doing
 it (streams/versions/reconcile.py), the fold itself (schemas/index/control.py).
 
 Invariants:
-- A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same
-  actions come out again, and doing one twice is harmless.
-- Every action of a shard has the one before it as a fact in the shard: no build without `building v` (B6), no seal without a full part and
-  before the shard applied what was in its partitions when it first saw the version (B7).
+- A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same actions are
+  planned again, and doing one twice is harmless.
+- Every action of a shard needs the result of the one before it, which is recorded in the shard: no build without `building v` (B6); no seal without a
+  full part, nor before the shard has applied what was in its partitions when it first saw the version (B7).
 - A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5).
-- A log with an entry that this code does not know is not acted upon (B2).
-- A frozen version that is being revived goes the way of a new one: start, build, seal. Its build takes every row that still holds from the last
+- Nothing is planned from a log that has an entry this code does not know (B2).
+- A frozen version that is revived goes the way of a new one: start, build, seal. Its build takes over every row that still holds from the last
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
-- The full part is written anew, before a revision is sealed, when the last sealed incremental part had grown past a share of it.
+- Before a revision is sealed, the full part is written anew if the last sealed incremental part had grown past a share of it.
 
-A version that is behind in a shard and not yet published starts again; one that servers follow stays behind until it is frozen and revived.
+A version that is behind in a shard starts again there if it is not published yet; one that servers follow stays behind until it is frozen and revived.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import SERVABLE, State
 from schemas.index.manifest import Part
 
-REWRITE_SHARE = 0.5  # incremental rows of a full part's: beyond it a reader merges too much
+REWRITE_SHARE = 0.5  # incremental rows over rows of the full part: beyond it a reader has too much to merge
 
 
 class VersionFacts(Protocol):
@@ -128,7 +128,7 @@ class Revision:
 
 
 def plan_shard(state: ControlState, shard: ShardFacts, encoder_fingerprint: str, rewrite_share: float = REWRITE_SHARE) -> list[ShardAction]:
-    """What this shard does next, at most one action for each version: each is the condition of the next one."""
+    """What this shard does next: at most one action for each version, because each action needs the result of the one before it."""
     if state.init is None or state.unknown_entry:
         return []
     receiving = {status.version: status for status in state.receiving}
@@ -184,12 +184,12 @@ def plan_promotion(state: ControlState) -> int | None:
 
 
 def _is_kept_back(status: VersionStatus) -> bool:
-    """Its canary failed, or it was rolled back from; an operator's `approve` ends both."""
+    """Whether its canary failed or it was rolled back; an operator's `approve` ends both."""
     return status.withheld or (status.turned_away and not status.approved)
 
 
 def plan_wish(state: ControlState) -> int | None:
-    """The revived version that somebody asked to be live. Holds and pins that are newer than the wish have ended it; older ones it overrules."""
+    """The revived version that an operator wanted live. It overrules holds and pins that are older than the wish; newer ones have ended the wish."""
     if state.unknown_entry:
         return None
     return max((s.version for s in state.versions.values() if s.state is State.PUBLISHED and s.wish), default=None)

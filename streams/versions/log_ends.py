@@ -1,7 +1,7 @@
-"""Where the topics of a shard end at this moment, as reconciling asks for it.
+"""Where the partitions of a shard end at this moment.
 
-Here: the interface and its form on a broker. What it is for: a shard seals only after the ends that it saw first (B7), and a seal names the end
-of index-deltas from before its checkpoint (B8).
+Here: the interface, and its form on a broker. It is needed twice: a shard seals only after it has applied what was there when it first saw the version
+(B7), and a seal names the end of index-deltas as it was before the seal's checkpoint (B8).
 """
 
 from collections.abc import Mapping

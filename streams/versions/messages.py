@@ -1,8 +1,9 @@
-"""What the version side sends to Kafka by itself: dead letters of checkpoint records, and index-events as hints.
+"""What is sent to Kafka about versions: dead letters of checkpoint records, and index-events as hints for people and metrics.
 
-Here: one producer for both. Not here: dead letters of items (they go through a shard's outbox), what is said (agents/checkpoints.py, reconcile.py).
-Invariants: `send_dead_letter` returns when the broker has it, because the record is decided right after; an event may be lost, because it is
-never the only carrier of anything.
+Here: one producer for both. Not here: dead letters of items (they go through a shard's outbox), what the messages say (agents/checkpoints.py,
+attempts.py).
+Invariants: `send_dead_letter` returns only when the broker has the letter, because the record is decided right after it. An event may be lost: nothing
+depends on it.
 """
 
 import logging
@@ -71,7 +72,7 @@ class VersionMessages:
             _log.warning("index event %s of version %d was not sent: %s", event.kind, event.version, error)
 
     def close(self) -> None:
-        """Gives what is queued a moment."""
+        """Waits a moment for what is queued."""
         self._producer.flush(_CLOSE_S_MAX)
 
     def __enter__(self) -> Self:

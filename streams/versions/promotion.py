@@ -1,12 +1,14 @@
-"""What makes a version live by itself: a wish that its revival has fulfilled, or the newest published one once its canary has sung (protocol B9, B11).
+"""What goes live without an operator's `promote` (protocol B9, B11).
 
-    wish         a revived version that an operator asked for: `promote`, at once, whatever its canary would say and whoever holds
-    canary       the newest published version is compared with the live one in a builder process; then `promote`, or `withhold` with the reason
-    approved     `promote` without a canary
+    wish       a frozen version that an operator wanted live has been revived: `promote` at once, without a canary and even under a hold
+    canary     the newest published version is compared with the live one in a builder process; then `promote`, or `withhold` with the reason
+    approved   an operator has approved the newest published version: `promote` without a canary
 
-Here: who waits for what, and the entries. Not here: which version is next (core/versions.py), the comparison (streams/builders/canary.py, core/canary.py).
-Invariants: the only state is the job that runs, so a crash costs its time; any worker may do it, several at once, and one entry is written. A verdict
-counts only against the version that is still live, and never against an operator's word that came meanwhile. Nothing waits in the caller's thread.
+Here: when each of these is due, and its entry. Not here: which version is next (core/versions.py), the comparison (streams/builders/canary.py,
+core/canary.py).
+Invariants: the only state is the running job, so a crash costs only its time. Several workers may do this at once; one entry is written. The canary's
+verdict counts only if the version that it was compared with is still live, and never against what an operator has decided meanwhile. The caller's
+thread never waits for a canary.
 """
 
 from collections.abc import Iterator
@@ -33,14 +35,14 @@ class _Comparison:
 
 
 class Promotion:
-    """One per reconciler; the same thread calls. `step` gives the entries that it wrote."""
+    """One per reconciler, called by its thread."""
 
     def __init__(self, control_log: ControlLog, clock: Clock, builders: Builders, rules: CanaryRules, by: str) -> None:
         self._control_log, self._clock, self._builders, self._rules, self._by = control_log, clock, builders, rules, by
         self._running: tuple[_Comparison, Ticket] | None = None
 
     def step(self) -> Iterator[Entry]:
-        """What is due now. Raises what the canary raised; the next call begins it again."""
+        """Writes what is due now and yields the entries. Raises what the canary raised; the next call begins a new canary."""
         if (wished := append_entry(self._control_log, self._make_wished)) is not None:
             yield wished
         state = self._control_log.state
@@ -60,7 +62,7 @@ class Promotion:
         return None if version is None else self._entry(EntryKind.PROMOTE, version, "")
 
     def _compare(self, state: ControlState, comparison: _Comparison) -> CanaryFigures | None:
-        """The figures once they are there; begins the work where it does not run."""
+        """The figures; None while the comparison runs, which is begun here if it does not run yet."""
         if self._running is None or self._running[0] != comparison:
             self.close()
             live = None if comparison.live is None else state.versions[comparison.live]
@@ -75,7 +77,7 @@ class Promotion:
         return figures
 
     def _make_verdict(self, state: ControlState, comparison: _Comparison | None, figures: CanaryFigures | None) -> Entry | None:
-        """On the newest log: it must still ask for the same."""
+        """The entry on the newest log, if that still asks for the same comparison."""
         version = plan_promotion(state)
         if version is None or comparison != _Comparison(version, state.live):
             return None
@@ -91,7 +93,7 @@ class Promotion:
         return Entry(kind, self._clock.now_ms(), self._by, version, reason=reason)
 
     def close(self) -> None:
-        """Gives up a comparison that runs."""
+        """Gives up a running comparison."""
         if self._running is not None:
             self._running[1].abandon()
             self._running = None

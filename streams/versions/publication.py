@@ -1,9 +1,9 @@
 """From sealed shards to a published revision: one manifest by exclusive create, then one `publish` entry (protocol B9).
 
-Here: choosing seals, the manifest, the entries publish and revise. Not here: when to (core/versions.py), sealing (streams/builders/sealer.py), what goes live
-(promotion.py).
-Invariants: any worker may do any step at any moment and several at once: of two manifests one is created, of two entries one is appended, and
-whoever finds a manifest without its `publish` writes it. A manifest is never made of an incomplete set, nor of seals by another encoder (I9).
+Here: choosing seals, the manifest, the entries `publish` and `want` of a revision. Not here: when each is due (core/versions.py), sealing
+(streams/builders/sealer.py), what goes live (promotion.py).
+Invariants: any worker may do any step at any moment, several at once: of two manifests one is created, of two entries one is appended, and
+whoever finds a manifest without its `publish` writes it. A manifest is never made from an incomplete set of seals, nor from those of another encoder (I9).
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Publication:
     # --- manifest ------------------------------------------------------------------------------------------------------
 
     def read_seals(self, status: VersionStatus, wanted: Revision) -> dict[int, Seal]:
-        """The best seal of each shard that has one: the one that reads on from the latest delta position."""
+        """The best seal of each shard that has one: the one whose readers go on from the latest position in index-deltas."""
         best: dict[int, Seal] = {}
         for path in self.store.list(f"versions/{wanted.version}/{wanted.revision}/seals/"):
             seal = decode_seal(self.store.get(path))
@@ -51,7 +51,7 @@ class Publication:
         return read_if_there(self.store, manifest_path(wanted.version, wanted.revision))
 
     def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal]) -> bytes:
-        """Creates the manifest of a complete set of seals. The bytes that are in the store afterwards, ours or another worker's."""
+        """Creates the manifest from a complete set of seals. Returns the bytes that are in the store then, ours or another worker's."""
         manifest = Manifest(
             wanted.version,
             wanted.revision,
@@ -70,7 +70,7 @@ class Publication:
         return self.store.get(path)
 
     def find_base(self, status: VersionStatus, shard: int) -> BuildBase | None:
-        """Parts for a build to take rows from: the last published ones, or those of the replay that a version adopts. None: all rows are computed."""
+        """The parts that a build takes rows from: the last published ones, or those of the replay that the version adopts. None: all rows are computed."""
         if status.revision < 0:
             return self._find_replayed(status, shard) if status.cause == Cause.ADOPT else None
         try:
@@ -88,7 +88,7 @@ class Publication:
     # --- entries -------------------------------------------------------------------------------------------------------
 
     def publish(self, wanted: Revision, manifest: bytes) -> bool:
-        """Writes `publish` for a manifest. True: it was this call. Raises Corrupted if the bytes are not this revision's manifest."""
+        """Writes `publish` for a manifest; whether this call wrote it. Raises Corrupted if the bytes are not this revision's manifest."""
         decoded = decode_manifest(manifest)
         if (decoded.version, decoded.revision) != (wanted.version, wanted.revision):
             raise Corrupted(
@@ -105,7 +105,7 @@ class Publication:
         return append_entry(self.control_log, make) is not None
 
     def revise(self, state: ControlState, interval_ms: int) -> list[Revision]:
-        """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10)."""
+        """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10). Returns those it wrote."""
         published_ms = {s.version: self.store.modified_ms(manifest_path(s.version, s.revision)) for s in state.receiving if s.revision >= 0}
         return [due for due in plan_revisions(state, published_ms, self.clock.now_ms(), interval_ms) if self._want(due)]
 
@@ -124,18 +124,19 @@ class Publication:
 
 
 def append_entry(control_log: ControlLog, make: Callable[[ControlState], Entry | None]) -> Entry | None:
-    """Appends what `make` decides on the newest log; the entry, or None if there was nothing to write.
+    """Appends what `make` decides on the newest log. Returns the entry, or None if there was nothing to write.
 
-    Most of the time there is nothing, and what was read last says so: then the store is not asked again.
+    Most of the time there is nothing to write, and the log as it was last read says so already: then the store is not asked.
     """
     read = control_log.state
     if read.next_number and make(read) is None:
         return None
-    decided: list[Entry | None] = [None]
+    decided: Entry | None = None
 
     def decide(state: ControlState) -> Entry | None:
-        decided[0] = make(state)  # called again after each conflict: the last decision is the one that was written
-        return decided[0]
+        nonlocal decided
+        decided = make(state)  # called again after each conflict: the last decision is the one that was written
+        return decided
 
     control_log.append(decide)
-    return decided[0]
+    return decided

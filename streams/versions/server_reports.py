@@ -1,8 +1,8 @@
-"""What servers report, as a worker knows it: a thread that follows server-reports and keeps the last hour in memory.
+"""What servers report about themselves: a thread that follows the topic server-reports and keeps the last hour in memory.
 
-Here: following, decoding, forgetting. Not here: what follows from it (core/misbehaviour.py).
-Invariants: nothing waits for this thread, and whatever is wrong with the topic (missing, unreachable) only means that nothing is known. A record that
-does not read is passed over and counted: it is a server's word about itself, and nobody's data.
+Here: following, decoding, forgetting. Not here: what is concluded from the reports (core/misbehaviour.py).
+Invariants: nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot
+be decoded is skipped, counted and logged: it holds nobody's data.
 """
 
 import logging
@@ -14,7 +14,7 @@ from infra.kafka.reader import SourceRecord, TopicFollower
 from schemas.errors import AifError, RejectedInput
 from schemas.events import ServerReport, decode_record
 from schemas.topics import SERVER_REPORTS
-from streams.core.misbehaviour import Book, Report, fold_report
+from streams.core.misbehaviour import Report, ReportHistory, fold_report
 
 KEPT_MS = 3_600_000
 _POLL_S, _RETRY_S = 0.5, 15.0
@@ -22,40 +22,40 @@ _log = logging.getLogger("aif.streams.reports")
 
 
 def decode_report(record: SourceRecord) -> Report:
-    """Raises RejectedInput where it is none."""
+    """Raises RejectedInput for a record that is not a report."""
     told = decode_record(ServerReport, record.value)
     counts = told.answers, told.not_finite, told.failed, told.parity_checked, told.parity_mismatched
     return Report(told.server_id, told.version, told.at_ms, *counts, told.latency_p99_ms)
 
 
 class ServerReports:
-    """One per worker. `start` begins, `book` answers at any time from any thread, `close` ends."""
+    """One per worker. `start` starts the thread and `close` ends it; any thread may ask for `history` at any time."""
 
     def __init__(self, bootstrap: str, prefix: str, clock: Clock) -> None:
         self._bootstrap, self._prefix, self._clock = bootstrap, prefix, clock
-        self._book: Book = {}
+        self._history: ReportHistory = {}
         self.passed_over = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="server-reports", daemon=True)
 
     def start(self) -> None:
-        """Begins to follow, with the last hour."""
+        """Starts to follow the topic, from one hour ago."""
         self._thread.start()
 
-    def book(self) -> Book:
+    def history(self) -> ReportHistory:
         """Every server's reports of the last hour."""
-        return self._book
+        return self._history
 
     def close(self) -> None:
-        """Stops and joins."""
+        """Ends the thread."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def take(self, record: SourceRecord) -> None:
-        """One record."""
+        """Adds one record to the history."""
         try:
-            self._book = fold_report(self._book, decode_report(record), self._clock.now_ms() - KEPT_MS)
+            self._history = fold_report(self._history, decode_report(record), self._clock.now_ms() - KEPT_MS)
         except RejectedInput as error:
             self.passed_over += 1
             _log.warning("server report at offset %d is passed over: %s", record.offset, error)

@@ -1,8 +1,8 @@
-"""Snapshots of the owned shards, on time: what reconciling asks about them.
+"""When a shard of this worker takes its next snapshot, and the job for it.
 
-Here: what is known of the newest snapshot of each shard, and the job. Not here: the plan (core/snapshots.py), the files (streams/shard_snapshot.py), removal
+Here: what is known of the newest snapshot of each shard. Not here: the plan (core/snapshots.py), the files (streams/shard_snapshot.py), removal
 of old ones (infra/index/retention.py).
-Invariant: the store is asked once for each owner of a shard; from then on its owner is the only one who puts snapshots of it.
+Invariant: the store is asked once after a shard was opened; from then on this worker is the only one that writes snapshots of it.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from streams.builders.running_jobs import OwnedShard, create_checkpoint, on_shar
 from streams.core.snapshots import SnapshotFacts, plan_snapshot
 from streams.shard_snapshot import describe_checkpoint_job, list_snapshots
 
-SNAPSHOT = -1  # in the place of a version in a job's key
+SNAPSHOT = -1  # stands for the version in the key of a snapshot job
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTimes:
-    """A snapshot is taken after so long, or after so many updates, whichever comes first."""
+    """A snapshot is taken after this time or this number of updates, whichever comes first."""
 
     every_s: float = SNAPSHOT_INTERVAL_HOURS * 3600.0
     every_updates: int = 1_000_000
@@ -37,7 +37,7 @@ class SnapshotKeeper:
         self._newest: dict[int, tuple[OwnedShard, SnapshotFacts | None]] = {}
 
     def is_due(self, task: OwnedShard) -> bool:
-        """Whether the shard takes one now. Raises what the store raises when it is asked, at the first call for a task."""
+        """Whether the shard takes one now. The first call for a task asks the store and raises what it raises."""
         known = self._newest.get(task.number)
         if known is None or known[0] is not task:
             found, _ = list_snapshots(self._store, task.number)
@@ -47,12 +47,12 @@ class SnapshotKeeper:
         return plan_snapshot(known[1], updates, self._clock.now_ms(), int(self._times.every_s * 1000), self._times.every_updates)
 
     def taken(self, snapshot: ShardSnapshot) -> None:
-        """A job's result."""
+        """Takes note of a finished snapshot."""
         task, _ = self._newest[snapshot.shard]
         self._newest[snapshot.shard] = task, SnapshotFacts(self._clock.now_ms(), snapshot.updates)
 
 
 def prepare_snapshot(task: OwnedShard, init: Init, directory: Path) -> SnapshotJob:
-    """The checkpoint of a shard in `directory`, as a job."""
+    """Takes a checkpoint of a shard in `directory`; the job that makes it a snapshot."""
     create_checkpoint(task, directory)
     return describe_checkpoint_job(directory, task.number, init)

@@ -1,8 +1,8 @@
-"""Retention, driven: old versions are dropped, and what nothing needs any more is removed from the index store.
+"""Retention: old versions are dropped, and files that nothing needs any more are removed from the index store.
 
-Here: when, and for which shards. Not here: the plans (schemas/index/retention.py), reading and removing (infra/index/retention.py).
-Invariants: first the `drop` entry, then, a grace period later, the files. Files of a shard are removed by its owner alone, who knows which parts
-the shard itself uses; what belongs to no shard may be removed by any worker, several at once included.
+Here: when this happens, and for which shards. Not here: the plans (schemas/index/retention.py), reading and removing (infra/index/retention.py).
+Invariants: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows
+which parts the shard itself still uses; what belongs to no shard may be removed by any worker, also by several at once.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ _EVERY_S_MAX = 600.0
 
 @dataclass(frozen=True, slots=True)
 class KeepSettings:
-    """How many versions stay promotable, and how long what nothing needs stays for those who read it now."""
+    """How many versions can still be promoted, and for how long a file that nothing needs is kept for those who are reading it."""
 
     versions: int = 5
     grace_s: float = 24 * 3600.0
 
     @property
     def rules(self) -> RetentionRules:
-        """As the plans want them."""
+        """The same in the form that the plans take."""
         return RetentionRules(self.versions, int(self.grace_s * 1000))
 
 
 class StoreKeeper:
-    """One per reconciler; the same thread calls."""
+    """One per reconciler, called by its thread."""
 
     def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, settings: KeepSettings, by: str) -> None:
         self._control_log, self._store, self._clock, self._settings, self._by = control_log, store, clock, settings, by
@@ -44,7 +44,7 @@ class StoreKeeper:
         self._next_at = float("-inf")
 
     def drop(self) -> list[int]:
-        """Drops versions beyond the newest K; those it dropped, one entry each."""
+        """Drops the versions beyond the newest K, with one entry each. Returns those it dropped."""
         dropped = []
         while (entry := append_entry(self._control_log, self._make_drop)) is not None:
             dropped.append(entry.version)
@@ -55,7 +55,7 @@ class StoreKeeper:
         return Entry(EntryKind.DROP, self._clock.now_ms(), self._by, due[0], reason="beyond the versions to keep") if due else None
 
     def remove(self, tasks: Sequence[OwnedShard]) -> int:
-        """Removes files that are due, at most every few minutes; how many. Raises what the store and damaged manifests raise."""
+        """Removes the files that are due, at most every few minutes; how many. Raises what the store raises, and Corrupted for a damaged manifest."""
         if self._clock.monotonic() < self._next_at:
             return 0
         self._next_at = self._clock.monotonic() + min(_EVERY_S_MAX, self._settings.grace_s / 2)

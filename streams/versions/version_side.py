@@ -1,8 +1,8 @@
-"""The version side of a worker, wired: builder processes, reconciler, the desk of the checkpoint agent, messages to Kafka.
+"""Everything in a worker that has to do with versions, wired together: builders, reconciler, decisions on checkpoints, messages to Kafka.
 
-Here: only wiring and log lines, for streams/worker.py. Builders are forked in the constructor, from the template that the worker left behind. Where
-nothing is warm, kernels are loaded by the first version that receives rows, and builders start with their first job. Torch is loaded by none of them: what
-runs a whole network, the dry run of a new checkpoint and then its canary, has a process of its own that ends when no other comes.
+Here: only wiring and log lines, for streams/worker.py. With `build.warm`, the builder processes start in the constructor and kernels are loaded at once;
+without it, both wait until a version needs them. Neither this process nor a builder loads torch: the dry run of a new checkpoint and its canary, which
+run a whole network, have a process of their own. It starts with a checkpoint and ends when no other checkpoint comes for a while.
 """
 
 import logging
@@ -13,20 +13,18 @@ from pathlib import Path
 from infra.clock import Clock
 from infra.fork_server import Template
 from infra.index.control_log import ControlLog
-from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint
 from streams.builders.pool import BuilderPool
 from streams.builders.running_jobs import OwnedShard
 from streams.builders.template import start_from
-from streams.core.canary import CanaryRules
-from streams.core.misbehaviour import ReportRules
 from streams.encoders import LazyEncoders
-from streams.settings import BuildSection
+from streams.settings import BuildSection, WorkerSettings
+from streams.versions.attempts import StepReport
 from streams.versions.log_ends import KafkaLogEnds
 from streams.versions.messages import VersionMessages
-from streams.versions.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.server_reports import ServerReports
 from streams.versions.snapshot_keeper import SnapshotTimes
 from streams.versions.store_keeper import KeepSettings
@@ -36,32 +34,32 @@ _log = logging.getLogger("aif.streams.versions")
 
 
 class VersionSide:
-    """One per worker. `handle_checkpoints` is for the agent of model-checkpoints, `step` for the reconciling thread; `close` after both ended.
+    """One per worker. The agent of model-checkpoints calls `handle_checkpoints`, the reconciling thread `step`; `close` comes when both have ended.
 
-    owned: the shards this worker has now; folder: its data directory; stopping: set when the worker is asked to stop; template: where builders are
-    forked from, None = they are programs of their own.
+    owned     the shards that this worker has now
+    folder    the worker's data directory
+    stopping  is set when the worker is asked to stop
+    by        who writes the entries of the control log
+    template  the process that builders are forked from; None: they are started as programs
     """
 
     def __init__(
         self,
-        settings: BuildSection,
-        bootstrap: str,
-        prefix: str,
+        settings: WorkerSettings,
         control_log: ControlLog,
-        store: IndexStore,
         clock: Clock,
+        *,
         owned: Callable[[], Sequence[OwnedShard]],
         folder: Path,
         stopping: threading.Event,
         by: str,
-        keep: KeepSettings,
-        canary: CanaryRules,
-        rollback: ReportRules,
-        template: Template | None = None,
+        template: Template | None,
     ) -> None:
+        store, build, rollback = control_log.store, settings.build, settings.rollback.rules
+        bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
         start = start_from(template, store.url)
-        self.builders = BuilderPool(start, folder / "logs", settings.processes, warm=settings.warm)
-        # A new checkpoint does not wait for a build.
+        self.builders = BuilderPool(start, folder / "logs", build.processes, warm=build.warm)
+        # A pool of its own, so that a new checkpoint does not wait for a build.
         self._judge = BuilderPool(start, folder / "logs", warm=False, name="judge", linger_s=_JUDGE_LINGER_S)
         self._scratch = folder / "scratch"
         self.messages = VersionMessages(bootstrap, prefix)
@@ -69,48 +67,39 @@ class VersionSide:
         if rollback.enabled:
             self.reports.start()
         self.encoders = LazyEncoders(store)
-        if settings.warm:
+        if build.warm:
             self.encoders.preload()
-        self.desk = self._make_desk(settings, control_log, store, clock, by, stopping)
+        self.desk = self._make_desk(build, control_log, clock, by, stopping)
         self.reconciler = Reconciler(
             control_log,
             store,
             clock,
-            ReconcileSettings(
-                settings.revise_every_s,
-                settings.stall_s_max,
-                snapshots=SnapshotTimes(settings.snapshot_every_s, settings.snapshot_every_updates),
-                keep=keep,
-                canary=canary,
-                reports=rollback,
-            ),
+            _reconcile_settings(settings),
             owned,
             self.builders,
             KafkaLogEnds(bootstrap, prefix),
             self._scratch,
             self.encoders,
-            by,
-            self.messages.announce,
-            folder / "slices",
-            self.reports.book,
-            self._judge,
+            by=by,
+            announce=self.messages.announce,
+            slices=folder / "slices",
+            reports=self.reports.history,
+            judge=self._judge,
         )
         self._said: frozenset[str] = frozenset()
 
-    def _make_desk(
-        self, settings: BuildSection, control_log: ControlLog, store: IndexStore, clock: Clock, by: str, stopping: threading.Event
-    ) -> CheckpointDesk:
+    def _make_desk(self, build: BuildSection, control_log: ControlLog, clock: Clock, by: str, stopping: threading.Event) -> CheckpointDesk:
         return CheckpointDesk(
             control_log,
-            store,
+            control_log.store,
             clock,
-            lambda: self.encoders.fingerprint,
-            settings.checkpoint_roots,
-            settings.checkpoint_fetch_s_max,
-            self.messages.send_dead_letter,
-            self.messages.announce,
-            by,
-            stopping,
+            encoder_fingerprint=lambda: self.encoders.fingerprint,
+            roots=build.checkpoint_roots,
+            fetch_s_max=build.checkpoint_fetch_s_max,
+            send_dead_letter=self.messages.send_dead_letter,
+            announce=self.messages.announce,
+            by=by,
+            stopping=stopping,
             dry_run=lambda data: judge_checkpoint(self._judge, self._scratch, data),
         )
 
@@ -119,7 +108,7 @@ class VersionSide:
         await handle_checkpoints(self.desk, records)
 
     def step(self) -> StepReport:
-        """One round of reconciling; what is wrong is logged when it is new, not every round."""
+        """One step of reconciling. What is wrong is logged when it is new, not at every step."""
         report = self.reconciler.step()
         wrong = frozenset((*report.errors, *report.alarms))
         for message in sorted(wrong - self._said):
@@ -134,3 +123,15 @@ class VersionSide:
         self.builders.close()
         self._judge.close()
         self.messages.close()
+
+
+def _reconcile_settings(settings: WorkerSettings) -> ReconcileSettings:
+    build, index = settings.build, settings.index
+    return ReconcileSettings(
+        reseal_interval_s=build.revise_every_s,
+        build_stall_s_max=build.stall_s_max,
+        snapshots=SnapshotTimes(build.snapshot_every_s, build.snapshot_every_updates),
+        keep=KeepSettings(index.keep_versions, index.remove_after_s),
+        canary=settings.canary.rules,
+        reports=settings.rollback.rules,
+    )

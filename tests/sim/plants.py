@@ -16,7 +16,7 @@ import numpy as np
 import streams.builders.sealer
 import streams.core.versions
 import streams.shard
-import streams.versions.reconcile
+import streams.versions.shard_versions
 import tests.sim.server
 import tests.sim.worker
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
@@ -31,7 +31,7 @@ from streams.shard import META, STATE_KEY, Shard
 from streams.shard_fold import FoldedBatch
 from streams.shard_outbox import Outgoing, put_outbox
 from streams.shard_reader import ShardReader
-from streams.versions.reconcile import Reconciler
+from streams.versions.shard_versions import ShardVersions
 from tests.sim.boundary import Boundary, replaced
 from tests.sim.disk import MemoryDatabase
 from tests.sim.store import MemoryStore
@@ -124,7 +124,7 @@ def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacem
         create_checkpoint(into)
         return dataclasses.replace(job, delta_position=world.deltas_end(job.shard), checkpoint_directory=str(into))
 
-    return [(streams.versions.reconcile, "prepare_seal", prepare_seal)]
+    return [(streams.versions.shard_versions, "prepare_seal", prepare_seal)]
 
 
 @_plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
@@ -289,14 +289,14 @@ def _random_version_ids(world: World, _: Boundary) -> Sequence[Replacement]:
 )
 def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
     early: dict[tuple[int, int], Path] = {}
-    start, run_job = Reconciler._start, tests.sim.worker.run_job
+    start, run_job = ShardVersions._start, tests.sim.worker.run_job
 
-    def start_late(reconciler: Reconciler, status: VersionStatus, task: Any, behind: bool) -> None:
+    def start_late(versions: ShardVersions, status: VersionStatus, task: Any, behind: bool) -> None:
         path = task.shard.directory.parent / f"early-{world.unique()}"
         task.submit(lambda shard: shard.create_checkpoint(path)).result()
         early[task.number, status.version] = path
         world.data_point("between checkpoint and `building`")
-        start(reconciler, status, task, behind)
+        start(versions, status, task, behind)
 
     def run_early(world: World, boundary: Boundary, job: Any) -> Any:
         path = early.pop((job.shard, job.version), None) if isinstance(job, BuildJob) and not job.rewrite else None
@@ -305,9 +305,9 @@ def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
         return run_job(world, boundary, job)
 
     return [
-        (Reconciler, "_start", start_late),
+        (ShardVersions, "_start", start_late),
         (tests.sim.worker, "run_job", run_early),
-        (streams.versions.reconcile, "_accept_full", functools.partial(_accept_unchecked)),
+        (streams.versions.shard_versions, "_accept_full", functools.partial(_accept_unchecked)),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible, Unavailable
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from streams.core.gaps import GapWatch
+from streams.core.gaps import GapWatch, Remedy
 from streams.shard import Shard
 from tests.sim.world import Violation
 
@@ -113,7 +113,7 @@ class Task:
             self.positions[topic] = start
             return
         except Incompatible as error:
-            if error.code != "offset_gap" or not self.gaps.seek_is_due((topic, self.number), [start]):
+            if error.code != "offset_gap" or self.gaps.choose_remedy((topic, self.number), [start]) is not Remedy.SEEK:
                 raise Violation("records follow without a hole", str(error)) from error
             self.positions[topic] = self.shard.next_offsets[topic]
         self.worker.world.committed[topic, self.number] = end

@@ -26,8 +26,9 @@ from streams.builders.sealer import write_seal
 from streams.core.canary import CanaryFigures, CanaryRules
 from streams.shard import Shard
 from streams.shard_start import LogRange, start_shard
+from streams.versions.attempts import StepReport
 from streams.versions.publication import append_entry
-from streams.versions.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.snapshot_keeper import SnapshotTimes
 from streams.versions.store_keeper import KeepSettings
 from tests.sim.boundary import Boundary

@@ -37,10 +37,11 @@ from streams.builders.jobs import Job
 from streams.builders.pool import Ticket
 from streams.builders.process import run_job
 from streams.core.item_state import encode_raw_features
-from streams.core.misbehaviour import Book
+from streams.core.misbehaviour import ReportHistory
 from streams.encoder import EncoderCache, RowEncoder
 from streams.shard import Shard, open_shard
-from streams.versions.reconcile import Reconciler, ReconcileSettings, StepReport
+from streams.versions.attempts import StepReport
+from streams.versions.reconcile import Reconciler, ReconcileSettings
 from tests.streams.shard_world import ManualClock, features_record, new_items_record
 
 T = TypeVar("T")
@@ -255,7 +256,7 @@ class Worker:
         name: str = "w",
         builders: Any = None,
         slices: Path | None = None,
-        reports_of: Callable[[], Book] = dict,
+        reports_of: Callable[[], ReportHistory] = dict,
         **settings: Any,
     ) -> None:
         self.world, self.events = world, list[IndexEvent]()

@@ -3,24 +3,24 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.gaps import GapWatch, plan_runs
+from streams.core.gaps import GapWatch, Remedy, plan_runs
 
 P = ("item-features", 0)
 
 
 def test_the_first_hole_asks_for_a_seek_and_the_same_hole_again_for_a_stop() -> None:
     watch = GapWatch()
-    assert watch.seek_is_due(P, [7, 8]) is True
-    assert watch.seek_is_due(P, [9]) is None  # fetched before the seek
-    assert watch.seek_is_due(P, [7, 8]) is False
+    assert watch.choose_remedy(P, [7, 8]) is Remedy.SEEK
+    assert watch.choose_remedy(P, [9]) is Remedy.WAIT  # fetched before the seek
+    assert watch.choose_remedy(P, [7, 8]) is Remedy.STOP
 
 
 def test_a_hole_that_closed_may_open_again_elsewhere() -> None:
     watch = GapWatch()
-    assert watch.seek_is_due(P, [7]) is True
+    assert watch.choose_remedy(P, [7]) is Remedy.SEEK
     watch.passed(P)
-    assert watch.seek_is_due(P, [20]) is True
-    assert watch.seek_is_due(("new-items", 0), [3]) is True
+    assert watch.choose_remedy(P, [20]) is Remedy.SEEK
+    assert watch.choose_remedy(("new-items", 0), [3]) is Remedy.SEEK
 
 
 @given(st.lists(st.integers(0, 50), max_size=30))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry
 from schemas.index.lifecycle import EntryKind
-from streams.core.misbehaviour import REPORTS_KEPT, Book, Report, ReportRules, fold_report, plan_rollback, sum_reports
+from streams.core.misbehaviour import REPORTS_KEPT, Report, ReportHistory, ReportRules, fold_report, plan_rollback, sum_reports
 
 RULES = ReportRules(window_s=60.0, answers_min=100)
 NOW = 1_000_000
@@ -38,8 +38,8 @@ def act(kind: EntryKind, version: int = -1) -> Entry:
     return Entry(kind, 4, version=version)
 
 
-def book(*reports: Report) -> Book:
-    found: Book = {}
+def history_of(*reports: Report) -> ReportHistory:
+    found: ReportHistory = {}
     for report in reports:
         found = fold_report(found, report, 0)
     return found
@@ -76,13 +76,13 @@ REPORTS: dict[str, tuple[tuple[Report, ...], bool]] = {
 
 @pytest.mark.parametrize(("reports", "expected"), REPORTS.values(), ids=REPORTS)
 def test_a_version_is_rolled_back_from_when(reports: tuple[Report, ...], expected: bool) -> None:
-    found = plan_rollback(TWO, book(*reports), NOW, RULES)
+    found = plan_rollback(TWO, history_of(*reports), NOW, RULES)
     assert (found is not None) is expected
     if found is not None:
         assert (found.version, found.back_to) == (2, 1) and "servers report faults; a: " in found.reason
 
 
-BAD = book(said(failed=500))
+BAD = history_of(said(failed=500))
 STATES = {
     "no backup version": log(*lived(2)),
     "a hold": log(*lived(1, 2), act(EntryKind.HOLD)),
@@ -105,7 +105,7 @@ def test_nothing_rolls_back_by_itself_with(state: ControlState) -> None:
 def test_it_cannot_flap_whatever_is_reported_and_however_often_somebody_releases(steps: list[tuple[str, int, bool]], release: bool) -> None:
     """Between two promotions by hand every version is left at most once."""
     state, left = TWO, list[int]()
-    reports: Book = {}
+    reports: ReportHistory = {}
     for n, (server, version, bad) in enumerate(steps):
         reports = fold_report(reports, said(server, version, NOW + n, failed=900 if bad else 0), 0)
         found = plan_rollback(state, reports, NOW + n, RULES)
@@ -119,7 +119,7 @@ def test_it_cannot_flap_whatever_is_reported_and_however_often_somebody_releases
 
 
 def test_the_book_is_bounded_and_forgets() -> None:
-    found = book(*(said(at_ms=n) for n in range(REPORTS_KEPT + 50)))
+    found = history_of(*(said(at_ms=n) for n in range(REPORTS_KEPT + 50)))
     assert len(found["a", 2]) == REPORTS_KEPT and found["a", 2][-1].at_ms == REPORTS_KEPT + 49
     assert fold_report(found, said(at_ms=3), 0) == found
     assert set(fold_report(found, said("b", at_ms=9_000), 8_000)) == {("b", 2)}

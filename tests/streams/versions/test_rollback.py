@@ -16,7 +16,7 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.reports import Reporter
-from streams.core.misbehaviour import Book, Report, ReportRules
+from streams.core.misbehaviour import Report, ReportHistory, ReportRules
 from streams.versions.rollback import RollbackWatch
 from streams.versions.server_reports import ServerReports
 from tests.streams.shard_world import ManualClock
@@ -33,7 +33,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_a_live_version_that_servers_complain_of_is_left_once_and_the_log_says_why_and_by_whom(world: World) -> None:
-    heard: Book = {}
+    heard: ReportHistory = {}
     worker = Worker(world, reports_of=lambda: heard)
     for version, seed in ((1, 0), (2, 1)):
         world.want(version, seed)
@@ -72,10 +72,10 @@ def test_a_report_is_read_as_it_was_sent_and_what_is_none_is_passed_over() -> No
     reports = ServerReports("nowhere:1", "", clock)
     sent = ServerReport(schema=1, server_id="s1", at_ms=clock.now_ms(), version=4, version_token="4.0-abc", seconds=10, answers=5, failed=2)
     reports.take(record(encode_record(sent)))
-    assert reports.book() == {("s1", 4): (Report("s1", 4, clock.now_ms(), 5, failed=2),)}
+    assert reports.history() == {("s1", 4): (Report("s1", 4, clock.now_ms(), 5, failed=2),)}
     for wrong in (b"", b"{", b'{"schema":1}', encode_record(sent).replace(b'"answers":5', b'"answers":-5')):
         reports.take(record(wrong))
-    assert reports.passed_over == 4 and len(reports.book()) == 1
+    assert reports.passed_over == 4 and len(reports.history()) == 1
     reports.close()
 
 
@@ -85,7 +85,7 @@ def test_what_a_server_sends_is_what_a_worker_hears(bootstrap_servers: str, topi
     reporter = Reporter(Metrics(), bootstrap_servers, topic_prefix, "host:1", 0.05, lambda: VersionToken(4, 0, "aaaaaaaa"))
     reports.start()
     reporter.start()
-    wait_until(lambda: ("host:1", 4) in reports.book(), 120, "a report to arrive", poll_s=0.02)
+    wait_until(lambda: ("host:1", 4) in reports.history(), 120, "a report to arrive", poll_s=0.02)
     reporter.close()
     reports.close()
     assert reports.passed_over == 0

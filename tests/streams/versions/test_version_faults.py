@@ -18,7 +18,7 @@ from streams.builders.jobs import SealJob
 from streams.builders.sealer import SealPoint
 from streams.shard import Shard
 from streams.shard_reader import ShardReader
-from streams.versions import reconcile
+from streams.versions import shard_versions
 from streams.versions.log_ends import LogEnds
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World
@@ -207,8 +207,8 @@ def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             between(world, worker)
             return point
 
-        monkeypatch.setattr(reconcile, "read_seal_point", read_with_events)
-        monkeypatch.setattr(reconcile, "prepare_seal", functools.partial(prepare, world, worker))
+        monkeypatch.setattr(shard_versions, "read_seal_point", read_with_events)
+        monkeypatch.setattr(shard_versions, "prepare_seal", functools.partial(prepare, world, worker))
         worker.settle()
         world.want(4)
         worker.settle()

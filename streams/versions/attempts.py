@@ -1,0 +1,64 @@
+"""What one step of reconciling tries, one thing after another, and what it reports.
+
+Here: `StepReport`, and `Attempts`, through which everything that may fail is done. Not here: what is done (reconcile.py, shard_versions.py).
+Invariant: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from infra.clock import Clock
+from schemas.errors import AifError
+from schemas.events import IndexEvent
+from streams.core.versions import Revision
+
+
+@dataclass
+class StepReport:
+    """What a step did, counted by kind, and what it could not do.
+
+    build_seconds  for each full part taken in: the time from its checkpoint to the part
+    blocked        for each wanted revision: the shards that have not sealed it
+    """
+
+    done: dict[str, int] = field(default_factory=dict)
+    build_seconds: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+    blocked: dict[Revision, list[int]] = field(default_factory=dict)
+
+    def count(self, kind: str) -> None:
+        """One more of `kind`."""
+        self.done[kind] = self.done.get(kind, 0) + 1
+
+
+class Attempts:
+    """Does things and keeps the report of the step. What failed is left alone for `retry_s`; `announce` gets an event for all that happened."""
+
+    def __init__(self, clock: Clock, retry_s: float, announce: Callable[[IndexEvent], None]) -> None:
+        self._clock, self._retry_s, self._announce = clock, retry_s, announce
+        self._retry_at: dict[Hashable, float] = {}
+        self.report = StepReport()
+
+    def begin_step(self) -> StepReport:
+        """An empty report, which everything until the next step goes into."""
+        self.report = StepReport()
+        return self.report
+
+    def attempt(self, key: Hashable, act: Callable[[], None]) -> None:
+        """Calls `act`, unless what has this key failed a moment ago. An error goes into the report."""
+        if self._clock.monotonic() < self._retry_at.get(key, float("-inf")):
+            return
+        try:
+            act()
+            self._retry_at.pop(key, None)
+        except Exception as error:
+            if isinstance(error, AifError) and error.code == "shard_closed":
+                return  # the shard has another owner by now
+            self._retry_at[key] = self._clock.monotonic() + self._retry_s
+            self.report.errors.append(f"{key}: {error!s}" if isinstance(error, AifError) else f"{key}: {error!r}")
+
+    def announce(self, kind: str, version: int, revision: int = 0, shard: int | None = None, reason: str = "") -> None:
+        """Counts something that happened to a version, and tells it to people and metrics."""
+        self.report.count(kind)
+        self._announce(IndexEvent(schema=1, kind=kind, version=version, revision=revision, shard=shard, reason=reason))

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from schemas.features import FeatureBlock, Scope, encode_features
 from schemas.ids import Id
@@ -156,25 +155,3 @@ def build_user_inputs(spec: ModelSpec, profile: Mapping[str, Any], behaviours: S
     block = map_tensors(FeatureTensors.from_block(features), lambda t: t[None])
     history = Behaviours(*head, block, *(torch.from_numpy(a)[None] for a in arrays))
     return UserInputs(FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [profile])), history)
-
-
-def pad_behaviours(behaviours: Behaviours, length: int) -> Behaviours:
-    """The same histories in `length` columns: masked columns added on the left."""
-    missing = length - behaviours.mask_BL.shape[1]
-    return map_tensors(behaviours, lambda t: F.pad(t, [0, 0] * (t.ndim - 2) + [missing, 0]))
-
-
-def stack_users(users: Sequence[UserInputs]) -> UserInputs:
-    """A batch from several, padded to the longest history."""
-    length = max(user.behaviours.mask_BL.shape[1] for user in users)
-    padded = [UserInputs(user.profile, pad_behaviours(user.behaviours, length)) for user in users]
-    return cat_tensors(padded)
-
-
-def cat_tensors(values: Sequence[T]) -> T:
-    """Dataclasses of the same shapes, concatenated along the first dimension."""
-    first = values[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(values))  # type: ignore[arg-type,return-value]
-    changed = {f.name: cat_tensors([getattr(v, f.name) for v in values]) for f in dataclasses.fields(first)}  # type: ignore[arg-type]
-    return dataclasses.replace(first, **changed)  # type: ignore[type-var]

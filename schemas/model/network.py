@@ -23,7 +23,7 @@ from schemas.model.bea import BridgeEmbedding
 from schemas.model.din import build_din_sums
 from schemas.model.hamming import decode_signs
 from schemas.model.head import Head
-from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates, map_tensors
+from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates
 from schemas.model.item_half import ItemHalf
 from schemas.model.parameters import Parameters
 from schemas.model.request_split import check_request_split
@@ -88,11 +88,6 @@ def build_network(parameters: Parameters) -> AifNetwork:
         network = AifNetwork(parameters.spec, None)
     network.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.arrays.items()}, assign=True)
     return network.eval()
-
-
-def select_user(states: UserStates, index: int) -> UserStates:
-    """The state of one user of a batch (B = 1)."""
-    return map_tensors(states, lambda t: t[index : index + 1])
 
 
 @torch.inference_mode()

@@ -1,10 +1,10 @@
-"""How good a ranking is: HR@K, recall@K, GAUC, expected GAUC, NDCG and calibration, vectorised over users.
+"""How good a ranking is: HR@K, recall@K, GAUC, expected GAUC and calibration, vectorised over users.
 
-Here: pure numpy functions of scores and labels; each measure per user (`UserValues`), so that an interval over users can be drawn
-(bootstrap.py), and as one number. Not here: what is scored (evaluation/). Ties are broken by the order of the columns in HR, recall and
-NDCG (give candidates in ascending id order, as answers do) and count one half in GAUC.
+Here: pure NumPy functions of scores and labels. A measure has a value per user (`UserValues`), from which bootstrap.py draws intervals. Not here: what
+is scored (evaluation/). In HR and recall, ties are broken by the order of the columns (pass candidates in ascending id order, as answers have them); in
+GAUC a tie counts one half.
 
-Arrays: U users, C candidates, X impressions of all users, G users that occur in X, N bins. Source: AIF, section 5.1
+Arrays: U users, C candidates, X impressions of all users, G users that occur in X. Source: AIF, section 5.1
 (HR@K with the ranking model's ten best as relevant, GAUC); oracles in the tests: sklearn per user.
 """
 
@@ -42,29 +42,10 @@ def hit_rates(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> UserVal
     return UserValues(top_k_hits(scores_UC, relevant_UC, k) / np.maximum(total_U, 1), (total_U > 0).astype(float))
 
 
-def hit_rate(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> float:
-    """The mean of `hit_rates`; 0 if nobody has a relevant candidate."""
-    return _mean_or_zero(hit_rates(scores_UC, relevant_UC, k))
-
-
 def recalls_at_k(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> UserValues:
     """Hits in the top k over min(k, relevant); users without any count nothing."""
     total_U = relevant_UC.sum(1)
     return UserValues(top_k_hits(scores_UC, relevant_UC, k) / np.clip(total_U, 1, k), (total_U > 0).astype(float))
-
-
-def recall_at_k(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> float:
-    """The mean of `recalls_at_k`; 0 if nobody has a relevant candidate."""
-    return _mean_or_zero(recalls_at_k(scores_UC, relevant_UC, k))
-
-
-def ndcg(scores_UC: np.ndarray, gains_UC: np.ndarray, k: int) -> float:
-    """NDCG@K with linear gains, mean over users with any gain."""
-    k = min(k, scores_UC.shape[1])
-    discount_K = 1 / np.log2(np.arange(k) + 2)
-    got_U = (np.take_along_axis(gains_UC, best_columns(scores_UC, k), 1) * discount_K).sum(1)
-    best_U = (-np.sort(-gains_UC, axis=1)[:, :k] * discount_K).sum(1)
-    return float(np.mean(got_U[best_U > 0] / best_U[best_U > 0])) if (best_U > 0).any() else 0.0
 
 
 def gauc(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -> float:
@@ -121,14 +102,3 @@ def _tie_bounds(sorted_UC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def calibration(probability_X: np.ndarray, clicked_X: np.ndarray) -> float:
     """Predicted clicks over clicks: 1 is calibrated, above 1 is too high. NaN without a click."""
     return float(np.sum(probability_X) / np.sum(clicked_X)) if np.sum(clicked_X) else float("nan")
-
-
-def calibration_error(probability_X: np.ndarray, clicked_X: np.ndarray, bins: int = 10) -> float:
-    """Expected calibration error: mean distance of predicted and seen click rate over bins of equal width, weighted by their impressions."""
-    bin_X = np.minimum((probability_X * bins).astype(np.int64), bins - 1)
-    gap_N = np.bincount(bin_X, weights=probability_X - clicked_X, minlength=bins)
-    return float(np.abs(gap_N).sum() / max(1, len(bin_X)))
-
-
-def _mean_or_zero(values: UserValues) -> float:
-    return values.mean() if values.weight_U.any() else 0.0

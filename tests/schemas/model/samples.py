@@ -2,18 +2,31 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime
 from schemas.ids import IdKind
 from schemas.model.encode_rows import encode_rows
-from schemas.model.inputs import BehaviourRow, CandidateRows, FeatureTensors, UserInputs, build_user_inputs, encode_context
+from schemas.model.inputs import (
+    BehaviourRow,
+    Behaviours,
+    CandidateRows,
+    FeatureTensors,
+    UserInputs,
+    build_user_inputs,
+    encode_context,
+    map_tensors,
+)
 from schemas.model.lsh import encode_signatures, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 
+T = TypeVar("T")
 MM_WIDTH = 12
 FULL = FeatureSchema(
     features=(
@@ -141,3 +154,25 @@ def make_user(network: AifNetwork, history: Sequence[dict[str, object]], seed: i
 def blank_features(spec: ModelSpec, scope: Scope, rows: int) -> FeatureTensors:
     """Rows in which every feature is missing."""
     return FeatureTensors.from_block(encode_features(spec.schema.of(scope), [{}] * rows))
+
+
+def pad_behaviours(behaviours: Behaviours, length: int) -> Behaviours:
+    """The same histories in `length` columns: masked columns added on the left."""
+    missing = length - behaviours.mask_BL.shape[1]
+    return map_tensors(behaviours, lambda t: F.pad(t, [0, 0] * (t.ndim - 2) + [missing, 0]))
+
+
+def stack_users(users: Sequence[UserInputs]) -> UserInputs:
+    """A batch from several, padded to the longest history."""
+    length = max(user.behaviours.mask_BL.shape[1] for user in users)
+    padded = [UserInputs(user.profile, pad_behaviours(user.behaviours, length)) for user in users]
+    return cat_tensors(padded)
+
+
+def cat_tensors(values: Sequence[T]) -> T:
+    """Dataclasses of the same shapes, concatenated along the first dimension."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))  # type: ignore[arg-type,return-value]
+    changed = {f.name: cat_tensors([getattr(v, f.name) for v in values]) for f in dataclasses.fields(first)}  # type: ignore[arg-type]
+    return dataclasses.replace(first, **changed)  # type: ignore[type-var]

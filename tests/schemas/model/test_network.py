@@ -8,9 +8,19 @@ import torch
 
 from schemas.features import Scope
 from schemas.model.head_split import joint_logits_split, split_first_layer
-from schemas.model.inputs import CandidateRows, FeatureTensors, build_user_inputs, cat_tensors, map_tensors, pad_behaviours, stack_users
-from schemas.model.network import rank_reference, select_user
-from tests.schemas.model.samples import SPECS, encode_items, make_candidates, make_items, make_network, make_user
+from schemas.model.inputs import CandidateRows, FeatureTensors, build_user_inputs, map_tensors
+from schemas.model.network import rank_reference
+from tests.schemas.model.samples import (
+    SPECS,
+    cat_tensors,
+    encode_items,
+    make_candidates,
+    make_items,
+    make_network,
+    make_user,
+    pad_behaviours,
+    stack_users,
+)
 
 every_schema = pytest.mark.parametrize("name", SPECS)
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -55,7 +65,9 @@ def test_padding_and_the_other_users_of_a_batch_do_not_change_a_users_logits(nam
         padded = dataclasses.replace(user, behaviours=pad_behaviours(user.behaviours, 20))
         torch.testing.assert_close(network.joint_logits(network.user_states(padded), rows), alone, **CLOSE)
         torch.testing.assert_close(together[i : i + 1], alone, **CLOSE)
-        torch.testing.assert_close(network.joint_logits(select_user(batch, i), rows), alone, **CLOSE)
+        torch.testing.assert_close(
+            network.joint_logits(map_tensors(batch, lambda of_users, i=i: of_users[i : i + 1]), rows), alone, **CLOSE
+        )
 
 
 def test_a_candidates_logits_do_not_depend_on_the_other_candidates():
@@ -152,10 +164,3 @@ def test_folding_costs_no_copy_of_the_user_per_candidate():
     split = split_first_layer(network.head, states, rows.context)
     assert split.constant_BH.shape == (1, 12) and split.item_BHD.shape == (1, 12, 8)
     assert split.din is not None and split.din.through_w.shape == (1, 16, 12)
-
-
-def test_stacked_users_are_right_aligned():
-    network = make_network(SPECS["full"])
-    stacked = stack_users([make_user(network, make_items(n)) for n in (2, 4)]).behaviours
-    assert stacked.mask_BL.tolist() == [[False, False, True, True], [True] * 4]
-    assert map_tensors(stacked, lambda t: t[:1]).mask_BL.shape == (1, 4)

@@ -12,7 +12,7 @@ from schemas.events import ImpressionRecord, ShownItem
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from streams.training.impressions import Events, TrainingSet, join_events
-from streams.training.metrics import hit_rate
+from streams.training.metrics import hit_rates
 from streams.training.trainer import TrainOptions, default_spec, fit, request_logits
 
 TOP = 50
@@ -57,6 +57,6 @@ def test_a_short_training_finds_what_held_out_users_want_far_better_than_popular
     fit(network, data, TrainOptions(steps_max=120))
     relevant = held_out.clicked_QC > 0
     assert len(held_out) == 50 and (relevant.sum(axis=1) == 10).all()
-    learned = hit_rate(scores_of(network, held_out), relevant, TOP)
-    popularity = hit_rate(np.stack([evaluation.popularity_of(user.candidates) for user in evaluation.users]), relevant, TOP)
+    learned = hit_rates(scores_of(network, held_out), relevant, TOP).mean()
+    popularity = hit_rates(np.stack([evaluation.popularity_of(user.candidates) for user in evaluation.users]), relevant, TOP).mean()
     assert learned > 1.3 * popularity > 1.3 * TOP / 900, (learned, popularity)

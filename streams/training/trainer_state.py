@@ -1,10 +1,13 @@
 """What a killed trainer needs to go on exactly: weights, moments of the optimiser, the generator, and how far the log was read, in one file.
 
 Here: `TrainerState` to bytes and back, and its file. Not here: the loop that makes and takes it (trainer.py), topics.
-Invariants: a file is there whole or not at all, so weights and offsets never part; nothing read can run code (safetensors and JSON).
+Invariants: a file is there whole or not at all, so weights and offsets never part; it ends with its SHA-256, so a flipped bit is no weight;
+nothing read can run code (safetensors and JSON).
 A resumed run gives the weights of the uninterrupted one, bit for bit, on one machine with the same threads.
 """
 
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,11 +21,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from schemas.errors import Corrupted
+from schemas.errors import Corrupted, Unavailable
 
 FORMAT = 1
 _METADATA = "aif-trainer"
 _LOSSES = "losses"
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,15 @@ def encode_state(state: TrainerState) -> bytes:
         tensors |= {f"m/{number}/{name}": t.detach().contiguous() for name, t in named.items()}
     tensors[_LOSSES] = torch.from_numpy(np.ascontiguousarray(state.losses, np.float64))
     told = {"format": FORMAT, "step": state.step, "generator": state.generator, "about": state.about}
-    return safetensors.torch.save(tensors, {_METADATA: json.dumps(told)})
+    data = safetensors.torch.save(tensors, {_METADATA: json.dumps(told)})
+    return data + hashlib.sha256(data).digest()
 
 
 def decode_state(data: bytes) -> TrainerState:
     """The inverse. Raises Corrupted (`bad_trainer_state`)."""
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() == digest:
+        data = body  # else it was damaged, or written before states had a digest: then its length is right without one
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -80,10 +88,17 @@ class StateFile:
         return decode_state(self.path.read_bytes()) if self.path.exists() else None
 
     def write(self, state: TrainerState) -> None:
-        """The new state in the place of the old, whole or not at all."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.write(encode_state(state))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        """The new state in the place of the old, whole or not at all. Raises Unavailable (`state_not_kept`) where the disk does not take it."""
+        temporary = self.path.with_name(f".{self.path.name}.tmp")  # one name: what a killed trainer left is written over
+        try:
+            with temporary.open("wb") as file:
+                file.write(encode_state(state))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise Unavailable(
+                "state_not_kept", f"{self.path}: {error}; the last state is untouched, and training goes on from there"
+            ) from error

@@ -7,6 +7,7 @@ nobody killed, bit for bit on one machine. (A profile that compaction removed be
 """
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from infra.clock import Clock
+from schemas.errors import Unavailable
 from schemas.events import ImpressionRecord
 from schemas.topics import IMPRESSIONS
 from streams.training.event_decoder import EventDecoder, Offsets
@@ -30,10 +32,13 @@ from streams.training.trainer_state import StateFile
 
 SETTLED_AFTER_MS = 3_600_000  # how far impressions may lie behind the oldest of the newest rounds and still find their items as they were
 
+_DISK_POLL_S = 1.0
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where a follower stands: learnt up to `ends`; `next` is planned. `oldest_ms`: the oldest impression of each of the newest rounds."""
+    """Where a follower stands: learnt up to `ends`; `next` is planned. `oldest_ms`: before it lies a tenth of the impressions of each of the
+    newest rounds: a client whose clock stands at 1970 would have every version of every item remembered."""
 
     number: int
     ends: Offsets
@@ -55,7 +60,7 @@ class Place:
             number=learnt.number,
             ends=learnt.ends,
             requests=self.requests + len(times),
-            oldest_ms=(*self.oldest_ms, min(times))[-WINDOW_ROUNDS:] if times else self.oldest_ms,
+            oldest_ms=(*self.oldest_ms, sorted(times)[len(times) // 10])[-WINDOW_ROUNDS:] if times else self.oldest_ms,
             from_ms=min([*times, *([self.from_ms] if self.from_ms is not None else [])], default=None),
             until_ms=max([*times, *([self.until_ms] if self.until_ms is not None else [])], default=None),
         )
@@ -94,18 +99,29 @@ class Follower:
         self._validation = ProgressiveValidation()
         self._counts: deque[RoundCounts] = deque(maxlen=WINDOW_ROUNDS)
         self._event_ms: float | None = None
+        self._not_kept: tuple[str, ...] = ()
 
     def run(self, stopping: Callable[[], bool], batch_requests: int) -> None:
         """Follows until `stopping()`; asked between two rounds, so what is kept at the end is whole."""
         while not stopping():
             planned = self.place.next or self._log.plan(self.place.number + 1, batch_requests, stopping)
-            if planned is not None:
-                self._keep(planned)
+            if planned is not None and self._is_kept(planned):
                 self._learn(planned)
             faults = self._faults()
             self._publications.step(self.learner.network, self.learner.steps, faults, self.card)
             self._tell.tell(self._status(faults))
         self._keep(self.place.next)
+
+    def _is_kept(self, planned: Round) -> bool:
+        """Whether the disk has what this round starts from. While it is full nothing is learnt; it is tried again."""
+        try:
+            self._keep(planned)
+        except Unavailable as error:
+            self._not_kept = (f"not kept: {error.message}",)
+            time.sleep(_DISK_POLL_S)
+            return False
+        self._not_kept = ()
+        return True
 
     def _keep(self, planned: Round | None) -> None:
         """Weights, moments, generator, offsets, and the round that comes next: one file, whole or not at all."""
@@ -141,7 +157,7 @@ class Follower:
         return None if self._event_ms is None else (self._clock.now_ms() - self._event_ms) / 1_000
 
     def _faults(self) -> tuple[str, ...]:
-        return find_faults(self._counts, self._event_age_s(), self._bounds)
+        return self._not_kept + find_faults(self._counts, self._event_age_s(), self._bounds)
 
     def card(self) -> dict[str, Any]:
         """What a checkpoint of now says of itself."""

@@ -66,16 +66,18 @@ class Publications:
             self._watch(self.newest)
 
     def _publish(self, network: AifNetwork, steps: int, card: Mapping[str, Any]) -> None:
-        """A broker that does not answer is tried again after the next interval."""
+        """A broker that does not answer, or a disk that is full, is tried again after the next interval."""
         self._due_at = self._clock.monotonic() + self._every_s
         model_id = f"{self._name}-{steps:09d}"
         path = self._out / f"{model_id}.safetensors"
         self._out.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(path, network, model_id, card)
-        at = self._clock.monotonic()
+        for left in self._out.glob(f".{self._name}-*.tmp"):  # by one that was killed while it wrote
+            left.unlink(missing_ok=True)
         try:
+            write_checkpoint(path, network, model_id, card)
+            at = self._clock.monotonic()
             self.newest = Published(self._announce(path), model_id, at)
-        except AifError as error:
+        except (AifError, OSError) as error:
             _log.error("checkpoint %s is not announced: %s", path, error)
             return
         self._steps = steps

@@ -1,12 +1,14 @@
 """A killed trainer goes on exactly: the same weights as one that nobody killed, bit for bit."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Corrupted
+from schemas.errors import Corrupted, Unavailable
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
 from streams.training.trainer import VECTORS_EVERY, TrainOptions, TrainReport, fit
@@ -91,6 +93,34 @@ def test_a_state_reads_back_as_it_was() -> None:
     assert (found.step, found.generator, found.about) == (4, state().generator, state().about)
     assert torch.equal(found.weights["a.b"], torch.arange(3.0)) and torch.equal(found.moments[0]["exp_avg"], torch.ones(2))
     assert np.array_equal(found.losses, np.ones((4, 2)))
+
+
+def test_a_state_of_before_there_was_a_digest_still_reads() -> None:
+    assert decode_state(encode_state(state())[:-32]).step == 4
+
+
+@pytest.mark.parametrize("at", [0.0, 0.2, 0.5, 0.9, 0.99])
+def test_a_flipped_bit_is_refused_wherever_it_is(at: float) -> None:
+    data = bytearray(encode_state(state()))
+    data[int(at * len(data))] ^= 4
+    with pytest.raises(Corrupted, match="bad_trainer_state"):
+        decode_state(bytes(data))
+
+
+def test_a_full_disk_is_said_and_leaves_the_last_state_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = StateFile(tmp_path / "state")
+    states.write(state())
+    (tmp_path / ".state.tmp").write_bytes(b"what a killed trainer left")
+    states.write(state())
+    before = states.path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Unavailable, match=r"state_not_kept.*No space left.*goes on from there"):
+        states.write(state())
+    assert states.path.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda _: b"", lambda b: b.replace(b"aif-trainer", b"aif-tr@iner")])

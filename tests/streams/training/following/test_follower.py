@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +21,14 @@ from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
 from infra.settings import load_settings
 from schemas.errors import Incompatible, Unavailable
-from schemas.events import CheckpointRecord, decode_record
+from schemas.events import CheckpointRecord, ImpressionRecord, ShownItem, decode_record
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.following import followed_log, program
-from streams.training.following.follower import Follower
+from streams.training.following import follower as follower_module
+from streams.training.following.follower import Follower, Place
 from streams.training.following.learner import OnlineOptions
 from streams.training.following.program import FollowPlan, open_follower
+from streams.training.following.rounds import Round
 from streams.training.settings import TrainSettings
 from tests.streams.training.following.stream import TasteStream, publish, write_base
 
@@ -249,3 +253,36 @@ def test_a_broker_that_does_not_say_how_far_the_topics_are_is_asked_again(stage:
         monkeypatch.setattr(followed_log, "fetch_ends", unreachable)
         follower.run(lambda: follower.place.requests >= 4, 4)
     assert failed == 3
+
+
+def test_a_full_disk_stops_learning_and_publishing_and_costs_nothing_once_there_is_room(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_at_the_start(monkeypatch)
+    stage.publish(24)
+    expected = stage.follow(stage.plan("whole"), lambda f: f.place.requests >= 24)
+    fsync, full = os.fsync, True
+
+    def is_full(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(follower_module, "_DISK_POLL_S", 0.05)
+    with stage.follower(stage.plan("full", every_s=0.01)) as follower:
+        monkeypatch.setattr(os, "fsync", is_full)
+        with pytest.raises(Unavailable, match="state_not_kept"):  # what it would keep when it is stopped
+            follower.run(lambda: any(line.get("faults") for line in stage.said), 4)
+        assert follower.place.requests == 0 and stage.said[-1]["faults"][0].startswith("not kept: ") and not published(stage)
+        full = False
+        follower.run(lambda: follower.place.requests >= 24 and bool(published(stage)), 4)
+        assert equal(expected, follower.learner.network.state_dict()) and not list((stage.folder / "full").glob(".*"))
+
+
+def test_a_client_whose_clock_stands_still_does_not_keep_old_versions_of_items() -> None:
+    shown = [ShownItem(item_id=1, position=0, bid=1.0, clicked=True)]
+    hour_ms = 3_600_000
+    times = [0, *range(100 * hour_ms, 100 * hour_ms + 30)]
+    learnt = [ImpressionRecord(request_id=str(at), user_id=1, time_ms=at, items=shown) for at in times]
+    place = Place(0, {}).after(Round(1, {}), learnt)
+    assert place.settled_ms == 99 * hour_ms + 2 and place.from_ms == 0

@@ -1,6 +1,7 @@
 """The whole system seen from outside, again and again: shards, workers, versions, servers; lag and freshness. For `aif status --watch`.
 
-Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status` (infra/index/cli.py).
+Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status`
+(status_cli.py).
 Nothing is asked of a worker: what a shard has applied stands in index-deltas, membership in the consumer group, versions in the control log. So it
 also shows what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
 """
@@ -181,11 +182,12 @@ def _asked(ask: Callable[[], Any], otherwise: Any, errors: list[str]) -> Any:
 
 
 def _fetch_server(url: str) -> dict[str, Any]:
-    """What a server says of itself, or why it does not."""
+    """What a server says of itself; or why it does not: it is away, wants a token, or is no server of ours."""
     try:
-        said = httpx.get(f"{url}/v1/status", timeout=_ASK_S_MAX).json()
-    except (httpx.HTTPError, ValueError) as error:
-        return {"server": url, "version": "", "ready": False, "rows": "", "answered": "", "why": str(error)}
-    resident: dict[str, Any] = next((r for r in said["residents"] if r["version_token"] == said["version_token"]), {})
-    row = {"server": url, "version": said["version_token"], "ready": said["ready"], "rows": resident.get("rows", "")}
-    return {**row, "answered": said["answered"], "why": said["not_ready_because"]}
+        said = httpx.get(f"{url}/v1/status", timeout=_ASK_S_MAX).raise_for_status().json()
+        resident: dict[str, Any] = next((r for r in said["residents"] if r["version_token"] == said["version_token"]), {})
+        row = {"server": url, "version": said["version_token"], "ready": said["ready"], "rows": resident.get("rows", "")}
+        return {**row, "answered": said["answered"], "why": said["not_ready_because"]}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        why = f"its answer lacks {error}" if isinstance(error, KeyError) else str(error)
+        return {"server": url, "version": "", "ready": False, "rows": "", "answered": "", "why": why}

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from confluent_kafka import Producer
 from rich.console import Console
@@ -16,7 +17,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.tools import doctor
-from infra.tools.inspect import Inspector, Sample, ShardView
+from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
 from infra.tools.status_view import render_sample
 from schemas.ids import IdKind
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
@@ -110,3 +111,16 @@ def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(pref
     done = CliRunner().invoke(build_app(), ["doctor", "--json"])
     states = {row["check"]: row["state"] for row in json.loads(done.stdout)["checks"]}
     assert done.exit_code == 1 and states["broker"] == "fail" and states["store"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [(401, '{"error": "token"}', "401"), (200, '{"name": "another"}', "residents"), (200, "[]", "indices"), (200, "<p>", "line 1")],
+)
+def test_a_server_that_does_not_tell_its_state_is_shown_with_the_reason(
+    status: int, body: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = httpx.Response(status, text=body, request=httpx.Request("GET", "http://h:1/v1/status"))
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: answer)
+    row = _fetch_server("http://h:1")
+    assert (row["server"], row["ready"]) == ("http://h:1", False) and why in row["why"]

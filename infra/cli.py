@@ -5,9 +5,9 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     broker start|status|stop         infra/broker/cli.py
     topics, publish                  infra/kafka/cli.py
     dlq                              infra/kafka/dlq_cli.py
-    index, model, status             infra/index/cli.py
+    index, model                     infra/index/cli.py
     demo                             infra/demo/cli.py
-    doctor                           infra/tools/cli.py
+    doctor, status                   infra/tools/cli.py, status_cli.py
     bench                            infra/bench/cli.py, and those of the other parts
     import                           infra/data/cli.py
 
@@ -29,10 +29,11 @@ from infra.broker.cli import broker_app
 from infra.command import AsJson, print_table, registered_choices, say, settings_classes
 from infra.data.cli import register as register_import
 from infra.demo.cli import demo
-from infra.index.cli import index_app, model_app, status
+from infra.index.cli import index_app, model_app
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
 from infra.tools.cli import register as register_tools
+from infra.tools.status_cli import status
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"

@@ -9,5 +9,6 @@ sample.py       a few rows of a version
 verify.py       whether a version is whole
 diff.py         in which rows two versions differ
 retention.py    which files are due for removal, and removing them
-cli.py          `aif index`, `aif model`, `aif status`
+describe.py     versions and shards as rows that commands print
+cli.py          `aif index`, `aif model`
 """

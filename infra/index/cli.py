@@ -1,10 +1,8 @@
-"""`aif index ...`, `aif model show`, `aif status`: what versions there are, are they whole, and decisions about them.
+"""`aif index ...` and `aif model show`: which versions there are, whether they are whole, and decisions about them.
 
 Every decision is one entry in the control log, checked against its fold before it is written; workers and servers follow the log.
 """
 
-import importlib
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +13,6 @@ from infra.command import AsJson, print_data, print_parts, print_table, say
 
 if TYPE_CHECKING:
     from infra.index.control_log import ControlLog
-    from infra.index.store import IndexStore
     from infra.settings import InfraSettings
     from schemas.index.control import ControlState, VersionStatus
 
@@ -36,14 +33,16 @@ _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime"
 @index_app.command("list")
 def list_versions(as_json: AsJson = False) -> None:
     """Every version with its state, newest first."""
-    state = _open_log().refresh()
-    versions = sorted(state.versions.values(), key=lambda s: -s.version)
-    print_table("versions", [_version_row(state, status) for status in versions], as_json)
+    from infra.clock import SystemClock
+    from infra.index.describe import describe_versions
+
+    print_table("versions", describe_versions(_open_log().refresh(), SystemClock().now_ms()), as_json)
 
 
 @index_app.command()
 def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
+    from infra.index.describe import describe_seal
     from infra.index.parts import read_manifest
     from schemas.index.manifest import WORK_SKIPPED
 
@@ -66,7 +65,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
             "row_bytes": manifest.layout.row_bytes,
             "columns": [f"{c.name}:{c.dtype}[{c.width}]" for c in manifest.layout.columns],
         }
-        tables["shards"] = [_shard_row(seal) for seal in manifest.seals]
+        tables["shards"] = [describe_seal(seal) for seal in manifest.seals]
     print_parts(data, tables | {"removals": _removal_rows(settings, log, state, status.version)}, as_json)
 
 
@@ -205,9 +204,11 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
     """Append one entry and print what is served and live afterwards."""
+    from infra.index.describe import describe_served
+
     state = _append(_open_log(), kind, version, reason, **fields)
     named = {"version": version} if version >= 0 else {}
-    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, **named, **_served(state)}, as_json)
+    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, **named, **describe_served(state)}, as_json)
 
 
 def _append(log: "ControlLog", kind: str, version: int, reason: str, **fields: Any) -> "ControlState":
@@ -218,7 +219,7 @@ def _append(log: "ControlLog", kind: str, version: int, reason: str, **fields: A
     return log.append(lambda _: Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields))
 
 
-# --- model, status ---------------------------------------------------------------------------------------------------
+# --- model -----------------------------------------------------------------------------------------------------------
 
 
 @model_app.command("show")
@@ -238,73 +239,6 @@ def show_model(
     print_data({**data, "spec": spec, "schema": schema}, False)
     typer.echo("")
     print_table("features", [{"feature": f["name"], **{key: f.get(key, "") for key in _FEATURE_COLUMNS}} for f in features], False)
-
-
-def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Shards, workers, versions, lag, again and again until Ctrl-C.")] = False,
-    every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
-    server: Annotated[list[str] | None, typer.Option(help="With --watch: the address of a server to show as well.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """The broker and its topics, the versions and their age, what is behind. `--watch` shows the whole system live."""
-    settings = _settings()
-    if watch:
-        importlib.import_module("infra.tools.status_view").watch_status(settings, every_s, server or [], as_json)
-        return
-    log = _open_log(settings)
-    state = _reachable(log.refresh)
-    topics, broker = _topic_rows(settings, log, state)
-    data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(_served(state) if state else {})}
-    versions = [_version_row(state, s) for s in sorted(state.versions.values(), key=lambda s: -s.version)] if state else []
-    print_parts(data, {"topics": topics, "versions": versions}, as_json)
-
-
-def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:
-    """One row a topic, and the broker's state. `behind` = records after the sealed offsets of the served version."""
-    from infra.kafka.admin import end_offsets, fetch_topics
-    from schemas.errors import AifError
-
-    try:
-        bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
-        found = fetch_topics(bootstrap, prefix, deadline_s=3.0)
-        ends = {name: end_offsets(bootstrap, prefix + name, deadline_s=3.0) for name in found}
-    except AifError as error:
-        return [], str(error)
-    sealed = _sealed_offsets(log.store, state)
-    rows = [
-        {
-            "topic": name,
-            "partitions": topic.partitions,
-            "records": sum(ends[name].values()),
-            "behind": sum(ends[name].values()) - sealed[name] if name in sealed else "",
-        }
-        for name, topic in found.items()
-    ]
-    return rows, f"answers at {bootstrap}"
-
-
-def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[str, int]:
-    """Records per shard topic that are in the parts of the served version; empty when none is served or its manifest does not read."""
-    from infra.index.parts import read_manifest
-
-    served = state.current if state else None
-    manifest = _reachable(lambda: read_manifest(store, served)) if served else None
-    totals: dict[str, int] = {}
-    for seal in manifest.seals if manifest else ():
-        for topic, offset in seal.source_offsets.items():
-            totals[topic] = totals.get(topic, 0) + offset
-    return totals
-
-
-def _reachable(ask: Callable[[], Any]) -> Any:
-    """The answer, or None after saying why not: a status shows what it can."""
-    from schemas.errors import AifError
-
-    try:
-        return ask()
-    except AifError as error:
-        say(f"warning {error}")
-        return None
 
 
 # --- shared ----------------------------------------------------------------------------------------------------------
@@ -331,62 +265,3 @@ def _chosen(state: "ControlState", version: int | None) -> "VersionStatus":
         wanted = "no version is served" if version is None else f"the index has no version {version}"
         raise Incompatible("unknown_version", f"{wanted}; it has {sorted(state.versions)}")
     return found
-
-
-def _version_row(state: "ControlState", status: "VersionStatus") -> dict[str, Any]:
-    from infra.clock import SystemClock
-
-    marks = [
-        name
-        for name, holds in (
-            ("served", status is state.current),
-            ("pinned", status.version == state.pinned),
-            ("building", status is state.building),
-            ("withheld", status.withheld),
-            ("turned away", status.turned_away),
-            (f"{status.wish} when revived", bool(status.wish)),
-        )
-        if holds
-    ]
-    since_ms = status.published_at_ms or status.wanted_at_ms
-    return {
-        "version": status.version,
-        "state": str(status.state),
-        "revision": status.revision if status.revision >= 0 else "",
-        "wanted": "" if status.wanted_revision is None else status.wanted_revision,
-        "mark": ",".join(marks),
-        "model": status.model_id,
-        "label": status.label,
-        "age_s": (SystemClock().now_ms() - since_ms) // 1000 if since_ms else "",
-        "token": str(status.token) if status.revision >= 0 else "",
-        "reason": status.reason,
-        "by": status.by,
-    }
-
-
-def _shard_row(seal: Any) -> dict[str, Any]:
-    return {
-        "shard": seal.shard,
-        "rows": seal.rows,
-        "full_rows": seal.full.rows,
-        "incremental_rows": seal.incremental.rows,
-        "tombstones": seal.incremental.tombstones,
-        "bytes": sum(f.size_bytes for part in (seal.full, seal.incremental) for f in part.files),
-        "delta_position": seal.delta_position,
-        "source_offsets": dict(seal.source_offsets),
-        "digest": seal.digest,
-    }
-
-
-def _served(state: "ControlState") -> dict[str, Any]:
-    current = state.current
-    return {
-        "served": str(current.token) if current else "nothing",
-        "live": "" if state.live is None else state.live,
-        "backup": "" if state.backup is None else state.backup,
-        "pinned": "" if state.pinned is None else state.pinned,
-        "held": state.held,
-        "control_entries": state.next_number,
-        **{name: said for name in ("held_why", "unknown_entry") if (said := getattr(state, name))},
-        **({"refused_entries": list(state.refused)} if state.refused else {}),
-    }

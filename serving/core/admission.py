@@ -1,37 +1,38 @@
-"""How long work will take and wait, and who is let in: the arithmetic of overload, pure.
+"""Predicts how long work takes and waits, and decides which requests are admitted: the arithmetic of overload, pure.
 
-The engine is one server with one queue, so a request's wait is the work before it. A request is let in while that wait is within a bound, and while
-wait and work fit into its deadline; any other is answered at once with the time after which it is worth coming back. So the queue never grows beyond
-what an admitted request can bear, whatever the load, and admitted requests keep their latency.
+The engine has one queue, so a request's wait is the work before it. A request is admitted while that wait is within a bound, and while wait and work fit
+into its deadline. Any other request is refused at once, with the time after which a retry makes sense. So under any load the queue stays within the
+bound, and admitted requests keep their latency.
 
-A queue is there to bridge the time until the next request comes. The more is asked for, the shorter that time, so the bound falls with the load: at
-80% a burst may wait, at ten times what can be carried hardly anybody has to, and the engine is busy all the same.
+A queue is useful to keep the engine busy until the next request comes. With more load that time is shorter, so the bound falls as the load grows: at
+80% load a burst may wait; at ten times the possible load almost nobody waits, and the engine is still always busy.
 
-A flood is seen only when some of it has come in, and those would wait as long as the bound of a quiet moment allowed. So where the load is beyond chance,
-the bound of now holds for those that wait as well, and they get the refusal that they would have got a moment later.
+A flood is noticed only after its first requests were admitted under the larger bound of a quiet moment. So when the load is too high to be chance, the
+current bound is applied to waiting work too, and those requests get the refusal that they would have got a moment later.
 
-Here: costs learnt from what was measured, the load that is offered, the bound, the decision. Not here: measuring (serving/calls/paced_engine.py), the number
-of requests in work (serving/protocols/intake.py), which kind of answer there is still time for (core/ladder.py).
-Source: the bound on waiting time instead of queue length, and that a standing queue is a useless one, is CoDel's thought (Nichols and Jacobson, 2012).
+Here: learnt costs, the offered load, the bound, the decisions. Not here: measuring (serving/calls/paced_engine.py), the number of requests in work
+(serving/protocols/intake.py), what can still be answered in the time left (core/ladder.py).
+Source: bounding the waiting time instead of the queue's length, and that a standing queue has no use: CoDel (Nichols and Jacobson, 2012).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-LEARNING_RATE = 0.2  # of an exponential average: a change of speed is believed after about ten pieces of work
-DOUBT = 0.95  # a prediction that is ten times too long is tried again after 45 requests that went without
-# A longer queue refuses fewer at 80% of what can be carried and makes overload slower; a load seen over a longer time is surer, and lets a flood in that
-# only just began. In a simulator as in the tests (work of 7 to 13 ms; arrivals at random; in brackets at even distances): bound, load from which it
-# falls, over how many pieces the load is seen: refused at 80%, p99 at ten times the load over that at 80%, the same of the first 350 of a flood
+LEARNING_RATE = 0.2  # weight of a new value in the exponential average: a change of speed is learnt after about ten pieces of work
+DOUBT = 0.95  # with it, a prediction that is ten times too long is tried again after 45 requests that avoided it
+# A longer queue refuses fewer requests at 80% load, but makes answers under overload slower. Measuring the load over a longer time is more certain, but
+# admits more of a flood that has just begun. Simulated as in the tests (work of 7 to 13 ms; random arrivals; in brackets regular arrivals). Each entry:
+# bound, load from which it falls, window in pieces of work: share refused at 80%, p99 at ten times the load over p99 at 80%, the same for the first 350
+# requests of a flood
 #   6, never: 1.6%, 1.08 (5.6)    6, 1.25, 3: 3.5%, 0.26 (1.05), 0.3 (1.1)    6, 1.25, 8: 1.8%, 0.21 (1.05), 0.4 (2.2)    8, 1.5, 3: 1.3%, 0.20 (1.1), 0.3 (1.7)
 QUEUED_WORK_MAX = 6.0
-LOAD_MAX = 1.25  # as much happens by chance where 0.8 are asked for
-FLOOD = 2.5  # a load that 80% at random hardly ever looks like: from here on those that wait are judged again
-OFFERED_WORK = 3.0  # times the mean work is the time over which the offered load is seen, and at least
+LOAD_MAX = 1.25  # at 80% load this much is still chance
+FLOOD = 2.5  # at 80% load chance hardly ever reaches this; from here on waiting work is judged again
+OFFERED_WORK = 3.0  # the offered load is measured over this many times the mean work, and at least over
 OFFERED_MS_MIN = 30.0
-HELD_WINDOW = 0.25  # of that time a refusal may hold: the load can fall by a fifth meanwhile, and the bound not even double
-QUEUE_MS_MIN = 10.0  # a burst of very small requests is no overload
+HELD_WINDOW = 0.25  # share of that time for which one refusal holds; meanwhile the load can fall by a fifth at most
+QUEUE_MS_MIN = 10.0  # so that a burst of very small requests is not taken for overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +44,20 @@ class Job:
 
     @property
     def bucket(self) -> tuple[str, int]:
-        """Sizes within a factor of two cost alike."""
+        """Jobs of one kind whose sizes are within a factor of two share a bucket."""
         return self.kind, self.size.bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """ms by kind and size as learnt so far; `mean_ms` over all work, nothing known = 0."""
+    """Learnt costs in ms: by kind and size, and the mean over all work (0 = nothing is known yet)."""
 
     by_bucket: Mapping[tuple[str, int], float] = field(default_factory=dict)
     mean_ms: float = 0.0
 
 
 def predict_ms(costs: Costs, job: Job) -> float:
-    """What a job will take: its bucket's average, else the nearest bucket's, in proportion where that is smaller. Nothing known: 0."""
+    """What a job will take: its bucket's average, else that of the nearest bucket, scaled up if that one is smaller. 0 if nothing is known."""
     known = costs.by_bucket.get(job.bucket)
     if known is not None:
         return known
@@ -66,7 +67,7 @@ def predict_ms(costs: Costs, job: Job) -> float:
 
 
 def fold_cost(costs: Costs, jobs: Sequence[Job], took_ms: float) -> Costs:
-    """The costs after jobs that took so long together; each takes its predicted share of the blame, an equal one where nothing is known."""
+    """The costs after jobs that took `took_ms` together. Each is charged in proportion to its prediction, or equally if nothing is known."""
     predicted = [predict_ms(costs, job) for job in jobs]
     total = sum(predicted)
     learnt = dict(costs.by_bucket)
@@ -77,7 +78,7 @@ def fold_cost(costs: Costs, jobs: Sequence[Job], took_ms: float) -> Costs:
 
 
 def fold_doubt(costs: Costs, job: Job) -> Costs:
-    """The costs after a job was avoided because of its prediction: a little less sure, so that it is tried again after some time."""
+    """The costs after a job was avoided because of its prediction: the prediction falls a little, so that the job is tried again some time."""
     return Costs({**costs.by_bucket, job.bucket: DOUBT * predict_ms(costs, job)}, costs.mean_ms)
 
 
@@ -87,18 +88,18 @@ def _toward(before: float | None, seen: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The load that was asked for of late, let in or not, as of `at_ms`: 1 = as much as the engine can do."""
+    """The recently offered load at `at_ms`, refused requests included; 1 = as much as the engine can do."""
 
     load: float = 0.0
     at_ms: float = 0.0
 
     def now(self, now_ms: float, mean_ms: float) -> float:
-        """The load as seen now, if nothing came since."""
+        """The load at `now_ms` if nothing came since `at_ms`."""
         return self.load * math.exp(-max(0.0, now_ms - self.at_ms) / _window_ms(mean_ms))
 
 
 def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float, count: int = 1) -> Offered:
-    """The load after `count` more requests came, each of which is or would have been so much work. One alone is never an overload."""
+    """The load after `count` more requests of `work_ms` each. A single request never counts as more than 1."""
     return Offered(offered.now(now_ms, mean_ms) + count * min(1.0, work_ms / _window_ms(mean_ms)), now_ms)
 
 
@@ -107,13 +108,13 @@ def _window_ms(mean_ms: float) -> float:
 
 
 def queue_ms_max(costs: Costs, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> float:
-    """How long the queue may be under an offered load."""
+    """How long the queue may be, in ms of work, under an offered load."""
     return max(QUEUE_MS_MIN, work_max * costs.mean_ms) / max(1.0, load / LOAD_MAX) ** 2
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not let in, when its chance is better, and how long everybody who comes is told the same, if no work ends before."""
+    """Why a request is refused, when to retry, and for how long the same refusal may be given to all others, unless some work ends before."""
 
     reason: str
     retry_after_ms: float
@@ -121,7 +122,7 @@ class Refusal:
 
 
 def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> Refusal | None:
-    """Whether one more may wait at all; asked before its body is read. Whoever is refused comes back the later the more there are."""
+    """None if one more request may wait, else the refusal. Asked before a body is read. The higher the load, the later the retry."""
     bound = queue_ms_max(costs, work_max, load)
     if queue_ms <= bound:
         return None
@@ -132,7 +133,7 @@ def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MA
 
 
 def count_kept(predicted_ms: Sequence[float], spent_ms: float, bound_ms: float, load: float) -> int:
-    """How many of the pieces in work, in their order, may stay: all, or in a flood those that begin within the bound. The first is being computed."""
+    """How many of the waiting pieces, in order, may stay: all, or in a flood those that begin within the bound. The first one is being computed."""
     wait_ms = max(0.0, predicted_ms[0] - spent_ms) if predicted_ms else 0.0
     for place, work_ms in enumerate(predicted_ms[1:], 1):
         if load > FLOOD and wait_ms > bound_ms:
@@ -142,9 +143,9 @@ def count_kept(predicted_ms: Sequence[float], spent_ms: float, bound_ms: float, 
 
 
 def decide_deadline(queue_ms: float, work_ms: float, left_ms: float) -> Refusal | None:
-    """Whether the least that would answer the request still fits into its deadline; asked when its size is known.
+    """None if an answer of `work_ms` still fits into the deadline, else the refusal. Asked once the request's size is known.
 
-    Where nothing waits it is let in whatever was learnt: a server that believed itself too slow would never learn better.
+    If nothing waits, the request is always admitted: otherwise a server with too high predictions would never learn lower ones.
     """
     if queue_ms == 0 or queue_ms + work_ms <= left_ms:
         return None

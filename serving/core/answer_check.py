@@ -1,7 +1,7 @@
-"""Whether an answer is a correct top-k of known scores, given how far two correct computations may lie apart.
+"""Whether an answer is a correct top-k of known scores, given how much two correct computations may differ.
 
 Here: the comparison alone, on plain values. Not here: the reference scores (serving/audit/parity.py).
-Ties within the tolerance may stand in either order, and at the end of the list either one may be in it; everything else must agree.
+Items whose scores differ by less than the tolerance may be in either order, and at the end of the list either may be missing; all else must agree.
 
 Arrays: C known candidates, T tasks.
 """
@@ -16,7 +16,7 @@ from schemas.ids import Id, encode_index_key
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the answer should be made of. `place` = index of each known candidate; `tolerance_C` on scores, the other on probabilities."""
+    """The expected values. `place`: index of each known candidate in the arrays; `tolerance_C`: of scores; `probability_tolerance`: of probabilities."""
 
     place: Mapping[Id, int]
     scores_C: np.ndarray

@@ -1,11 +1,11 @@
 """The body of an HTTP inference request and of its answer, with and without Triton's binary tensors.
 
-    request   [JSON header][raw bytes of each input that says binary_data_size, in the order of the inputs]
+    request   [JSON header][raw bytes of each input that has binary_data_size, in the order of the inputs]
     answer    the same, outputs instead of inputs; without binary outputs it is JSON alone
 
 The length of the header travels in `Inference-Header-Content-Length` whenever raw bytes follow.
 Here: bytes to `InferCall` and tensors to bytes. Not here: what the tensors mean (open_inference.py).
-Invariant: every byte of the body belongs to the header or to exactly one tensor; what is over or missing is refused.
+Invariant: every byte of the body belongs to the header or to exactly one tensor; a body with too many or too few bytes is refused.
 Source: KServe, Open Inference Protocol v2; Triton, binary tensor data extension.
 """
 
@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class WantedOutput:
-    """An output that the request names; `binary` None: as the request says for all."""
+    """An output that the request names. `binary` None: the request's parameter for all outputs decides."""
 
     name: str
     binary: bool | None = None
@@ -35,7 +35,7 @@ class WantedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferCall:
-    """One inference request, whatever brought it. `outputs` empty: all."""
+    """One inference request, independent of the transport. Empty `outputs` means all."""
 
     id: str
     inputs: Sequence[Tensor]
@@ -99,7 +99,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-# Made once: `json.loads` and `json.dumps` make theirs anew for each call that asks for anything of its own.
+# Created once: with any option, `json.loads` and `json.dumps` create a new decoder or encoder for every call.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 

@@ -1,6 +1,6 @@
-"""How deeply a JSON text nests, found without building it: a body is refused before a parser takes memory for it.
+"""How deeply a JSON text nests, found without parsing it: a body is refused before a parser takes memory for it.
 
-Brackets inside strings do not count. The text need not be valid JSON; what is wrong with it otherwise is the parser's to say.
+Brackets inside strings do not count. The text need not be valid JSON; other errors are left to the parser.
 """
 
 import re
@@ -12,7 +12,7 @@ _QUOTE, _OPEN, _CLOSE = ord('"'), (ord("["), ord("{")), (ord("]"), ord("}"))
 
 
 def json_depth(text: bytes, enough: int) -> int:
-    """The greatest nesting depth; a text with at most `enough` opening brackets answers that number of brackets without a closer look."""
+    """The greatest nesting depth. For a text with at most `enough` opening brackets, the number of brackets, which is an upper bound and cheaper."""
     brackets = text.count(b"[") + text.count(b"{")
     if brackets <= enough:
         return brackets

@@ -1,15 +1,16 @@
-"""The ladder: how call 2 comes by the user half when call 1 is late, lost or of another version (protocol C9), as a table.
+"""The ladder: where call 2 gets the user half from if call 1 is late, lost or of another version (protocol C9), as a table.
 
-    carried       call 2 brought call 1's state itself                             nothing is lost
-    cached        call 1's state is there                                          nothing is lost
-    waited        call 1 is being computed now and will end in time                nothing is lost
-    inline        the user half is made in call 2's own turn of the engine         nothing is lost, call 2 is slower
-    last_cached   an older state of this user, on a version that is resident       what the user did since
-    profile_only  the user half from the profile alone                             all behaviours
-    item_prior    the empty user's half: items are ranked by what they are         the user
+    rung          user half                                                        what the answer lacks
+    carried       call 2 brought call 1's state itself                             nothing
+    cached        call 1's state is in the pool                                    nothing
+    waited        call 1 is being computed and will end in time                    nothing
+    inline        made together with the ranking                                   nothing, but call 2 is slower
+    last_cached   an older state of this user, on a resident version               what the user did since
+    profile_only  made from the profile alone                                      all behaviours
+    item_prior    the empty user's half: items are ranked by themselves            everything about the user
 
-Here: which rungs a situation allows, best first. Not here: taking them (serving/calls/user_rungs.py), how long things take (core/admission.py).
-The last rung is always allowed: an answer from less is better than none, and it says which rung it stands on.
+Here: which rungs a situation allows, best first. Not here: taking them (serving/calls/user_rungs.py), predicted times (core/admission.py).
+The last rung is always allowed: a worse answer is better than none, and the answer names its rung.
 """
 
 import enum
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 
 class Rung(enum.StrEnum):
-    """How the user half of an answer was had; the value is in the answer."""
+    """Where the user half of an answer came from; the answer contains the value."""
 
     CARRIED = "carried"
     CACHED = "cached"
@@ -29,7 +30,7 @@ class Rung(enum.StrEnum):
     ITEM_PRIOR = "item_prior"
 
 
-# What an answer on such a rung says in `degraded`.
+# What an answer from such a rung says in `degraded`.
 DEGRADED: Mapping[Rung, str] = {
     Rung.LAST_CACHED: "older_history",
     Rung.PROFILE_ONLY: "profile_only",
@@ -39,9 +40,9 @@ DEGRADED: Mapping[Rung, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What call 2 finds. Times are predictions in ms; `queue_ms` passes before any work of ours begins.
+    """What call 2 finds. Times are predictions in ms; work submitted now begins after `queue_ms`.
 
-    flight_ms = until the running call 1 ends, None where none runs; has_last = an older state of a resident version is kept.
+    flight_ms: until the running call 1 ends, None if none runs. has_last: an older state on a resident version is kept.
     """
 
     left_ms: float
@@ -55,7 +56,7 @@ class Situation:
     has_last: bool = False
 
     def has_time_for(self, user_ms: float) -> bool:
-        """Whether a user half of so many ms leaves time to rank."""
+        """Whether there is time to rank after making a user half that takes `user_ms`."""
         return self.queue_ms + user_ms + self.rank_ms <= self.left_ms
 
 

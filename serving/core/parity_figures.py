@@ -1,4 +1,4 @@
-"""How far an answer lies from a reference over the same candidates: the greatest difference and the overlap of the top. Pure.
+"""How far an answer is from a reference over the same candidates: the greatest difference, and the overlap of the top. Pure.
 
 Arrays: C known candidates, T tasks, A items of the answer.
 """

@@ -1,11 +1,11 @@
-"""Which server takes a user's calls: both calls of a request, and all requests of a user, should meet on one, because that one has the user's state.
+"""Which server gets a user's calls. All calls of a user should go to the same server, because that server keeps the user's state.
 
     partition = murmur2(user) mod M            as the user topics are partitioned
-    order     = rendezvous hashing             every server has a weight for every partition; the greatest weight takes it
+    order     = rendezvous hashing             every server has a weight for every partition; the greatest weight is first
 
-A server that leaves gives its partitions to all others and moves nobody else's; one that comes back takes its own again. A server that is lost, or has more
-than its share in flight, is passed over for the next in the order, which then serves without a kept state: slower, never wrong.
-Here: the order and the choice, on values. Not here: asking (serving/merger/merger.py).
+When a server leaves, its partitions are spread over all others and no other partition moves; when it comes back it gets its own again. If a server is
+lost, or has more than its share of running requests, the next one in the order is asked. It has no kept state: slower, but never wrong.
+Here: the order and the choice, as pure functions. Not here: calling servers (serving/merger/merger.py).
 Source: Thaler and Ravishankar, rendezvous hashing (1998); Mirrokni et al., consistent hashing with bounded loads (arXiv 1608.01350).
 """
 
@@ -20,7 +20,7 @@ LOAD_BOUND = 1.25  # times the mean of what is in flight
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """A server as its caller sees it."""
+    """A server as a caller sees it; `in_flight`: the caller's running requests there."""
 
     url: str
     healthy: bool = True
@@ -28,12 +28,12 @@ class ServerLoad:
 
 
 def rank_servers(partition: int, urls: Sequence[str]) -> list[str]:
-    """All servers, best first, for a partition."""
+    """All servers for a partition, best first."""
     return sorted(urls, key=lambda url: (xxh3_64_intdigest(f"{partition} {url}".encode()), url), reverse=True)
 
 
 def plan_route(partition: int, servers: Sequence[ServerLoad]) -> list[str]:
-    """In which order to try: healthy servers with room by rendezvous, then full ones, then those thought lost (they may be back)."""
+    """In which order to try: healthy servers with room, then full ones, then lost ones, which may be back. Each group in rendezvous order."""
     loads = {server.url: server for server in servers}
     healthy = [server for server in servers if server.healthy]
     room = math.ceil(LOAD_BOUND * (sum(server.in_flight for server in healthy) + 1) / len(healthy)) if healthy else 0
@@ -42,4 +42,4 @@ def plan_route(partition: int, servers: Sequence[ServerLoad]) -> list[str]:
         server = loads[url]
         return 2 if not server.healthy else int(server.in_flight >= room)
 
-    return sorted(rank_servers(partition, list(loads)), key=place)  # stable: the order within a place is rendezvous
+    return sorted(rank_servers(partition, list(loads)), key=place)  # the sort is stable, so each group keeps the rendezvous order

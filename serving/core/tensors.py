@@ -1,9 +1,9 @@
 """Tensors of the Open Inference Protocol: names of datatypes, raw little-endian bytes, plain JSON values; and back.
 
-Here: the two forms in which a tensor's values travel, each checked against its shape before anything is made from it. Not here: which tensors a
-model has (open_inference.py), the bodies around them (infer_body.py), the protocol's messages (grpc_api.py).
-Values of fixed size are read in place, without a loop (10^4 int64 ids: 1 us). BYTES values are a list of bytes: each stands behind its length, four
-bytes, little-endian.
+Here: the two forms in which values travel, each checked against the shape before use. Not here: which tensors a model has (open_inference.py), the bodies
+around them (infer_body.py), the protobuf messages (grpc_api.py).
+Values of fixed size are read in place, without a loop (10^4 int64 ids: 1 us). A BYTES tensor is a list of byte strings, each preceded by its length in
+four bytes, little-endian.
 Source: KServe, Open Inference Protocol v2; Triton, binary tensor data extension.
 """
 
@@ -49,7 +49,7 @@ class Tensor:
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[Any]) -> int:
-    """How many values the shape asks for. Raises RejectedInput (`bad_tensor`) where datatype or shape are none."""
+    """How many values a shape has. Raises RejectedInput (`bad_tensor`) if datatype or shape is invalid."""
     if datatype != BYTES and datatype not in DTYPES:
         known = ", ".join((*DTYPES, BYTES))
         raise RejectedInput("bad_tensor", f"{name}: {datatype[:20]!r} is no datatype; expected one of {known}")
@@ -60,7 +60,7 @@ def count_elements(name: str, datatype: str, shape: Sequence[Any]) -> int:
 
 
 def decode_raw(name: str, datatype: str, shape: Sequence[Any], raw: bytes | memoryview) -> Tensor:
-    """A tensor from its raw bytes. Raises RejectedInput (`bad_tensor`) where bytes and shape do not fit each other."""
+    """A tensor from its raw bytes. Raises RejectedInput (`bad_tensor`) if bytes and shape do not match."""
     count = count_elements(name, datatype, shape)
     if datatype == BYTES:
         return Tensor(name, datatype, tuple(shape), _decode_bytes(name, count, raw))
@@ -134,7 +134,7 @@ def encode_raw(tensor: Tensor) -> bytes:
 
 
 def encode_data(tensor: Tensor) -> list[Any]:
-    """The values as a flat list for JSON; BYTES must be UTF-8."""
+    """The values as a flat list for JSON. REQUIRES: BYTES values are UTF-8."""
     if isinstance(tensor.values, np.ndarray):
         plain: list[Any] = tensor.values.tolist()
         return plain

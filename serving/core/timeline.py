@@ -1,9 +1,9 @@
-"""The time line of one request, drawn as text.
+"""The timeline of one request, drawn as text.
 
     retrieval   |##################------|   0.0 ..  31.2 ms
     call 1      |####                    |   0.1 ..   7.9 ms  inline, 5 behaviours
 
-Here: spans and the drawing. Not here: who measures them.
+Here: spans and the drawing. Not here: measuring (merger/merger.py).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _BAR = 48
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took from `start_ms` to `end_ms`, counted from the arrival of the request."""
+    """A step that lasted from `start_ms` to `end_ms`, counted from the arrival of the request."""
 
     name: str
     start_ms: float
@@ -23,12 +23,12 @@ class Span:
 
     @property
     def took_ms(self) -> float:
-        """How long."""
+        """Its duration in ms."""
         return self.end_ms - self.start_ms
 
 
 def draw_timeline(spans: Sequence[Span], width: int = _BAR) -> list[str]:
-    """One line a span, all on one scale; every span is at least one mark wide."""
+    """One line per span, all on the same scale; a span is at least one mark wide."""
     if not spans:
         return []
     end_ms = max(1e-9, *(span.end_ms for span in spans))

@@ -1,12 +1,12 @@
-"""The bytes of a server's view of users, and whether a view that was kept fits the log that is there now. Pure.
+"""The bytes of a server's view of users, and whether a stored view fits the current log. Pure.
 
     heads       index key of the user                -> (offset of the profile, offset of the last behaviours, behaviours ever appended)
     profiles    index key of the user                -> features as JSON
     behaviours  length, index key, number of a block -> up to BLOCK events, one JSON array each, a line apart
 
-Here: keys, values, what appending events changes. Not here: the database (serving/users/user_store.py), the fold's meaning (schemas/users.py).
-Invariants: appending an event rewrites one block, never a history; blocks are full except the last; of a user the newest
-BEHAVIOURS_PER_USER_MAX events are kept, whole blocks before them are dropped.
+Here: keys, values, what appending events changes. Not here: the database (serving/users/user_store.py), the meaning of the fold (schemas/users.py).
+Invariants: appending an event rewrites one block, never a whole history. All blocks except the last are full. The newest BEHAVIOURS_PER_USER_MAX events of
+a user are kept; blocks that lie wholly before them are dropped.
 """
 
 import json
@@ -20,8 +20,8 @@ from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent
 
 VIEW_TOPICS = (USER_FEATURES, USER_BEHAVIOURS)
-BLOCK = 64  # events: an append rewrites half of it on average, some KB
-# A compacted topic forgets that a profile was deleted after a day (Kafka's default): a view that slept longer may have missed it.
+BLOCK = 64  # events; an append rewrites half a block on average, some KB
+# A compacted topic drops the record that deleted a profile after a day (Kafka's default), so an older view may have missed it.
 UNSEEN_MS_MAX = 12 * 3_600_000
 
 _HEAD = struct.Struct(">qqQ")
@@ -31,7 +31,7 @@ _NUMBER = struct.Struct(">Q")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a user is folded. `appended` counts every behaviour that ever was."""
+    """How far a user is folded. `appended`: all behaviours so far, dropped ones included."""
 
     profile_offset: int = -1
     behaviours_offset: int = -1
@@ -39,7 +39,7 @@ class Head:
 
     @property
     def tail(self) -> int:
-        """Number of the block that the next event goes into."""
+        """Number of the block that gets the next event."""
         return self.appended // BLOCK
 
     @property
@@ -54,22 +54,22 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(raw: bytes) -> Head:
-    """The inverse."""
+    """The inverse of `encode_head`."""
     return Head(*_HEAD.unpack(raw))
 
 
 def encode_block_key(user_key: bytes, number: int) -> bytes:
-    """Blocks of one user lie together, oldest first; the length in front keeps one user's keys from being another's prefix."""
+    """The key of a block. A user's blocks sort together, oldest first; with the length in front, no user's key is a prefix of another's."""
     return _LENGTH.pack(len(user_key)) + user_key + _NUMBER.pack(number)
 
 
 def encode_event(event: BehaviourEvent) -> bytes:
-    """One line."""
+    """One event as a line of JSON."""
     return json.dumps([event.item_id, event.kind, event.time_ms, event.features], separators=(",", ":")).encode()
 
 
 def decode_events(blocks: Iterable[bytes]) -> BehaviourColumns:
-    """The events of a user's blocks, oldest first; the newest BEHAVIOURS_PER_USER_MAX."""
+    """The newest BEHAVIOURS_PER_USER_MAX events of a user's blocks, oldest first."""
     lines = b"\n".join(blocks).replace(b"\n", b",")
     return EMPTY.append(json.loads(b"[" + lines + b"]"), BEHAVIOURS_PER_USER_MAX)
 
@@ -84,7 +84,7 @@ def append_events(tail: bytes, head: Head, events: Sequence[BehaviourEvent]) -> 
 
 @dataclass(frozen=True, slots=True)
 class ViewState:
-    """Where a view stands: next offset by topic and partition, the ids of the topics it was made from, users in it, when the log was last read to its end."""
+    """Where a view stands. `next_offsets`: by topic and partition; `topic_ids`: of the topics it was made from; `seen_ms`: the log was last read to its end."""
 
     next_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
@@ -93,14 +93,14 @@ class ViewState:
 
 
 def encode_view_state(state: ViewState) -> bytes:
-    """JSON, for people too."""
+    """The state as JSON."""
     return json.dumps(
         {"next": state.next_offsets, "topic_ids": dict(state.topic_ids), "users": state.users, "seen_ms": state.seen_ms}
     ).encode()
 
 
 def decode_view_state(raw: bytes) -> ViewState:
-    """The inverse."""
+    """The inverse of `encode_view_state`."""
     body = json.loads(raw)
     offsets = {topic: {int(p): offset for p, offset in by.items()} for topic, by in body["next"].items()}
     return ViewState(offsets, body["topic_ids"], body["users"], body["seen_ms"])
@@ -108,7 +108,7 @@ def decode_view_state(raw: bytes) -> ViewState:
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """A topic as it is now: its id, and per partition the first offset it holds and the one after its last."""
+    """A topic now: its id, and per partition its first offset and the one after its last."""
 
     topic_id: str
     starts: Mapping[int, int]
@@ -116,7 +116,7 @@ class TopicRange:
 
 
 def find_misfit(state: ViewState, log: Mapping[str, TopicRange], now_ms: int) -> str:
-    """Why a view cannot go on from its offsets and has to be made again, as "code: reason"; empty when it can."""
+    """Why a view cannot go on from its offsets and must be built again, as "code: reason"; empty if it can go on."""
     for topic, found in log.items():
         if state.topic_ids.get(topic, found.topic_id) != found.topic_id:
             return f"other_topic: {topic} has another id than the topic that the view was made from"

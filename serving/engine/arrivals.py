@@ -1,9 +1,9 @@
-"""How old source records were when the engine made them visible: the freshness that a reader of answers sees, topic by topic.
+"""How old source records were when the engine made them visible: the freshness of answers, per topic.
 
 Here: from the watermarks of delta records to ages. Not here: the tables (tables.py), metrics (serving/engine_metrics.py).
-A delta record names the newest source record of its shard and the offsets it stands at, so an age belongs to the topics whose offset it moved; where both
-moved, to both. Only a record that is newer than all before it says an age. The first one of a partition after a load says none: its rows may be old.
-The publishers' clocks against ours; one from the future counts as 0 old.
+A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. Only a record
+with a newer time than all before it gives an age; the first one of a partition after a load gives none, because its rows may be old.
+Ages compare the publishers' clocks with ours; a time in the future counts as age 0.
 """
 
 import time
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 
 from schemas.topics import SHARD_TOPICS
 
-KEPT = 10_000  # ages nobody has asked for yet; the oldest give way
+KEPT = 10_000  # ages that were not taken yet; the oldest are dropped
 
 
 class Arrivals:
-    """Of one resident version. The engine's thread notes, any other takes."""
+    """The ages of one resident version. `note` is called by the engine's thread, `take` by any other."""
 
     def __init__(self, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
@@ -24,7 +24,7 @@ class Arrivals:
         self._ages: deque[tuple[str, float]] = deque(maxlen=KEPT)
 
     def note(self, partition: int, before: Mapping[str, int], after: Mapping[str, int], source_ms: int) -> None:
-        """A record that moves a shard from its offsets `before` to `after` was applied."""
+        """Notes that a record was applied which moved a shard from the offsets `before` to `after`; `source_ms` is its newest source record's time."""
         newest_ms = self._newest_ms.get(partition)
         self._newest_ms[partition] = max(source_ms, newest_ms or 0)
         if newest_ms is None or source_ms <= newest_ms:
@@ -33,7 +33,7 @@ class Arrivals:
         self._ages.extend((topic, age_s) for topic in SHARD_TOPICS if after.get(topic, 0) > before.get(topic, 0))
 
     def take(self) -> list[tuple[str, float]]:
-        """(topic, age in seconds) of what became visible since the last call."""
+        """(topic, age in seconds) of each record that became visible since the last call."""
         taken = []
         while self._ages:
             taken.append(self._ages.popleft())

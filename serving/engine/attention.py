@@ -1,8 +1,8 @@
 """Attention of call 1 over the latest behaviours, compiled: Eq. 2 (among themselves) and Eq. 3 (by the profile).
 
 Here: `attend`. Not here: the projection before it (history_pass.py), the specification (schemas/model/user_half.py).
-Scores and weights of BLOCK rows at a time lie in the cache; products are the tiles of call 2. The last layer of Eq. 2's network is linear and what follows
-it is a mean, so it is applied once, to the mean.
+Scores and weights of BLOCK rows at a time stay in the cache; products use the tiles of call 2. The last layer of Eq. 2's network is linear and is followed
+by a mean, so it is applied once, to the mean.
 
 Cost: 0.15 ms for 256 behaviours of the default model.
 
@@ -22,8 +22,7 @@ from serving.engine.vector_code import LANES, PANEL, soften_row
 
 
 class AttentionScratch(NamedTuple):
-    """Written while a user is attended: panels of the behaviours as columns and as rows, weights of a block and their sums, its layers' outputs, their
-    mean."""
+    """Scratch memory of one user: panels of the behaviours as columns and as rows, weights of a block and their sums, its layers' outputs, their mean."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -36,7 +35,7 @@ class AttentionScratch(NamedTuple):
 
 
 def open_attention_scratch(weights: UserWeights) -> AttentionScratch:
-    """For as many behaviours as the spec attends to."""
+    """Scratch memory for as many behaviours as the spec attends to."""
     attended, width = padded(weights.spec.attended_behaviours, PANEL), weights.width_padded
     widest = max([width, *weights.ffn[0][:, 3].tolist()])
     return AttentionScratch(

@@ -1,6 +1,6 @@
-"""The candidates of a request: ids as they came, to different ids, to slots.
+"""The candidates of a request: ids as they came, without repeats, to slots.
 
-Here: dropping repeats (a duplicate counts once), the split into known and unknown. Not here: the look-up table (lookup.py).
+Here: dropping repeats (a duplicate counts once), splitting into known and unknown. Not here: the look-up table (lookup.py).
 Arrays: C ids as they came, K known candidates.
 """
 
@@ -19,7 +19,7 @@ from serving.engine.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """slots_K int64 and their ids; the first unknown ids; how many were unknown and how many different ids there were."""
+    """slots_K int64 and ids of the known candidates; `unknown`: the first unknown ids; `different`: how many different ids were asked for."""
 
     slots_K: np.ndarray
     ids_K: "np.ndarray | list[Id]"
@@ -29,7 +29,7 @@ class Candidates:
 
 
 def find_candidates(tables: Tables, item_ids: Sequence[Id] | np.ndarray) -> Candidates:
-    """The candidates of a request in this version. Raises RejectedInput (`too_many_candidates`, `bad_id`)."""
+    """Looks the candidates of a request up in one version. Raises RejectedInput (`too_many_candidates`, `bad_id`)."""
     if len(item_ids) > CANDIDATES_MAX:
         raise RejectedInput("too_many_candidates", f"{len(item_ids)} candidates, expected at most {CANDIDATES_MAX}; send fewer")
     ids = encode_ids(item_ids, tables.layout.id_kind)

@@ -1,8 +1,8 @@
-"""Row changes as arrays, ready to be applied: decoded where there is time (a follower thread, the loader), applied by the engine in bounded turns.
+"""Row changes as arrays: decoded in a follower's thread or the loader, then applied by the engine in bounded turns.
 
 Here: `Changes` and its builders from delta records, increments and blocks. Not here: applying (tables.py).
 An order is packed into three int64 that compare as the row-order rule does: features version; features offset and index; embedding offset and
-index (offset * 2^16 + index: an index fits 16 bits, and an offset below 2^47 is all that Kafka will ever count here).
+index (offset * 2^16 + index: an index fits into 16 bits, and no offset here will reach 2^47).
 
 Arrays: C changes, N bytes of text ids.
 """
@@ -97,7 +97,7 @@ def _encode_int64(ids: Sequence[Id] | np.ndarray) -> np.ndarray:
     if isinstance(ids, np.ndarray):
         if ids.dtype.kind not in "iu":
             raise RejectedInput("bad_id", f"ids of type {ids.dtype}, this catalogue's ids are int64 numbers")
-        return np.array(ids, np.int64)  # a copy: what came over a wire is read-only, which would be another type for the compiled look-up
+        return np.array(ids, np.int64)  # a copy: for the read-only array of a body, numba would compile the look-up again
     try:
         array = np.fromiter(ids, np.int64, len(ids))
     except (TypeError, ValueError, OverflowError) as error:

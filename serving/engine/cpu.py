@@ -1,7 +1,7 @@
-"""The CPU scorer: complete, fp32, and the reference of every other device. It needs no torch.
+"""The CPU scorer: complete, in fp32, and the reference for other devices. Needs no torch.
 
-Here: call 1 and call 2 on one version's tables: which arrays go into the compiled pass, and shares for the threads. Not here: the passes (user_state.py,
-joint_pass.py), threads and versions (loop.py), equations (schemas/model).
+Here: call 1 and call 2 on one version's tables: the arrays for the compiled passes, and the shares of the threads. Not here: the passes (user_state.py,
+joint_pass.py), threads and versions (loop.py), the equations (schemas/model).
 
 Arrays: C candidates, T tasks, D width, N bridges, H first hidden width, K bits.
 """
@@ -25,11 +25,11 @@ from serving.engine.version_weights import fold_version
 from serving.engine.work import UserState, UserWork
 from serving.engine.workers import WORKERS
 
-SHARE_MIN = 1024  # scratch is made for at least so many candidates
+SHARE_MIN = 1024  # scratch memory is made for at least this many candidates
 
 
 class CpuScorer:
-    """One version's model on one version's tables. `score` is used by one thread, which lets the helpers compute shares; `user_state` by any."""
+    """One version's model on its tables. `score` is called by one thread, and helpers compute shares of it; `user_state` may be called by any thread."""
 
     user_beside = True
 
@@ -43,7 +43,7 @@ class CpuScorer:
         self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
     def user_state(self, work: UserWork) -> EngineUserState:
-        """Call 1, on from the state of an earlier one where that is given and fits."""
+        """Call 1. Extends the work's `base` if there is one and it fits."""
         base = find_base(self.half, self.version, work)
         arrays, missing = self.half.make(work) if base is None else extend_arrays(self.half, base, work)
         cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
@@ -62,7 +62,7 @@ class CpuScorer:
         logits_CT = np.empty((len(slots_C), len(self.spec.tasks)), np.float32)
         self._open_scratch(len(slots_C))
         entries, categories_G = self.weights.entry_of_category, folded.categories_G
-        known_G = categories_G < len(entries)  # the last may be the pad
+        known_G = categories_G < len(entries)  # the last one may be padding
         entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
         WORKERS.run(
             lambda first, end, thread: score_part(
@@ -75,7 +75,7 @@ class CpuScorer:
         return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_CT, self._bids_R[slots_C]), probabilities_CT
 
     def _request_user(self, folded: FoldedUser, context: Mapping[str, Any]) -> RequestUser:
-        """The user's tables with what only this request knows."""
+        """The user's tables, together with this request's context."""
         features = self.half.weights.context_features
         context_H = self.user_fold.fold_context(features.embed(encode_features(features.features, [context])))
         behaviours = folded.behaviours
@@ -95,7 +95,7 @@ class CpuScorer:
         )
 
     def _sign_table_of(self, signs_KF: np.ndarray) -> np.ndarray:
-        """Nibble tables [chunks, 2 W, 16, SIGN_CHUNK], in memory that every request uses again."""
+        """Nibble tables [chunks, 2 W, 16, SIGN_CHUNK], in memory that is reused by every request."""
         shape = (signs_KF.shape[1] // SIGN_CHUNK, signs_KF.shape[0] // 4, 16, SIGN_CHUNK)
         if self._sign_table.shape != shape:
             self._sign_table = aligned(shape)

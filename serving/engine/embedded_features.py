@@ -1,4 +1,4 @@
-"""The features of one scope to one vector, in NumPy: what call 1 and the request's context need, without torch's cost of a call on tiny tensors.
+"""The features of one scope as one vector, in NumPy, for call 1 and the request's context: torch would cost too much per call on tiny tensors.
 
 Not here: the same in torch, which is the specification (schemas/model/embeddings.py), places in table and vector (schemas/model/feature_places.py).
 
@@ -14,7 +14,7 @@ from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
 
 
 class EmbeddedFeatures:
-    """Features of one scope and their table (None: none is looked up)."""
+    """The features of one scope and their table; None if no feature is looked up."""
 
     def __init__(self, features: Sequence[Feature], embedding_width: int, table: np.ndarray | None) -> None:
         places = plan_features(features, embedding_width)
@@ -34,7 +34,7 @@ class EmbeddedFeatures:
         return np.concatenate(parts, axis=1) if parts else np.zeros((rows, 1), np.float32)
 
     def _bags(self, table: np.ndarray, bags_RBV: np.ndarray) -> np.ndarray:
-        """Mean of each bag over the values that are there."""
+        """The mean of each bag over its values; missing values do not count."""
         present_RBV = bags_RBV > 0
         weights_RBV = present_RBV / np.maximum(present_RBV.sum(axis=2, keepdims=True), 1).astype(np.float32)
         pooled_RBE = np.einsum("rbv,rbve->rbe", weights_RBV.astype(np.float32), table[bags_RBV + self._bag_starts])

@@ -1,15 +1,15 @@
-"""Call 1 after a few new behaviours: what an earlier state of the user holds is kept, and only what they touch is computed.
+"""Call 1 after a few new behaviours: an earlier state of the user is extended, and only what the new behaviours change is computed.
 
-Here: `extend_arrays`, equal to `UserHalf.make` on the whole history up to rounding. Not here: when a state is stale (serving/calls/state_pool.py), the
+Here: `extend_arrays`, which equals `UserHalf.make` on the whole history up to rounding. Not here: when a state is stale (serving/calls/state_pool.py), the
 user half (user_state.py).
 
-    attention, bridges   made anew from the latest behaviours, of which there are few
-    sums of DIN          the new behaviours' own sums added: a rank-1 update each, whatever the length
-    SimTier              the new signatures appended, the oldest dropped
-    sub-sequences        those of the new behaviours' categories made anew from their latest behaviours
+    attention, bridges   computed again, from the few latest behaviours that they read
+    sums of DIN          the sums of the new behaviours are added: a rank-1 update each, whatever the length of the history
+    SimTier              the new signatures are appended, the oldest dropped
+    sub-sequences        those of the new behaviours' categories are computed again from their latest behaviours
 
-A kept sum has seen the rows of its time; a row that changed since changes it when the state is made anew (protocol D1), which is after
-STATE_EXTENSIONS_MAX of these at the latest, so that rounding does not pile up either.
+A kept sum contains the rows as they were then; a row that changed since is seen when the state is made from scratch (protocol D1). That happens after
+STATE_EXTENSIONS_MAX extensions at the latest, which also bounds the rounding errors.
 
 Arrays: L behaviours (a window of them), D width, W signature bytes, G categories.
 """
@@ -27,11 +27,11 @@ from serving.engine.user_arrays import UserArrays
 from serving.engine.user_state import EngineUserState, UserHalf
 from serving.engine.work import UserWork
 
-_LOOK_BACK = 2_048  # behaviours that are searched at once for those of a category
+_LOOK_BACK = 2_048  # behaviours searched at once for those of a category
 
 
 def extend_arrays(half: UserHalf, base: EngineUserState, work: UserWork) -> tuple[UserArrays, int]:
-    """(the state of `work`, made from the one it goes on from, how many behaviours have no row). REQUIRES: `find_base` found it fitting."""
+    """(the state of `work`, how many behaviours have no row), made from `base`. REQUIRES: `base` came from `find_base`."""
     spec, events, before = half.spec, work.behaviours, base.arrays
     new = len(events) - base.behaviours
     window = join_history(half.weights, half.tables, events[-max(spec.attended_behaviours, new) :])
@@ -53,10 +53,10 @@ def extend_arrays(half: UserHalf, base: EngineUserState, work: UserWork) -> tupl
 
 
 def find_base(half: UserHalf, version: int, work: UserWork) -> EngineUserState | None:
-    """The state to go on from: of this version, its behaviours the first of these, few new ones, and not gone on from too often. None: the whole history
-    must be read.
+    """The state to extend, or None if the whole history must be read.
 
-    A history that is full has lost its oldest behaviours, which the sums still hold.
+    It must be of this version, contain the first of these behaviours, lack only a few, and not have been extended too often. A history at its maximum length
+    cannot be extended: it has lost its oldest behaviours, which the sums still contain.
     """
     base, events = work.base, work.behaviours
     if not isinstance(base, EngineUserState) or base.version != version or base.extensions >= STATE_EXTENSIONS_MAX:
@@ -70,7 +70,7 @@ def find_base(half: UserHalf, version: int, work: UserWork) -> EngineUserState |
 def _extend_sim(
     half: UserHalf, before: UserArrays, events: Sequence[BehaviourEvent], category_L: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The sub-sequences with those of the new behaviours' categories made anew."""
+    """The sub-sequences, with those of the new behaviours' categories computed again."""
     touched = sorted({int(one) for one in category_L.tolist() if one > 0})
     if not touched or not half.spec.schema.sim_category:
         return before.categories_G, before.means_GD, before.log_counts_G
@@ -83,7 +83,7 @@ def _extend_sim(
 
 
 def _read_latest(half: UserHalf, events: Sequence[BehaviourEvent], touched: list[int]) -> HistorySums:
-    """A pass over the latest behaviours of each of the categories; the history is searched from its end, and no further than it must be."""
+    """A pass over the latest behaviours of these categories. The history is searched from its end, only as far as needed."""
     latest, found = half.spec.sim_behaviours, list[int]()
     left = dict.fromkeys(touched, latest)
     for end in range(len(events), 0, -_LOOK_BACK):
@@ -100,5 +100,5 @@ def _read_latest(half: UserHalf, events: Sequence[BehaviourEvent], touched: list
 
 
 def _categories(tables: Tables, slots_L: np.ndarray) -> np.ndarray:
-    """int64: the category of each behaviour's row, 0 where it is gone."""
+    """int64 [L]: the category of each behaviour's row, 0 if there is no row."""
     return np.where(slots_L >= 0, tables.columns["category"][np.maximum(slots_L, 0)], 0)

@@ -1,7 +1,7 @@
-"""Call 1's last step: everything of a user that call 2 would otherwise compute for each request, folded through the head's first layer.
+"""Call 1's last step: the user's part of call 2 is folded through the head's first layer, so that requests need not compute it again.
 
-Here: `FoldedUser`, and `UserFold` that makes it. Not here: the split's equations (schemas/model/head_split.py, which is the specification), what is done
-with the tables (joint_pass.py). The first layer of a candidate is then
+Here: `FoldedUser`, and `UserFold` that makes it. Not here: the equations of the split (schemas/model/head_split.py, the specification), the use of the
+tables (joint_pass.py). The first layer of a candidate is then
 
     base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
 
@@ -45,7 +45,7 @@ class FoldedUser:
 
 
 class UserFold:
-    """The head's weights that meet a user, of one version: those of a segment [width, H], those of a projection [width, D]."""
+    """The head's weights that multiply a user's values, of one version: of a segment [width, H], of a projection [width, D]."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.spec, weights = parameters.spec, slice_first_layer(parameters)
@@ -65,7 +65,7 @@ class UserFold:
         self._context_FH = _widened(weights["context"])
 
     def fold(self, arrays: UserArrays) -> FoldedUser:
-        """The tables of one user. Cost: (N P + K D + G D) H, and a sort of the behaviours' signatures where that saves a block."""
+        """The tables of one user. Cost: (N P + K D + G D) H, and a sort of the behaviours' signatures if that saves a block."""
         user_x_D = arrays.user_U @ self._project_user_UD
         width, bridges = self.spec.width, self.spec.bridges
         both = np.empty((width + bridges, self._item_DH.shape[1]), np.float32)
@@ -86,11 +86,11 @@ class UserFold:
         )
 
     def fold_context(self, context_1F: np.ndarray) -> np.ndarray:
-        """[H]: what only the request knows."""
+        """[H]: the part of the request's context."""
         return (context_1F @ self._context_FH)[0]
 
     def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
-        """(base, sim): first the row of a category that the user has not met, then one for each that he has."""
+        """(base, sim): first the row for categories that are not in the history, then one row per category of the history."""
         constant_1H = arrays.user_U @ self._user_UH + self._bias_H
         if not self.spec.schema.sim_category:
             return constant_1H, np.zeros((1, 0), np.float32)

@@ -1,8 +1,8 @@
-"""A user's history as arrays: where the row of each behaviour's item lies in a version, and what the behaviour itself says.
+"""A user's history as arrays: the slot of each behaviour's item in a version, and the behaviour's own values.
 
-Here: the join of events with one version's tables, without an object per behaviour. Not here: what is read from the rows (history_pass.py), the fold of
-histories (schemas/users.py).
-A behaviour whose item is gone from the version keeps its hashed id, kind and features; its vector, category and signature are zeros (D1).
+Here: the join of events with one version's tables, without a Python object per behaviour. Not here: what is read from the rows (history_pass.py), the fold
+of histories (schemas/users.py).
+A behaviour whose item the version does not have keeps its hashed id, kind and features; its vector, category and signature are zeros (D1).
 
 Arrays: L behaviours, oldest first, F inputs made of a behaviour's own features.
 """
@@ -38,7 +38,7 @@ class History(NamedTuple):
 
 
 def join_history(weights: UserWeights, tables: Tables, events: Sequence[BehaviourEvent]) -> History:
-    """The events with their places in this version. Raises RejectedInput (`bad_id`)."""
+    """Looks the events' items up in this version. Raises RejectedInput (`bad_id`)."""
     spec, length = weights.spec, len(events)
     ids, behaviour = item_ids_of(events), spec.schema.of(Scope.BEHAVIOUR)
     slots_L = tables.find(encode_ids(ids, tables.layout.id_kind)) if length else np.zeros(0, np.int64)
@@ -50,12 +50,12 @@ def join_history(weights: UserWeights, tables: Tables, events: Sequence[Behaviou
 
 
 def find_slots(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:
-    """int64 [L]: the slots alone."""
+    """int64 [L]: only the slots of the events' items."""
     return tables.find(encode_ids(item_ids_of(events), tables.layout.id_kind)) if len(events) else np.zeros(0, np.int64)
 
 
 def item_ids_of(events: Sequence[BehaviourEvent]) -> np.ndarray | list[Id]:
-    """[L]."""
+    """The item of each event, [L]."""
     return events.item_ids if isinstance(events, BehaviourColumns) else [event.item_id for event in events]
 
 
@@ -69,7 +69,7 @@ def kinds_of(spec: ModelSpec, events: Sequence[BehaviourEvent]) -> np.ndarray:
 
 
 def features_of(events: Sequence[BehaviourEvent]) -> Sequence[Mapping[str, Any]]:
-    """[L]."""
+    """The features of each event, [L]."""
     if isinstance(events, BehaviourColumns):
         return events.features or [{}] * len(events)
     return [event.features for event in events]

@@ -1,18 +1,18 @@
-"""Call 1 over a history in one compiled pass: each behaviour's row gathered, projected (Eq. 1), and added to what the history leaves.
+"""Call 1 over a history in one compiled pass: each behaviour's row is gathered, projected (Eq. 1) and added to the sums that are kept.
 
 Here: `read_history`. Not here: attention over the latest behaviours (attention.py), the join that finds the rows (history.py).
 
-    newest behaviours first, BLOCK at a time; the rows of the next block are asked for before they are read
-    projection      rows of kind and category, which went through W_seq before, + [item id | features | vector] x W_seq by the tiles of call 2
-    attended        the latest ones as they are
-    sums of DIN     by nibbles of the signature: a behaviour is added to one row of 16 for each nibble, D x 2 W sums in place of D x 8 W products;
-                    `spread_nibbles` makes the rows of single bits of them at the end
+    newest behaviours first, BLOCK at a time; the rows of the next block are prefetched
+    projection      rows of kind and category, already multiplied by W_seq, + [item id | features | vector] x W_seq by the tiles of call 2
+    attended        the latest projected behaviours, unchanged
+    sums of DIN     by nibbles of the signature: for each nibble a behaviour is added to one of 16 rows, which is D x 2 W sums instead of D x 8 W
+                    products; at the end `spread_nibbles` turns them into rows of single bits
     sub-sequences   sum and count of the latest of each category
     signatures      the latest ones, for SimTier
 
-Cost: 0.1 ms for 1,000 behaviours of the default model. What is kept does not grow with the history but for SimTier's signatures.
-A function gets the tuples of arrays once per block, never per behaviour: each hand-over counts references to all their arrays, which took four times as
-long as the rest.
+Cost: 0.1 ms for 1,000 behaviours of the default model. What is kept does not grow with the history, except SimTier's signatures.
+Functions get the tuples of arrays once per block, never per behaviour: each call counts references to all their arrays, which took four times as long as
+all the rest.
 
 Arrays: L behaviours, B of a block, A attended, S for SimTier, G categories met, X inputs, D width (padded), W signature bytes.
 """
@@ -47,7 +47,7 @@ class HistorySums(NamedTuple):
 
 
 class HistoryScratch(NamedTuple):
-    """Written while a pass runs. entry_of_category int32: zeros between two passes."""
+    """Scratch memory of a pass. entry_of_category int32: all zeros between two passes."""
 
     inputs_BX: np.ndarray
     starts_BD: np.ndarray
@@ -56,7 +56,7 @@ class HistoryScratch(NamedTuple):
 
 
 def open_history_scratch(weights: UserWeights) -> HistoryScratch:
-    """For any history of one version."""
+    """Scratch memory for any history of one version."""
     width = weights.width_padded
     return HistoryScratch(
         inputs_BX=aligned((BLOCK, padded(weights.history.inputs))),
@@ -67,7 +67,7 @@ def open_history_scratch(weights: UserWeights) -> HistoryScratch:
 
 
 def open_sums(weights: UserWeights, length: int, attended: int, signatures: int) -> HistorySums:
-    """Zeros for a history of `length`, of which the last ones are attended and the last ones give their signatures."""
+    """Zeros for a history of `length`; `attended`, `signatures`: how many of the latest behaviours are attended to, or kept with their signatures."""
     width, groups = weights.width_padded, min(length, weights.categories)
     return HistorySums(
         attended_AD=aligned((padded(attended, TILE_ROWS), width))[:attended],  # tiles read whole
@@ -84,13 +84,13 @@ def open_sums(weights: UserWeights, length: int, attended: int, signatures: int)
 
 @numba.njit(inline="always")
 def _row_of(table: np.ndarray, row: int) -> int:
-    """Address of a row. Whatever the row's number says, nothing outside the table is read."""
+    """The address of a row. The number is clamped, so that nothing outside the table is read."""
     return address(table) + 4 * table.shape[1] * min(max(row, 0), table.shape[0] - 1)
 
 
 @numba.njit(inline="always")
 def _add_to(total: int, vector: int, vectors: int) -> None:
-    """One row to another, both at addresses."""
+    """Adds one row to another, both given by addresses."""
     sum_rows(total, vector, vectors, total)
 
 

@@ -1,16 +1,16 @@
-"""Call 2 in one compiled pass: rows gathered, joined with the user, through the head, block by block, so that a block never leaves the cache.
+"""Call 2 in one compiled pass: rows are gathered, joined with the user and run through the head, block by block, so that a block stays in the cache.
 
 Here: `score_part`, what one thread does with its share of the candidates. Not here: the user's and the version's tables (folded_user.py,
 version_weights.py), threads (workers.py), vector code (vector_code.py, tier_counts.py).
 
-    signatures   gathered for the whole share; SimTier counts block after block of behaviours, whose tables stay in cache
+    signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache
     then for BLOCK candidates at a time:
-    inputs_BX    columns of the rows, widened, times the user's tables (the legend is in version_weights.py); rows of the next block are asked for
+    inputs_BX    columns of the rows, widened, times the user's tables (the legend is in version_weights.py); rows of the next block are prefetched
     first layer  base + context + inputs x (user_panels over joint_panels), ReLU
     rest         layer after layer; the last gives logits
 
-Invariants: every function has one signature whatever the model's shape, so neither a flip nor a request compiles; what a model does not have is an
-array without elements. A candidate's logits do not depend on its block beyond rounding.
+Invariants: every function has one signature for all shapes of model, so neither a flip nor a request compiles; a part that a model does not have is an
+empty array. A candidate's logits do not depend on its block beyond rounding.
 
 Arrays: C candidates of the share, B of a block, X inputs, H hidden width, T tasks, D width, N bridges, Q words, W signature bytes, E edges.
 """
@@ -30,7 +30,7 @@ from serving.engine.version_weights import VersionWeights
 
 BLOCK = 8 * TILE_ROWS
 _BYTES_TOGETHER = 2  # of a signature
-_AHEAD = 16  # signatures asked for before they are read
+_AHEAD = 16  # signatures prefetched ahead
 
 
 class Columns(NamedTuple):
@@ -64,7 +64,7 @@ class RequestUser(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What one thread writes while it computes."""
+    """Scratch memory of one thread."""
 
     inputs_BX: np.ndarray
     first_BH: np.ndarray
@@ -146,7 +146,7 @@ def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, sl
 
 @numba.njit(inline="always")
 def prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
-    """Asks for the rows of a block before they are read."""
+    """Prefetches the rows of a block."""
     vector, bridge, realtime = columns.vector, columns.bridge, columns.realtime
     for i in range(slots_B.shape[0]):
         slot = slots_B[i]
@@ -218,7 +218,7 @@ def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int,
         at += 1
     for i in range(weights.realtime_categorical.shape[0]):
         row = np.int64(columns.realtime[slot, weights.realtime_categorical[i]]) + weights.realtime_start[i]
-        row = min(max(row, 0), weights.realtime_table.shape[0] - 1)  # whatever a row holds, nothing outside the table is read
+        row = min(max(row, 0), weights.realtime_table.shape[0] - 1)  # clamped, so that nothing outside the table is read
         for e in range(weights.realtime_table.shape[1]):
             x[at] = weights.realtime_table[row, e]
             at += 1

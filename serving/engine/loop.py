@@ -1,18 +1,18 @@
 """The engine: one thread that decides, owns the tables of the resident versions, and answers.
 
-Here: the queues, the turn (messages, bounded changes, a batch of work), which version answers and the flip. Not here: arithmetic (cpu.py, cuda.py), a
-version in memory (resident.py), where versions come from (serving/versions/version_follower.py). Values in and out: work.py.
+Here: the queues, the turn (messages, bounded changes, a batch of work), which version answers, the flip. Not here: arithmetic (cpu.py, cuda.py), a version
+in memory (resident.py), where versions come from (serving/versions/version_follower.py). Input and output are in work.py.
 
     turn:  1. messages (admit, flip, release, run)   2. row changes, about DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
 
-User halves of a batch are made by helpers beside its rankings: a part of a ranking is one thread's work (look-up, top-k), and the other cores are free
-meanwhile. With two threads and a queue that never empties that is 13% more requests, each with its call 1 (`aif bench table4`'s world).
+Helper threads make the user halves of a batch while the engine's thread ranks: parts of a ranking (look-up, top-k) use one thread, and the other cores are
+free meanwhile. With two threads and a queue that never empties, this answers 13% more requests, each with its call 1 (in `aif bench table4`'s world).
 
 Invariants:
-- Tables change only between two batches, so an answer never sees half an update, without a lock on the read path (I3).
+- Tables change only between two batches, so no answer sees half an update, and the read path needs no lock (I3).
 - An answer is computed from one resident: its network, rows and user state are of one version, and its token and watermark say which (I2).
-- A request's error belongs to its future; the thread ends only by `close`.
-- Every queue is bounded; beyond the bound the future fails at once with a hint when to come back (I8).
+- The error of a request goes into its future; only `close` ends the thread.
+- Every queue is bounded; beyond the bound a future fails at once and says when to retry (I8).
 """
 
 import itertools
@@ -36,7 +36,7 @@ from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, 
 from serving.engine.workers import WORKERS
 
 BATCH_MAX = 8  # pieces of work between two looks at messages and changes
-PORTIONS_QUEUED_MAX = 1_000  # a follower that is faster than the engine waits
+PORTIONS_QUEUED_MAX = 1_000  # a follower that is faster than the engine has to wait
 IDLE_WAIT_S = 0.5
 RETRY_AFTER_S = 0.1
 
@@ -65,7 +65,7 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Fails what waits with Unavailable(`stopping`) and joins the thread."""
+        """Ends the thread; waiting work fails with Unavailable (`stopping`)."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -76,11 +76,11 @@ class Engine:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit_user(self, work: UserWork) -> "Future[UserResult]":
-        """Call 1. Raises nothing: a full queue is a future that failed with Unavailable(`overloaded`)."""
+        """Call 1. Raises nothing: if the queue is full, the future has failed with Unavailable (`overloaded`)."""
         return self._submit(work)
 
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
-        """Call 2, or both calls in one turn when `user` is given without a state."""
+        """Call 2; or both calls in one turn, if the work has `user` and no state."""
         return self._submit(work)
 
     def status(self) -> EngineStatus:
@@ -121,8 +121,8 @@ class Engine:
         return self.run(lambda: self._install(resident))
 
     def release(self, version: int, grace_s: float) -> "Future[bool]":
-        """Forgets a version whose slot is wanted. False (nothing done) while it is current, queued work names it, or a state of it was
-        made less than `grace_s` ago; True once it is not resident."""
+        """Gives up a version whose slot is needed. False, with nothing done, if it is current, if queued work names it, or if a user state was made on it
+        less than `grace_s` ago. True once it is not resident."""
         return self.run(lambda: self._release(version, grace_s))
 
     def run(self, call: Callable[[], T]) -> "Future[T]":
@@ -137,16 +137,16 @@ class Engine:
         return future
 
     def find_resident(self, version: int) -> Resident | None:
-        """A version's resident, for a call that `run` brings to this thread. REQUIRES: the engine's thread."""
+        """A resident version, None if there is none. REQUIRES: called on the engine's thread (by `run`)."""
         return self._find(version)
 
     def take_arrivals(self) -> list[tuple[str, float]]:
-        """(topic, age in seconds) of what became visible in the current version since the last call; of the others it is forgotten."""
+        """(topic, age in seconds) of each record that became visible in the current version since the last call. Ages of other versions are dropped."""
         taken = {resident.token: resident.arrivals.take() for resident in self._residents.values()}
         return [] if self._current is None else taken.get(self._current.token, [])
 
     def offer_changes(self, portion: Portion) -> bool:
-        """Queues a portion; waits while the queue is full. False once the version is not resident."""
+        """Queues a portion of changes; blocks while the queue is full. False if the version is not resident any more."""
         with self._wake:
             while len(self._portions) >= PORTIONS_QUEUED_MAX and not self._closed:
                 self._wake.wait(IDLE_WAIT_S)
@@ -190,13 +190,13 @@ class Engine:
 
     def _wait(self) -> bool:
         with self._wake:
-            self._wake.notify_all()  # a follower may wait for room
+            self._wake.notify_all()  # a follower may be waiting for room
             while not (self._closed or self._messages or self._portions or self._work):
                 self._wake.wait(IDLE_WAIT_S)
             return not self._closed
 
     def _serve_batch(self, batch: "list[tuple[Future[Any], UserWork | RankWork]]") -> None:
-        """Returns when every piece is done."""
+        """Answers a batch; returns when every piece is done."""
         beside = [piece for piece in batch if self._goes_beside(piece[1])] if len(batch) > 1 else []
         served: list[bool] = []
         with WORKERS.beside([partial(self._serve, *piece, served) for piece in beside]):
@@ -215,7 +215,7 @@ class Engine:
         served.append(_answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
 
     def _apply_changes(self) -> None:
-        """About DELTA_ROWS_PER_APPLY_MAX rows, and at least one portion: a portion is whole records, and an answer never sees half of one."""
+        """Applies about DELTA_ROWS_PER_APPLY_MAX rows, but at least one portion. Portions are whole records, of which no answer may see a half."""
         rows = 0
         while self._portions and (rows == 0 or rows + len(self._portions[0]) <= DELTA_ROWS_PER_APPLY_MAX):
             portion = self._portions.popleft()
@@ -236,7 +236,7 @@ class Engine:
     # --- the two calls -----------------------------------------------------------------------------------------------
 
     def _find(self, version: int) -> Resident | None:
-        """The version's resident; of two of one version (one is being loaded again) the one that is served."""
+        """A resident version. If there are two copies of it, because it is being loaded again, the one that is served."""
         current = self._current
         return current if current is not None and current.version == version else self._residents.get(version)
 
@@ -258,7 +258,7 @@ class Engine:
         return state
 
     def _state_for(self, work: RankWork) -> tuple[Resident, UserState, bool]:
-        """(version, state, whether the state that came with the work could not be used)."""
+        """(version, user state, whether the work brought a state that could not be used)."""
         found = None if work.state is None else self._find(work.state.version)
         if found is not None and work.state is not None:
             return found, work.state, False
@@ -292,13 +292,13 @@ class Engine:
 
 
 def _answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
-    """The result or the error of `call` into its future; True if it has a result. A cancelled future (past its deadline) is not computed."""
+    """Runs `call` and puts its result or error into the future. True for a result. A cancelled future (deadline passed) is not computed."""
     if not future.set_running_or_notify_cancel():
         return False
     try:
         future.set_result(call())
         return True
-    except Exception as error:  # whatever it is, it belongs to this request and must not end the thread
+    except Exception as error:  # any error belongs to this request and must not end the thread
         future.set_exception(error)
         return False
 

@@ -1,4 +1,4 @@
-"""Matrices in the form in which the tiles of vector_code.py read them: cut into panels of a vector or two of columns, each row after row.
+"""Matrices in the form that the tiles of vector_code.py read: cut into panels one or two vectors wide, stored row after row.
 
 Arrays: K depth, H columns.
 """

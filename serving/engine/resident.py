@@ -1,7 +1,7 @@
-"""A version in the engine: its tables, what computes on them, what its rows include; and the portions of changes that move it on.
+"""A version in the engine: its tables, its scorer, its watermark; and the portions of changes that update it.
 
 Here: `Resident`, `Portion`, `apply_portion`. Not here: when a portion is applied, which version answers (loop.py), the rows themselves (tables.py).
-Invariant: a portion is whole records of one partition; rows, positions and watermark move together, and never back.
+Invariant: a portion consists of whole records of one partition; rows, positions and watermark move together and never go back.
 """
 
 import time
@@ -20,11 +20,11 @@ from serving.engine.work import UserState, UserWork, VersionReport
 
 
 class Scorer(Protocol):
-    """What computes on one version's tables; used by the engine's thread."""
+    """Computes both calls on one version's tables. Used by the engine's thread."""
 
     @property
     def user_beside(self) -> bool:
-        """Whether several threads may make user states at once, beside a `score`."""
+        """Whether other threads may call `user_state` while the engine's thread is in `score`."""
 
     def user_state(self, work: UserWork) -> UserState:
         """Call 1."""
@@ -33,12 +33,12 @@ class Scorer(Protocol):
         """Call 2: (scores float32 [C], probabilities float32 [C, T])."""
 
     def on_applied(self, applied: Applied) -> None:
-        """Rows of the tables were written."""
+        """Called after rows of the tables were written."""
 
 
 @dataclass
 class Resident:
-    """One version in memory, owned by the engine's thread once it is admitted. `watermark` is replaced, never changed: answers refer to it."""
+    """One version in memory; once admitted, only the engine's thread changes it. `watermark` is replaced, never modified: answers refer to it."""
 
     token: VersionToken
     tables: Tables
@@ -55,14 +55,14 @@ class Resident:
 
     @property
     def version(self) -> int:
-        """Its version."""
+        """The version's number."""
         return self.token.version
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Changes of one version from one partition of index-deltas, whole records only. With them: next_position in the partition, the shard's
-    next offset by topic (None: the record does not concern the version), record time of the newest source record."""
+    """Changes of one version from whole records of one partition of index-deltas. `next_position`: in that partition; `next_offsets`: of the shard by source
+    topic, None if the record is of another version; `source_ms`: time of the newest source record."""
 
     version: int
     partition: int
@@ -76,7 +76,7 @@ class Portion:
 
 
 def apply_portion(resident: Resident, portion: Portion) -> None:
-    """Writes the rows and moves what the resident says of them. An error (a layout that does not fit) stops the version's changes and is reported; its
+    """Writes the rows and moves positions and watermark. After an error (a layout that does not fit) the version takes no more changes and reports why; its
     rows stay as they are."""
     try:
         if portion.changes is not None and len(portion.changes):
@@ -97,10 +97,10 @@ def apply_portion(resident: Resident, portion: Portion) -> None:
 
 
 def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
-    """A new watermark with one shard moved on; never back.
+    """A new watermark in which one shard has moved forward, never back.
 
-    The source offsets move together or not at all. A shard that was set back tells offsets of which one is ahead and one is behind; taken topic by
-    topic, the answer would claim what no owner of the shard has had at once. The position in index-deltas always moves: the record was applied.
+    Its source offsets move together or not at all. A shard that was reset reports offsets of which one may be ahead and one behind; if each topic moved by
+    itself, an answer would claim a combination that no owner of the shard ever had. The position in index-deltas always moves: the record was applied.
     """
     old = watermark[shard]
     is_ahead = all(offset >= old.get(topic, 0) for topic, offset in offsets.items() if topic != INDEX_DELTAS)
@@ -110,7 +110,7 @@ def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mappin
 
 
 def report_of(resident: Resident) -> VersionReport:
-    """As the engine's status shows it."""
+    """The resident as the engine's status shows it."""
     return VersionReport(
         token=resident.token,
         rows=resident.tables.rows,

@@ -1,4 +1,4 @@
-"""Which scorer computes on a device, and everything that must be compiled before the first request.
+"""Chooses the scorer of a device, and compiles everything before the first request.
 
 Not here: the scorers (cpu.py, cuda.py).
 """
@@ -35,13 +35,13 @@ def open_scorer(device: str, parameters: Parameters, version: int, tables: Table
     from schemas.model.network import build_network
     from serving.engine.cuda import CudaScorer
 
-    torch.set_num_threads(1)  # beside the engine's own thread, OpenMP's spinning workers would steal its core
+    torch.set_num_threads(1)  # OpenMP's spinning workers would take the core of the engine's own thread
     return CudaScorer(build_network(parameters), version, tables, device)
 
 
 @functools.cache
 def compile_kernels() -> None:
-    """Compiles (or takes from numba's cache) every kernel, for both kinds of ids: a flip or a request never compiles."""
+    """Compiles every kernel (or loads it from numba's cache) for both kinds of ids, so that no flip and no request has to."""
     ids: dict[IdKind, list[Id]] = {IdKind.INT64: [1, 2, 3], IdKind.TEXT: ["a", "b", "a-longer-id"]}
     for kind, bits in ((IdKind.INT64, 128), (IdKind.TEXT, 64)):
         _rank_once(kind, bits, ids[kind])

@@ -1,11 +1,11 @@
-"""The two slots: fixed shared memory that holds one version each, and how a version is laid out in it.
+"""The two slots: fixed shared memory that holds one version each, and the layout of a version in it.
 
-Here: `SlotMemory` (the bytes), `plan_slot` (pure: where each array lies), `open_arrays` (the arrays as views). Not here: what is done with them
-(tables.py), who fills them (serving/versions/index_reader.py).
-A slot is anonymous memory (memfd) mapped by the serving process and, through an inherited descriptor, by the loader process: it has no name, so it
-is gone with the last of the two however they end. It is mapped and touched once; a version moves in by being written, never by being mapped
-(a new mapping costs the first request its page faults).
-Invariant: the arrays of one (layout, slot size, rows, id bytes) lie at the same places in both processes.
+Here: `SlotMemory` (the bytes), `plan_slot` (pure: where each array lies), `open_arrays` (the arrays as views). Not here: using them (tables.py), filling
+them (serving/versions/index_reader.py).
+A slot is anonymous memory (memfd), mapped by the serving process and by the loader process, which is sent the file descriptor. It has no name, so it is
+freed with the last of the two, however they end. It is mapped and touched once; a new version is written into it and never needs a new mapping, whose page
+faults the first requests would pay for.
+Invariant: the arrays of the same layout, slot size, rows and id bytes lie at the same places in both processes.
 
 Arrays: R slots (capacity), T look-up entries, M bytes of text ids.
 """
@@ -75,13 +75,13 @@ def _room_for(rows: int, id_bytes: int, capacity: int) -> int:
 
 
 def plan_slot_bytes(layout: RowLayout, rows: int, id_bytes: int) -> int:
-    """Default size of a slot: 1.5 x this version, and room for new ids."""
+    """The default size of a slot in bytes: 1.5 times this version, and room for new ids."""
     capacity = max(int(rows * GROWTH), rows + NEW_ROWS_MIN)
     return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity)).size_bytes
 
 
 def plan_slot(layout: RowLayout, slot_bytes: int, rows: int, id_bytes: int) -> SlotPlan:
-    """The plan with the most room for new ids that fits. Raises Incompatible (`slot_too_small`): the running version stays."""
+    """The plan with the most room for new ids that fits into the slot. Raises Incompatible (`slot_too_small`)."""
 
     def plan(capacity: int) -> SlotPlan:
         return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity))
@@ -109,7 +109,7 @@ def open_arrays(plan: SlotPlan, memory: Any) -> dict[str, np.ndarray]:
 
 
 def reset_arrays(arrays: Mapping[str, np.ndarray]) -> None:
-    """An empty version. Only what is read before it is written is cleared."""
+    """Makes the arrays an empty version. Clears only what is read before it is written."""
     for name in ("header", "table"):
         arrays[name][...] = 0
     if "id_starts" in arrays:
@@ -117,7 +117,7 @@ def reset_arrays(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class SlotMemory:
-    """`size_bytes` of shared memory under file descriptor `fd`, which a loader process inherits or is sent."""
+    """`size_bytes` of shared memory under the file descriptor `fd`; created here if `fd` is None, else mapped from another process."""
 
     def __init__(self, size_bytes: int, fd: int | None = None) -> None:
         self.size_bytes = size_bytes
@@ -136,7 +136,7 @@ class SlotMemory:
                 np.frombuffer(self.buffer, np.uint8, size, at)[:: mmap.PAGESIZE] = 0
 
     def close(self) -> None:
-        """Gives the memory back once the last view of it is gone; the mapping ends with the process at the latest."""
+        """Closes the descriptor, and the mapping unless arrays still refer to it; then it ends with the process."""
         with contextlib.suppress(BufferError):
             self.buffer.close()
         os.close(self.fd)

@@ -1,8 +1,8 @@
 """A user state as bytes and back: for a client that carries it between the two calls itself.
 
-Here: the arrays of a state, by name, as safetensors. Not here: who may carry what, signatures, Base64 (serving/calls/carried_state.py): bytes come
-here only after they were found to be ours.
-What call 1 folded for the compiled pass is left out: call 2 folds it again from the same arrays, to the same bits.
+Here: the arrays of a state, by name, as safetensors. Not here: signatures and Base64 (serving/calls/carried_state.py); bytes come here only after their
+signature was verified.
+What call 1 folded for the compiled pass is left out: call 2 folds it again from the same arrays, with the same bits.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def encode_state(state: NamedState) -> bytes:
 
 
 def decode_state(raw: bytes) -> EngineUserState:
-    """What `encode_state` was given, in memory; a scorer on another device takes it there. REQUIRES: bytes of `encode_state`."""
+    """The inverse of `encode_state`, as a state in memory; a scorer on another device copies it there. REQUIRES: bytes of `encode_state`."""
     found = load(raw)
     version, behaviours, missing, cold = found.pop(_ABOUT).tolist()
     return EngineUserState(version, arrays_of(found), None, behaviours, missing, bool(cold))

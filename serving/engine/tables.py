@@ -1,9 +1,9 @@
 """One version's rows in a slot: look-up, and changes by the row-order rule.
 
-Here: `Tables`, views over a slot and the only code that writes them after a load. Not here: memory (slots.py), scoring (cpu.py).
-Written by one thread (the engine; while it is being filled, the loader), so a reader in that thread never sees half a change (I3).
-A reader never lets a component go back: a change replaces a row only if neither component's order goes back and one advances, and the orders of
-deleted ids stay in their slots. So changes may come twice, late, or in any order.
+Here: `Tables`, views over a slot, and the only code that writes to them. Not here: memory (slots.py), scoring (cpu.py).
+One thread writes (the engine's; during a load the loader process), so a reader in that thread never sees half a change (I3).
+A change replaces a row only if neither component's order goes back and at least one advances. Orders of deleted ids stay in their slots. So changes may
+come twice, late, or in any order.
 
 Arrays: R slots, C ids or changes.
 """
@@ -35,7 +35,7 @@ NO_ORDER = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one portion did. `slots` = slots whose row was written, ascending in time (a slot may repeat); refused = new ids without room."""
+    """The result of one portion. `slots`: whose rows were written, in order of time (a slot may repeat); `refused`: new ids without room."""
 
     applied: int
     superseded: int
@@ -47,7 +47,7 @@ class Applied:
 def decide_newer(
     slots_C: np.ndarray, orders_C3: np.ndarray, dead_C: np.ndarray, orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray
 ) -> None:
-    """Goes through the changes in order; a change that is not newer gets slot -1, a newer one leaves its order (and death) in its slot."""
+    """Goes through the changes in order. A change that is not newer gets slot -1; a newer one writes its order and its delete flag."""
     for i in range(slots_C.shape[0]):
         slot = slots_C[i]
         if slot < 0:
@@ -144,7 +144,7 @@ class Tables:
         return Applied(applied, len(changes) - applied - refused, refused, slots)
 
     def _place(self, ids: IdArray) -> np.ndarray:
-        """Slots of ids, new ones appended with an order below every other and dead until a change says otherwise."""
+        """The slots of ids. A new id gets a slot with the lowest order and counts as deleted until a change gives it a row."""
         slots_C, a, before = np.empty(len(ids), np.int64), self._arrays, self.used
         if isinstance(ids, TextIds):
             place_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], self._header, slots_C)
@@ -157,9 +157,9 @@ class Tables:
 
 
 def warm_tables() -> None:
-    """Takes look-up and changes from numba's cache (or compiles them) for both kinds of ids, with what numba imports when it is first used.
+    """Loads the kernels of look-up and changes from numba's cache (or compiles them), for both kinds of ids.
 
-    1.5 s in a new process; done when a process starts, so that neither its first version nor its first request pays for it.
+    Takes 1.5 s in a new process. It is done when a process starts, so that neither its first version nor its first request has to wait.
     """
     for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
         _find_once(kind, ids)

@@ -1,4 +1,4 @@
-"""The user half of call 1 as plain arrays: what call 2 needs of a user, before anything is folded, and what a client can carry.
+"""The user half of call 1 as plain arrays, before anything is folded: what call 2 needs of a user, and what a client can carry.
 
 Here: the arrays and their names. Not here: how they are made (user_state.py), how they are folded through the head (folded_user.py).
 
@@ -14,8 +14,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class UserArrays:
-    """`UserStates` of schemas/model/inputs.py for one user: user_U [3 D], V, the sums of DIN (count float32 []), SimTier's signatures and which of them there
-    are (bool), and the sub-sequences with G >= 1."""
+    """`UserStates` of schemas/model/inputs.py for one user: user_U [3 D]; V of Algorithm 1; DIN's sums (count float32 []); SimTier's signatures with a bool
+    mask; the sub-sequences, G >= 1."""
 
     user_U: np.ndarray
     bridges_NP: np.ndarray

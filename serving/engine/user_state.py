@@ -1,8 +1,8 @@
-"""Call 1 on the CPU: what a user half leaves, and how it is made from a profile and a history.
+"""Call 1 on the CPU: the state of a user half, and how it is made from a profile and a history.
 
 Here: `EngineUserState` (what the engine keeps), `UserHalf` (the making). Not here: the state as plain arrays (user_arrays.py), the compiled passes
-(history_pass.py, attention.py), the fold through the head (folded_user.py), going on from an earlier state (extended_state.py), the same on a device of
-torch (device_state.py). The specification is `AifNetwork.user_states` (schemas/model/network.py); a test holds this to it.
+(history_pass.py, attention.py), the fold through the head (folded_user.py), extending an earlier state (extended_state.py), the same on a torch device
+(device_state.py). The specification is `AifNetwork.user_states` (schemas/model/network.py); a test compares the two.
 
 Arrays: L behaviours, D width, N bridges, P bridge width, K bits, S for SimTier, G categories, W signature bytes.
 """
@@ -33,7 +33,7 @@ from serving.engine.work import UserWork
 
 @dataclass(frozen=True, slots=True)
 class EngineUserState:
-    """`UserState` of work.py. `folded` = what call 2 reads; None in a state that was carried here: then call 2 makes it."""
+    """`UserState` of work.py. `folded`: what call 2 reads; None in a state that a client carried, for which call 2 makes it."""
 
     version: int
     arrays: UserArrays
@@ -42,7 +42,7 @@ class EngineUserState:
     behaviours_without_row: int
     cold: bool
     newest: BehaviourEvent | None = None  # the last behaviour in it
-    extensions: int = 0  # how often it was gone on from instead of made anew
+    extensions: int = 0  # how often it was extended since it was made from scratch
 
     @property
     def size_bytes(self) -> int:
@@ -55,14 +55,14 @@ class EngineUserState:
 
 
 class _Scratch(threading.local):
-    """Of each thread."""
+    """Scratch memory, one for each thread."""
 
     def __init__(self, weights: UserWeights) -> None:
         self.history, self.attention = open_history_scratch(weights), open_attention_scratch(weights)
 
 
 class UserHalf:
-    """The user half of one version on its tables. Several threads may use it at once: what a pass writes in between belongs to its thread."""
+    """The user half of one version on its tables. Several threads may use it at once, because each has scratch memory of its own."""
 
     def __init__(self, parameters: Parameters, tables: Tables, columns: Columns) -> None:
         self.spec, self.tables, self.weights = parameters.spec, tables, UserWeights(parameters)
@@ -70,7 +70,7 @@ class UserHalf:
         self._scratch = _Scratch(self.weights)
 
     def make(self, work: UserWork) -> tuple[UserArrays, int]:
-        """(call 1 of one user, how many behaviours have no row). Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
+        """(the user half of one user, how many behaviours have no row). Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
         length = len(work.behaviours)
         if length > BEHAVIOURS_PER_USER_MAX:
             raise RejectedInput("too_many_behaviours", f"{length} behaviours, expected at most {BEHAVIOURS_PER_USER_MAX}")
@@ -90,7 +90,7 @@ class UserHalf:
         return sums
 
     def make_vectors(self, work: UserWork, attended_AD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(user_U, bridges_NP) of a profile and its latest behaviours."""
+        """(user_U, bridges_NP) of a profile and its latest projected behaviours."""
         width = self.spec.width
         features_F, profile_D = self.embed_profile(work)
         out_2D = np.zeros((2, self.weights.width_padded), np.float32)
@@ -106,14 +106,14 @@ class UserHalf:
         return self._vectors.embed_profile(work)
 
     def din_of(self, sums: HistorySums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(sum V, S^T V, how many) of a pass."""
+        """DIN's (sum V, S^T V, number of behaviours with a signature) from a pass."""
         width = self.spec.width
         cross_KD = aligned((4 * len(sums.nibbles_NVD), padded(width)))
         spread_nibbles(sums.nibbles_NVD, cross_KD)
         return sums.sum_D[:width], np.ascontiguousarray(cross_KD[:, :width]), np.array(sums.counts[0], np.float32)
 
     def sub_sequences_of(self, sums: HistorySums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(categories ascending, means, log(1 + how many)) of a pass; without any, the category of none."""
+        """(categories ascending, means, log(1 + count)) from a pass; if there are none, one entry with NO_CATEGORY."""
         met, width = int(sums.counts[1]), self.spec.width
         if met == 0:
             return np.array([NO_CATEGORY]), np.zeros((1, width), np.float32), np.zeros(1, np.float32)

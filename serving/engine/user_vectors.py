@@ -1,4 +1,4 @@
-"""The user's own vectors in call 1, in NumPy: the profile (Eq. 1), the rows U and the bridge vectors V of Algorithm 1. All of them are tiny.
+"""The user's vectors in call 1, in NumPy because they are tiny: the profile (Eq. 1), the rows U and the bridge vectors V of Algorithm 1.
 
 Here: `UserVectors`. Not here: what reads the history (history_pass.py, attention.py), the specification (schemas/model/user_half.py, bea.py).
 
@@ -15,7 +15,7 @@ _NORM_EPSILON = np.float32(1e-5)  # torch's LayerNorm
 
 
 class UserVectors:
-    """The weights of one version, transposed once."""
+    """Makes the vectors with the weights of one version, which are transposed once."""
 
     def __init__(self, weights: UserWeights) -> None:
         p, self._features, self._spec = weights.parameters, weights.profile_features, weights.spec
@@ -31,7 +31,7 @@ class UserVectors:
         self._skip = None if skip is None else skip.T.copy()
 
     def embed_profile(self, work: UserWork) -> tuple[np.ndarray, np.ndarray]:
-        """(the profile's features side by side, profile_D of Eq. 1)."""
+        """(features_F: the profile's features side by side, profile_D of Eq. 1)."""
         features_F = self._features.embed(encode_features(self._spec.schema.of(Scope.USER), [work.profile]))[0]
         return features_F, features_F @ self._w_profile + self._b_profile
 

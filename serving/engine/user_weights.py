@@ -1,4 +1,4 @@
-"""What of call 1 no user changes: the user half's weights in the forms that the compiled passes and the small products read.
+"""The user half's weights, which are the same for all users, in the forms that the compiled passes and the small products read.
 
 Here: `UserWeights`, made once per version. Not here: what is computed with them (history_pass.py, attention.py, user_vectors.py), the fold through the
 head (folded_user.py).
@@ -19,9 +19,9 @@ from serving.engine.version_weights import pack_layers
 
 
 class HistoryWeights(NamedTuple):
-    """Eq. 1, second line, in two parts. kinds, categories [rows, Dp]: what they add, already through W_seq (one row of zeros where there are none).
-    w_seq: panels [X, Dp] of item id [E] (`items`, empty without), own features [F], vector [D], side by side. A table of ids is not multiplied before: it
-    may be as large as a catalogue."""
+    """Eq. 1, second line, in two parts. `kinds`, `categories` [rows, Dp]: their tables already multiplied by W_seq (one row of zeros if there is none).
+    `w_seq`: panels [X, Dp] for item id [E] (table `items`, empty if there is none), own features [F] and vector [D], side by side. The table of item ids is
+    not multiplied in advance, because it may be as large as the catalogue."""
 
     kinds: np.ndarray
     categories: np.ndarray

@@ -1,7 +1,7 @@
-"""What of call 2 no user changes: the first layer's weights of the joint inputs, the rest of the head, edges, real-time features.
+"""The part of call 2 that is the same for all users: weights of the joint inputs, the rest of the head, tier edges, real-time features.
 
-Here: these as arrays for the compiled pass, made once per version. Not here: the user's part (folded_user.py), the pass (joint_pass.py).
-Inputs of the first layer, X columns in this order; a part that the model does not have is missing (its place is -1):
+Here: these arrays for the compiled pass, made once per version. Not here: the user's part (folded_user.py), the pass (joint_pass.py).
+Inputs of the first layer, X columns in this order; a part that the model does not have is left out (its place is -1):
 
     I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | SIM_P o I [D] | tiers [2 tiers] | realtime
 

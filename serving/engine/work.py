@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out: plain values, no behaviour.
+"""The engine's input and output as plain values.
 
-Here: the work of call 1 (`UserWork`), of call 2 (`RankWork`), their results, and what the engine says of itself. Not here: who computes them (loop.py).
+Here: the work of call 1 (`UserWork`), of call 2 (`RankWork`), their results, and the engine's status. Not here: who computes them (loop.py).
 Every result names the token of the one version it was computed from (I2). A future that fails carries an AifError:
 
     RejectedInput   `bad_id`, `too_many_candidates`, `bad_top_k`, `too_many_behaviours`: the request is wrong in itself
@@ -25,7 +25,7 @@ from schemas.users import BehaviourEvent
 class UserWork:
     """Call 1 of one user. `version` None = the current one; a version that is not resident fails with `version_gone`. Behaviours oldest first.
 
-    `base`: an earlier state of the same user, whose behaviours are the first of these. A scorer that can goes on from it.
+    `base`: an earlier state of the same user, made from the first of these behaviours. A scorer may continue from it.
     """
 
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class UserWork:
 
 
 class UserState(Protocol):
-    """What call 1 leaves for call 2; opaque to everybody but the scorer that made it, immutable, and never points into a slot."""
+    """What call 1 leaves for call 2. Immutable, opaque to all but the scorer that made it, and without references into a slot."""
 
     @property
     def version(self) -> int:
-        """The version whose model, rows and signatures are in it."""
+        """The version whose model, rows and signatures it was made from."""
 
     @property
     def size_bytes(self) -> int:
@@ -51,7 +51,7 @@ class UserState(Protocol):
 
     @property
     def behaviours_without_row(self) -> int:
-        """Of those, how many whose item is gone from the version: they take part by hashed id, not in LSH."""
+        """How many of them have an item that the version does not have: they count by hashed id, but not in LSH."""
 
     @property
     def cold(self) -> bool:
@@ -70,8 +70,8 @@ class UserResult:
 class RankWork:
     """Call 2 of one request. `item_ids`: int64 array, or a list of ids of the catalogue's kind; duplicates count once.
 
-    state given: ranked on the state's version. If that version is gone, or no state is given, `user` is computed in the same turn on its own
-    `version` (None = the current one). Without both: a cold user.
+    With a state, the request is ranked on the state's version. If that version is gone, or there is no state, `user` is computed in the same turn on its
+    own `version` (None = the current one). Without both the user is cold.
     """
 
     item_ids: Sequence[Id] | np.ndarray
@@ -106,7 +106,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version as the engine sees it. `positions` = next offset per partition of index-deltas; `error` = why it takes no changes."""
+    """One resident version. `positions`: next offset per partition of index-deltas; `error`: why it takes no more changes, else empty."""
 
     token: VersionToken
     rows: int

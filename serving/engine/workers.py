@@ -1,12 +1,12 @@
-"""The engine's helpers: threads that compute for the engine's own thread while it computes too, and do nothing else.
+"""The engine's helpers: threads that compute for the engine's own thread while it computes too.
 
-    run      one request in shares, side by side
-    beside   whole pieces of work, while the caller does others; a part of a request that only one thread can do leaves the other cores to them
+    run      one request, split into shares
+    beside   whole pieces of work, while the caller does others: parts of a request use one thread, and the other cores are free meanwhile
 
-Here: `Workers`, one set per process, because cores are. Not here: what is computed. A helper decides nothing and owns nothing.
-Each helper, and the thread that calls, is bound to a core of its own at the first shared request: unbound, both may share one core (measured: 2.7 ms
-became 5.8). Calls are claimed, not dealt: a helper whose core is busy with something else takes fewer of them, and one that never woke up is not
-waited for. Shares run in compiled code without the GIL; a helper needs the GIL only to claim one.
+Here: `Workers`, one set per process, because the cores are shared by the process. Not here: what is computed. A helper decides nothing and owns nothing.
+At the first shared request, each helper and the calling thread are bound to a core of their own: unbound, two may share one core (2.7 ms became 5.8).
+Threads claim calls one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not waited for. Shares run in compiled code
+without the GIL, which a helper needs only to claim one.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 THREADS_DEFAULT_MAX = 2
-SHARES_PER_THREAD = 2  # more of them even out better, and each counts through tables of its own
-ROWS_PER_SHARE_MIN = 512  # less is computed faster than handed over
+SHARES_PER_THREAD = 2  # more shares are more even, but each one builds tables of its own
+ROWS_PER_SHARE_MIN = 512  # fewer rows are computed faster than they are handed over
 
 Part = Callable[[int, int, int], None]  # (first row, row after the last, thread)
 
 
 class _Job:
-    """Calls that nobody has claimed yet, and how many are being made. A call gets the number of its thread."""
+    """Calls that nobody has claimed yet, and the number of running ones. A call gets the number of the thread that runs it."""
 
     def __init__(self, calls: Iterable[Callable[[int], object]]) -> None:
         self._calls = deque(calls)
@@ -35,7 +35,7 @@ class _Job:
         self._awaited = False
 
     def work(self, thread: int) -> None:
-        """Makes calls until none is left."""
+        """Runs calls until none is left."""
         while self._claim_and_call(thread):
             pass
 
@@ -75,7 +75,7 @@ class _Helper:
         threading.Thread(target=self._run, name=f"engine-helper-{thread}", daemon=True).start()
 
     def wake(self, job: _Job) -> None:
-        """A job to help with. One that it was too late for ends at once."""
+        """Lets the helper work on a job. A job that is already finished has no call left for it."""
         self._jobs.append(job)
         self._wanted.release()
 
@@ -98,8 +98,8 @@ class Workers:
         self._bound = threading.local()
 
     def run(self, part: Part, rows: int) -> None:
-        """Calls part(first, end, thread) for shares that cover [0, rows), side by side; in one piece if there is little to do or another engine
-        computes. `thread` is below `threads`, and no two calls with the same one overlap."""
+        """Calls part(first, end, thread) for shares that cover [0, rows), at the same time; as one share if there is little to do or another engine computes.
+        `thread` is below `threads`; no two calls with the same thread overlap."""
         shares = min(self.threads * SHARES_PER_THREAD, rows // ROWS_PER_SHARE_MIN)
         if self.threads < 2 or shares < 2 or not self._busy.acquire(blocking=False):
             part(0, rows, 0)
@@ -115,7 +115,7 @@ class Workers:
 
     @contextlib.contextmanager
     def beside(self, calls: Sequence[Callable[[], object]]) -> Iterator[None]:
-        """Helpers make the calls, in their order, while the body runs; what none of them has begun at its end the caller does. All are done after it."""
+        """While the body runs, helpers run the calls in their order. At its end the caller runs those that were not begun. After it all are done."""
         job = self._hand_over([partial(_call, call) for call in calls], len(calls))
         try:
             yield
@@ -147,7 +147,7 @@ def _call(call: Callable[[], object], thread: int) -> None:
 
 
 def bind_to_core(core: int) -> None:
-    """Binds the calling thread; where the system does not allow it, the thread stays free."""
+    """Binds the calling thread to a core. If the system does not allow it, the thread stays unbound."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, {core})
 

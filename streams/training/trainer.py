@@ -1,7 +1,7 @@
 """Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
 
-Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), where data comes from (topic_events.py), files of a
-model (schemas/model/checkpoint.py).
+Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), which requests a step takes (request_draw.py), where
+data comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
 
 The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
 rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
@@ -44,6 +44,7 @@ from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
 from streams.training.length_groups import group_by_length, take_users
 from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
+from streams.training.request_draw import RequestDraw
 from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
@@ -61,6 +62,7 @@ class TrainOptions:
     batch_requests: int = 32
     behaviours_max: int = 256
     learning_rate: float = 4e-3
+    half_life_days: float = 0.0
     seed: int = 0
     loss: LossWeights = DEFAULT_LOSS
 
@@ -73,6 +75,7 @@ def train_options(chosen: TrainChoices) -> TrainOptions:
         batch_requests=chosen.batch_requests,
         behaviours_max=chosen.behaviours_max,
         learning_rate=chosen.learning_rate,
+        half_life_days=chosen.half_life_days,
         seed=chosen.seed,
         loss=loss_weights(chosen),
     )
@@ -145,7 +148,7 @@ class _Run:
 
     def __init__(self, network: AifNetwork, data: TrainingSet, options: TrainOptions, team: Team) -> None:
         self._network, self._data, self._options, self._team = network, data, options, team
-        self._chance = np.random.default_rng(options.seed)
+        self._chance, self._draw = np.random.default_rng(options.seed), RequestDraw(data.time_Q, options.half_life_days)
         self._optimiser = Adam(network.parameters(), options.learning_rate)
         self._vectors = VectorTable(network, data)
         self.losses: list[tuple[float, float]] = []
@@ -160,7 +163,7 @@ class _Run:
         options, data = self._options, self._data
         if self.step % VECTORS_EVERY == 0:
             self._vectors.renew()
-        requests = self._chance.choice(len(data), min(options.batch_requests, len(data)), replace=False)
+        requests = self._draw.draw(self._chance, options.batch_requests, share)
         self._optimiser.learning_rate = options.learning_rate * _schedule(share)
         batch = data.batch(requests, options.behaviours_max)
         found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss, self._team.logits).losses

@@ -27,7 +27,8 @@ from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, trai
 from streams.training.trainer_state import TrainerState
 
 ONLINE_LOSS = LossWeights(copr=0.3, click=1.0)
-OF_A_FIT = frozenset({"steps", "seconds", "start"})  # choices of [train] that mean nothing to what goes on from a model and does not end
+# choices of [train] that mean nothing to what goes on from a model and does not end
+OF_A_FIT = frozenset({"steps", "seconds", "start", "half_life_days"})
 _DEFAULT_CHOICES = TrainChoices()
 _WARM_UP_STEPS = 20  # the moments of a fresh optimiser know nothing yet
 

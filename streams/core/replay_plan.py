@@ -2,8 +2,8 @@
 
 Here: points, and the plan: which base, from which offsets, to which. Not here: what people write for a point, asking broker and store
 (streams/replay/points.py), reading and applying (streams/replay/replay.py).
-Invariants (protocol B15): never from the middle without a base: what begins after offset 0 begins with a snapshot that holds everything before; what
-retention has removed is named, topic by topic, and never passed over.
+Invariants (protocol B15): a replay that begins after offset 0 begins with a snapshot that holds everything before. What retention has removed is named,
+topic by topic, and never skipped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class SnapshotChoice:
 
 @dataclass(frozen=True, slots=True)
 class ShardLog:
-    """What there is for one shard: the retained range of each topic, and its snapshots with the least to replay first."""
+    """What there is for one shard: the retained range of each topic, and its snapshots, those with the least to replay first."""
 
     shard: int
     start: Offsets
@@ -81,7 +81,7 @@ class ShardReplay:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where a replay is to begin. `not_after`: the base lies at or before these offsets, by shard; None: any that lies before the end."""
+    """Where a replay is to begin. `not_after`: by shard, offsets at or before which the base must lie; None: it must only lie before the end."""
 
     from_log_start: bool
     not_after: Mapping[int, Offsets] | None = field(default=None)
@@ -119,7 +119,7 @@ def _describe_gap(shard: int, gone: Offsets) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a replay will take, from a sample of it. `rows` and seconds are estimates, records are not."""
+    """How long a replay will take, scaled up from a sample. Rows and seconds are estimates, records are counted."""
 
     records: int
     updates: int
@@ -129,7 +129,7 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Both together."""
+        """Both times together."""
         return self.apply_s + self.encode_s
 
 
@@ -146,7 +146,7 @@ class Sample:
 
 
 def plan_forecast(records: int, sample: Sample, known_rows: int | None, rate: float | None) -> Forecast:
-    """Scales a sample up. known_rows: of a live version, else the share of distinct items in the sample holds for all (too many rather than too few)."""
+    """Scales a sample up. known_rows: those of a live version; if None, the share of distinct items in the sample is taken for all (rather too many)."""
     scale = records / sample.records if sample.records else 0.0
     rows = known_rows if known_rows is not None else round(sample.items * scale)
     apply_s = max(sample.apply_s * scale, records / rate if rate else 0.0)

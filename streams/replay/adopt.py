@@ -1,9 +1,9 @@
 """A replay adopted as a version: its rows in the index store, and a record in model-checkpoints that becomes the version (protocol B3, B11).
 
 Here: the order of the steps. Not here: replaying (replay.py), the files (parts.py), taking rows over (streams/builders/base_rows.py).
-Invariants: the version is built like every other: its shards write increments first, then take a checkpoint, and from the replay they take only rows whose
-inputs are still those of the checkpoint. So whatever is newer than the replay is computed in the build that starts its increments, and a replay
-of any age, of half of the shards, or gone from the store can only cost computing. Rows of another encoder are never taken (I9).
+Invariants: the version is built like every other: its shards first write increments, then take a checkpoint, and from the replay they take over only rows
+whose inputs are still those of the checkpoint. So what is newer than the replay is computed in the build. A replay may be old, have only half of the
+shards, or be gone from the store: that only costs computing. Rows of another encoder are never taken over (I9).
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from streams.replay.parts import ReplayedParts, check_label, encode_replayed, re
 
 
 class Adoption:
-    """Takes the rows of each shard as they are replayed; `publish` makes the version."""
+    """Takes the rows of each shard as they are replayed; `publish` makes them a version."""
 
     def __init__(self, store: IndexStore, label: str, encoder: RowEncoder) -> None:
         check_label(store, label)
@@ -34,7 +34,7 @@ class Adoption:
         self._offsets[shard] = source_offsets
 
     def publish(self, publisher: Publisher, record: CheckpointRecord) -> int:
-        """Names the parts, then publishes the checkpoint under the label; the version it becomes. Raises Misconfigured (`label_taken`)."""
+        """Names the parts, then publishes the checkpoint under the label. Returns the new version. Raises Misconfigured (`label_taken`)."""
         encoder = self._encoder
         replayed = ReplayedParts(self._label, encoder.checkpoint_sha256, encoder.fingerprint, self._parts, self._offsets)
         if not self._store.put_exclusive(replayed_path(self._label), encode_replayed(replayed)):

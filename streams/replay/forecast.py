@@ -1,4 +1,4 @@
-"""The dry run of a replay: a small part of it is done in a temporary directory and scaled up. Nothing is kept.
+"""The dry run of a replay: a small part of it is done in a temporary directory, and its times are scaled up. Nothing is kept.
 
 Here: measuring. Not here: scaling (streams/core/replay_plan.py).
 """
@@ -21,7 +21,7 @@ _SAMPLE_RECORDS, _SAMPLE_ROWS = 2_000, 1_024
 def forecast_replay(
     source: ReplaySource, plan: ReplayPlan, encoder: RowEncoder, clock: Clock, pace: ReplayPace, like: Manifest | None
 ) -> Forecast:
-    """What the plan will take here. `like`: a version of the same catalogue, whose rows are counted."""
+    """How long the plan will take on this machine. `like`: a version of the same catalogue, which tells the number of rows."""
     known_rows = None if like is None else sum(seal.rows for seal in like.seals)
     with tempfile.TemporaryDirectory(prefix="aif-replay-") as folder:
         sample = _measure(source, plan, encoder, clock, pace.batch_records, Path(folder))

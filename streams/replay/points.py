@@ -1,7 +1,7 @@
-"""The points of a replay, looked up: topics, snapshots and seals become a plan of offsets for every shard.
+"""From what people write as --from and --to to offsets for every shard.
 
-Here: what people write for a point, asking the broker and the index store, and the checks before the first record. Not here: what may
-begin where (streams/core/replay_plan.py).
+Here: reading what they wrote, asking broker and index store, and the checks before the first record. Not here: the rule where a replay may begin
+(streams/core/replay_plan.py).
 """
 
 import re
@@ -73,7 +73,7 @@ class ReplaySource:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Every shard's part. `manifest`: whose seals the ends are, None if they are no seal's."""
+    """The part of every shard. `manifest`: the one whose seals say where the shards end; None if no seal does."""
 
     shards: tuple[ShardReplay, ...]
     manifest: Manifest | None = None

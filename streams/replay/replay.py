@@ -1,24 +1,25 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
-Here: the way of one shard, from its base over its records to rows and digests; going on after a kill. Not here: where it begins and ends
-(points.py), adoption as a version (adopt.py), applying (shard.py), rows (encoder.py, streams/builders/full_part.py), the command (cli.py).
+Here: one shard from its base through its records to rows and digests; going on after a kill. Not here: where it begins and ends (points.py),
+adoption as a version (adopt.py), applying (streams/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
 
-Nothing of the running system is used but its topics, its control log, a manifest, a snapshot as base if one was asked for, and a checkpoint: no
-shard directory, no part, no delta, no consumer group. Batches and the interleaving of topics are others than the worker's (one topic after the
-other), and every row is encoded anew: an equal digest says that the index is a function of the log.
-Equal data digests with different row digests mean another arithmetic (look at the encoder fingerprints), not other data.
+Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
+directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row anew. So
+an equal digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder
+fingerprints), not other data.
 
-Invariants: the offsets of the replay are in the same WriteBatch as what it applied, so a kill at any instruction goes on where it was; the plan
-is in the directory, so that a replay "to the end" has one end, whenever it goes on.
+Invariants: the offsets of the replay are in the same WriteBatch as what it applied, so after a kill it goes on where it was. The plan is in the
+directory, so a replay "to the end" has the same end when it goes on later.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
 _PLAN_NAME = "replay.json"
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
-Keep = Callable[[int, Iterator[RowBlock], Mapping[str, int]], None]  # takes the rows of a shard, all of them
+Keep = Callable[[int, Iterator[RowBlock], Mapping[str, int]], None]  # given a shard, reads all of its rows; and its next offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPace:
-    """How a replay runs; none of it changes a row. rate: records a second at most, None = as fast as it goes."""
+    """How fast a replay runs; none of it changes a row. rate: records a second at most, None = as fast as possible."""
 
     batch_records: int = DEFAULT_BATCH_RECORDS
     rate: float | None = None
@@ -119,7 +120,7 @@ def keep_plan(directory: Path, plan: ReplayPlan, asked: Mapping[str, str]) -> No
 
 
 def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
-    """The plan of an interrupted replay in `directory`: with it the replay goes on. None: there is none.
+    """The plan of an interrupted replay in `directory`, with which it goes on; None if there is no such plan.
 
     Raises Misconfigured (`other_replay`: something else was asked for then), Corrupted (`bad_replay_plan`).
     """
@@ -147,7 +148,7 @@ def run_replay(
     progress: Progress = lambda *_: None,
     keep: Keep | None = None,
 ) -> Replayed:
-    """Replays every shard of a plan in `directory`; what is there already is gone on with. `keep` gets the rows of each shard."""
+    """Replays every shard of a plan in `directory`, where an earlier attempt is continued. `keep` gets the rows of each shard."""
     shards = []
     for one in plan.shards:
         apply_shard(source, one, directory, clock, pace, progress)
@@ -165,33 +166,30 @@ def apply_shard(
     progress: Progress,
     records_max: int | None = None,
 ) -> None:
-    """Applies the shard's part of the log, from where an earlier attempt stopped, and leaves a checkpoint of it. `records_max`: only so many."""
+    """Applies the shard's part of the log, or the next `records_max` records of it, from where an earlier attempt stopped; then takes a checkpoint."""
     checkpoint = checkpoint_place(directory, one.shard)
     shutil.rmtree(checkpoint, ignore_errors=True)
-    shard = _open(source, one, directory, clock)
-    try:
+    with contextlib.closing(_open(source, one, directory, clock)) as shard:
+        for version in shard.versions:  # those of a snapshot: a replay keeps rows of no version
+            shard.stop_version(version)
         at, throttle = shard.next_offsets, _Throttle(clock, pace.rate)
         done = one.records - sum(one.end[topic] - at[topic] for topic in SHARD_TOPICS)
-        records = itertools.islice(_read_shard(source, one.shard, at, one.end), records_max)
-        while batch := list(itertools.islice(records, pace.batch_records)):
-            shard.apply(batch)
-            done += len(batch)
-            progress(f"shard {one.shard}: apply", done, one.records)
-            throttle.wait(len(batch))
+        with contextlib.closing(_read_shard(source, one.shard, at, one.end)) as read:
+            records = itertools.islice(read, records_max)
+            while batch := list(itertools.islice(records, pace.batch_records)):
+                shard.apply(batch)
+                done += len(batch)
+                progress(f"shard {one.shard}: apply", done, one.records)
+                throttle.wait(len(batch))
         shard.create_checkpoint(checkpoint)
-    finally:
-        shard.close()
 
 
 def _open(source: ReplaySource, one: ShardReplay, directory: Path, clock: Clock) -> Shard:
-    """The shard of the replay: as an earlier attempt left it, else its base. It keeps rows of no version and sends nothing."""
+    """The shard of the replay as an earlier attempt left it, else from its base."""
     place = directory / f"{one.shard:05d}"
     if one.snapshot and not place.exists():
         restore_snapshot(source.store, decode_stored_snapshot(source.store, snapshot_manifest_path(one.shard, one.snapshot)), place)
-    shard = open_shard(place, one.shard, source.init, clock)
-    for version in shard.versions:
-        shard.stop_version(version)
-    return shard
+    return open_shard(place, one.shard, source.init, clock)
 
 
 def _encode_shard(
@@ -223,8 +221,8 @@ def checkpoint_place(directory: Path, shard: int) -> Path:
     return directory / f"{shard:05d}-checkpoint"
 
 
-def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[SourceRecord]:
-    """The shard's records, one topic after the other."""
+def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end: Mapping[str, int]) -> Generator[SourceRecord]:
+    """The shard's records, one topic after another. To be closed: it holds a consumer."""
     for topic in SHARD_TOPICS:
         if end[topic] > start[topic]:
             yield from read_topic(source.bootstrap, topic, start={shard: start[topic]}, end={shard: end[topic]}, prefix=source.prefix)

@@ -29,7 +29,7 @@ class KeptRows:
         self._parts[shard] = write_full_part(self._store, REPLAYED_REVISION[0], shard, blocks, self._encoder.layout)
 
     def finish(self, replayed: Replayed, now_ms: int) -> None:
-        """Says what the rows are."""
+        """Writes the manifest, when all shards are there."""
         encoder, nothing = self._encoder, Part("", (), 0)
         seals = tuple(
             Seal(s.shard, self._parts[s.shard], nothing, 0, s.source_offsets, s.rows, s.digest, s.data_digest, encoder.fingerprint)

@@ -1,4 +1,4 @@
-"""Encoders of versions as a worker asks for them, without loading the kernels before there is a version.
+"""Encoders of versions, loaded when the first version needs one.
 
 Here: the interfaces, and the form that loads on first use. Not here: rows (encoder.py).
 """

@@ -1,10 +1,10 @@
-"""Faust's consumer, handing over runs of records: what Faust does for every message is then done once for hundreds of records.
+"""Faust's consumer, changed so that it hands over runs of records: what Faust does for each message is then done once for hundreds of records.
 
-Here: the consumer and the order in which fetched records leave it. Not here: the app and its agents (faust_shell.py), which are given single records.
-For one record Faust makes two tasks, a wait, an event and its bookkeeping: 70 us of processor time at best, 180 on a busy machine, against 2 us for
-fetching it. A message here stands for a run: records of one partition in offset order, of one fetch. Its offset is that of the last of them.
-Invariants: nothing is left out and nothing changes places within a partition. What waits is bounded by the number of runs in a queue and by the bytes of
-one fetch of a partition, which a run cannot exceed (I8).
+Here: the consumer, and the order in which fetched records leave it. Not here: the app and its agents (faust_shell.py), which see single records.
+For each message Faust makes two tasks, a wait and an event, and keeps books: 70 us of processor time at best, 180 on a busy machine, where fetching a
+record costs 2 us. So a message here is a run: records of one partition, from one fetch, in offset order. Its offset is that of its last record.
+Invariants: no record is left out, and the order within a partition stays. What waits is bounded by the number of runs in a queue and by the bytes of one
+fetch of a partition, which a run cannot exceed (I8).
 """
 
 import itertools
@@ -26,7 +26,7 @@ class RunMessage(ConsumerMessage):
 
 
 class RunsInTurn(SchedulingStrategyT):
-    """Cuts what one fetch brought into runs, one of each partition after the other."""
+    """Cuts the records of one fetch into runs; partitions take turns."""
 
     def __init__(self) -> None:
         pass
@@ -41,15 +41,15 @@ class RunsInTurn(SchedulingStrategyT):
 
 
 class NothingRead(dict[TP, int | None]):
-    """In place of the offsets that Faust has seen, below which it drops records in silence. After a seek back it still notes those
-    that it had in hand, and then drops every record that the seek was for. Shards know by themselves what is a duplicate."""
+    """In place of Faust's note of the offsets it has seen, below which it drops records in silence. After a seek back it would still note records
+    from before the seek, and then drop all those that the seek was for. Shards recognize duplicates themselves."""
 
     def __getitem__(self, partition: TP) -> None:
         return None
 
 
 class RunConsumer(Consumer):
-    """Belongs to an app whose `ConsumerScheduler` is RunsInTurn."""
+    """For an app whose `ConsumerScheduler` is RunsInTurn."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,7 +64,7 @@ class RunConsumer(Consumer):
         return message
 
     def _new_offset(self, tp: TP) -> int | None:
-        """Where the group may go on: Faust's own would look for every offset in between. One agent acks a partition's runs in their order."""
+        """The offset to commit. Faust's own method would want every offset in between acked; here one agent acks the runs of a partition in their order."""
         acked = self._acked[tp]
         if not acked:
             return None
@@ -74,7 +74,7 @@ class RunConsumer(Consumer):
         return highest + 1
 
     def on_buffer_full(self, tp: TP) -> None:
-        """Nothing: a full queue makes the fetcher wait. Faust would stop the partition besides, and where all have stopped it sleeps for a second."""
+        """Does nothing, because a full queue makes the fetcher wait. Faust would also pause the partition, and sleep for a second when all are paused."""
 
     def on_buffer_drop(self, tp: TP) -> None:
-        """Nothing, as above."""
+        """Does nothing, as above."""

@@ -1,12 +1,16 @@
-"""The hard shell around Faust: group membership, assignment, dispatch and back-pressure come from it, and nothing else is trusted to it.
+"""The shell around Faust. Faust gives us group membership, assignment of partitions, dispatch of records and back-pressure, and nothing else.
 
-Here: the app with every setting that keeps data safe, the assignment that starts at the shards' own offsets, the agent body that no
-exception leaves. The private parts of Faust are touched in this file (assignment and revocation of the app, the consumer's thread), in
-faust_consumer.py and in fetched_records.py only. Not here: what a batch does (streams/agents), who owns shards (streams/owned_shards.py).
-Invariants: the offsets stored in the shards, also 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust
-then seeks to the committed offset, but not to a 0; an exception in an agent never reaches Faust, which would ack the batch: what is
-transient was retried below, anything else ends the process. Acks mean nothing here: a batch that is turned away is acked too, and its
-next owner starts at the shard's offset.
+Here: the app with every setting that keeps data safe; the assignment, which begins at the shards' own offsets; the body of an agent, which lets no
+exception out. Only this file (assignment and revocation in the app, the consumer's thread), faust_consumer.py and fetched_records.py touch private parts
+of Faust. Not here: what is done with a batch (streams/agents), who owns shards (owned_shards.py).
+
+Without knowing Faust: an *agent* is a loop over the records of a topic; to *ack* a record tells Faust that the group may go on behind it.
+
+Invariants:
+- The offsets stored in the shards, also a 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust then seeks to the
+  committed offset, but not if it is 0.
+- An exception in an agent never reaches Faust, which would ack the batch. What may pass was tried again before; anything else ends the process.
+- Acks decide nothing here: a batch that is turned away is acked too, and the next owner starts at the shard's offset.
 Source: Faust issues 606, 177, 323, 440, 517, 136, and faults measured against a real broker.
 """
 
@@ -30,11 +34,11 @@ from streams.core.gaps import Partition
 from streams.faust_consumer import RunConsumer, RunsInTurn
 from streams.fetched_records import accept_any_header_names
 
-EXIT_FAULT = 70  # something unknown: a supervisor starts the process again
+EXIT_FAULT = 70  # an unknown fault: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
 
 _RETRY_S = 0.5
-_BUFFERED_RUNS = 32  # per topic: as many wait as are taken at once; each is at most what one fetch of a partition brings
+_BUFFERED_RUNS = 32  # of one topic that may wait; each is at most what one fetch of a partition brings
 _BATCH_BYTES_MAX = 4 * RECORD_BYTES_MAX  # packed updates of about a second
 _log = logging.getLogger("aif.streams.shell")
 
@@ -42,23 +46,23 @@ HandleBatch = Callable[[Sequence[SourceRecord]], Awaitable[None]]
 
 
 class Ownership(Protocol):
-    """Who opens and closes what a partition stands for."""
+    """Who opens and closes the shards that partitions belong to."""
 
     async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
-        """Opens what the partitions belong to; the next offset of each, to be read from."""
+        """Opens the shards. Returns for each partition the offset to read from."""
         ...
 
     def begin_close(self) -> None:
-        """Batches are turned away from now on, so that nobody waits for one that cannot be applied."""
+        """Turns batches away from now on, so that nobody waits for one that can no longer be applied."""
         ...
 
     async def close_partitions(self) -> None:
-        """Closes everything; the next assignment opens it again."""
+        """Closes every shard; the next assignment opens them again."""
         ...
 
 
 def stop_process(error: BaseException, doing: str) -> NoReturn:
-    """Ends this process at once, without a chance for Faust to ack or commit anything. Everything is in the shards."""
+    """Ends this process at once, before Faust can ack or commit anything. Nothing is lost: all that was done is in the shards."""
     decided = isinstance(error, Incompatible | Misconfigured)
     _log.critical("process stops: %s: %s", doing, error, exc_info=None if isinstance(error, AifError) else error)
     for handler in logging.getLogger().handlers:
@@ -68,7 +72,7 @@ def stop_process(error: BaseException, doing: str) -> NoReturn:
 
 
 class NoTables(TableManager):
-    """In place of Faust's tables. There are none here, so nobody has to wait a second for agents that declare them late."""
+    """In place of the manager of Faust's tables, which waits a second for agents that declare tables. There are none here."""
 
     async def on_start(self) -> None:
         """Lets the consumer subscribe at once."""
@@ -83,7 +87,7 @@ class ShellApp(faust.App):
     ownership: Ownership
 
     async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        """Opens the shards and moves the group to their offsets, then hands the assignment on. A slow start only delays the records."""
+        """Opens the shards and moves the group to their offsets, then lets Faust handle the assignment. A slow start only delays the records."""
         if not self.should_stop:
             try:
                 offsets = await self._open_partitions(frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned))
@@ -91,7 +95,7 @@ class ShellApp(faust.App):
                 if stored and not await self.consumer._thread.commit(stored):
                     _log.warning("the group moved on during an assignment; the next one starts again at the shards' offsets")
                 elif stored:
-                    # The client may be reading at the group's former offsets by now, and Faust's own seek passes over a committed 0.
+                    # The client may already read at the group's former offsets, and Faust itself does not seek to a committed 0.
                     await self.consumer.seek_wait(stored)
             except asyncio.CancelledError:
                 raise
@@ -100,7 +104,7 @@ class ShellApp(faust.App):
         await super()._on_partitions_assigned(assigned, generation_id)
 
     async def _open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
-        """Tries again while a disk, a broker or the control log does not answer: the partitions stay paused meanwhile (A7)."""
+        """Opens the shards, and tries again while a disk, a broker or the control log does not answer; the partitions stay paused (A7)."""
         said = ""
         while True:
             try:
@@ -114,7 +118,7 @@ class ShellApp(faust.App):
                 await asyncio.sleep(_RETRY_S)
 
     async def _on_partitions_revoked(self, revoked: set[TP]) -> None:
-        """Turns waiting batches away first, because Faust waits until they end; then frees the shards for their next owner."""
+        """Turns waiting batches away first, because Faust waits for their end; then closes the shards, for their next owner."""
         self.ownership.begin_close()
         await super()._on_partitions_revoked(revoked)
         await self.ownership.close_partitions()
@@ -165,8 +169,8 @@ def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: O
 
 
 def add_agent(app: ShellApp, topic: str, handle: HandleBatch, *, records_max: int, within_s: float) -> None:
-    """Gives batches of a topic (without prefix) to `handle`, one batch at a time: what is there when a record arrives. Batches begin at least
-    `within_s` apart, so that records that come one by one gather meanwhile."""
+    """Gives the records of a topic (without prefix) to `handle` in batches, one batch at a time. Batches begin at least `within_s` apart, so that
+    records which come one by one are gathered."""
     source = app.topic(app.prefix + topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
 
     async def body(stream: Any) -> None:
@@ -186,7 +190,7 @@ def add_agent(app: ShellApp, topic: str, handle: HandleBatch, *, records_max: in
 
 
 class _Arrivals:
-    """Events of one stream on their way to its agent. Faust's own `noack_take` looks for them every `within_s`, also when nothing comes for hours."""
+    """Events of one stream that wait for its agent. (Faust's own `noack_take` would wake up every `within_s`, even when nothing comes for hours.)"""
 
     def __init__(self, topic: str, within_s: float) -> None:
         self._topic, self._within_s = topic, within_s
@@ -205,7 +209,7 @@ class _Arrivals:
         await self._queue.put(None)
 
     async def take(self) -> list[Any]:
-        """What has come, at least one event; nothing when the stream has ended."""
+        """The events that have come, at least one; an empty list when the stream has ended."""
         event = await self._queue.get()
         clock = asyncio.get_running_loop().time
         if event is not None and (pause_s := self._began_at + self._within_s - clock()) > 0:
@@ -217,12 +221,12 @@ class _Arrivals:
                 return events
             event = self._queue.get_nowait()
         if events:
-            self._queue.put_nowait(None)  # the end is told again
+            self._queue.put_nowait(None)  # the next call is to find the end again
         return events
 
 
 async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -> None:
-    """No exception leaves: Faust would ack the batch and go on without it."""
+    """Lets no exception out: Faust would ack the batch and go on without it."""
     try:
         await handle(records)
     except asyncio.CancelledError:

@@ -1,12 +1,13 @@
-"""`aif worker`: one process that owns shards. Only wiring; every part stands in its own file.
+"""`aif worker`: one process that owns shards. Here is only the wiring; every part has its own file.
 
-    topics and identity of the index -> owned shards (owned_shards.py) <- Faust shell (faust_shell.py) <- agents
-    control log -> reconciler (versions/reconcile.py) in its own thread -> shard tasks, builder processes
-    metrics page, ready line, clean stop at SIGTERM or Ctrl-C
+    an event     Kafka -> Faust (faust_shell.py) -> agents -> owned_shards.py -> shard_task.py -> shard.py
+    a version    control log -> versions/reconcile.py, in a thread of its own -> shard tasks, builder processes
+    besides      metrics page, ready line, clean stop at SIGTERM or Ctrl-C
 
-Not here: any decision about data. Everything heavy is imported before anything is opened, and builders come from a fork of that moment
-(builders/template.py); with `build.warm` off, kernels are loaded by the first version that needs an encoder. Torch is not loaded here.
-Invariants: a fault of the reconciler or of a version never stops the consumption of events; a failed assertion ends the process.
+Not here: any decision about data. Everything heavy is imported before anything is opened, and builders are forked from the process as it was then
+(builders/template.py). With `build.warm` off, the first version that needs an encoder loads the kernels. Torch is not loaded here.
+Invariants: an error of the reconciler or of a version never stops the consumption of events. A failed assertion outside of the single attempts of a
+step ends the process.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ _log = logging.getLogger("aif.streams.worker")
 
 
 class Worker:
-    """The parts of one worker process. `run` returns when it was asked to stop."""
+    """The parts of one worker process. `run` returns when the process was asked to stop."""
 
     def __init__(self, settings: WorkerSettings, template: Template | None = None) -> None:
         self.settings, self._template = settings, template
@@ -66,7 +67,7 @@ class Worker:
         self._ready = False
 
     def prepare(self) -> Init:
-        """Topics and the identity of the index, before anything is read. Raises Incompatible where they do not fit."""
+        """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit."""
         settings = self.settings
         if settings.worker.apply_topics:
             apply_topics(self.bootstrap, self.prefix, settings.index.shards, settings.index.user_partitions)
@@ -78,7 +79,7 @@ class Worker:
         return state.init
 
     async def run(self) -> None:
-        """Consumes until SIGTERM or SIGINT, then leaves everything closed."""
+        """Consumes until SIGTERM or SIGINT, then closes everything."""
         beating = asyncio.create_task(beat(self.folder / HEARTBEAT_NAME))
         init = await asyncio.to_thread(self.prepare)
         page = open_metrics_page(self._registry, port) if (port := self.settings.worker.metrics_port) else None
@@ -136,7 +137,7 @@ class Worker:
         )
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:
-        """Runs Faust until asked to stop. If Faust ends by itself, so does the process: it would sit there without consuming."""
+        """Runs Faust until asked to stop. If Faust ends by itself, the process ends too, because it would no longer consume."""
         await app.start()
         ended = asyncio.ensure_future(app.wait_until_stopped())
         asked = asyncio.ensure_future(stop.wait())
@@ -166,7 +167,7 @@ class Worker:
     # --- versions ------------------------------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
-        """Every 0.2 s, and at once after an assignment: shards follow the control log. Errors are logged and tried again."""
+        """A step every 0.2 s, and at once after an assignment. Errors are logged, and the step is tried again."""
         last_error = ""
         while not self._stopping.is_set():
             self._wake.clear()
@@ -187,7 +188,7 @@ class Worker:
         self.versions.close()
 
     def _show_progress(self) -> None:
-        """The version that builds, as a metric; the ready line, once every assigned shard takes batches (A7: `step` admits them)."""
+        """Shows the versions as metrics, and prints the ready line once every assigned shard takes batches (A7)."""
         state = self.control_log.state
         self.metrics.show_wanted(building.version if (building := state.building) else None)
         self.metrics.show_states(status.state for status in state.versions.values())

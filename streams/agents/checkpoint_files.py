@@ -1,9 +1,9 @@
-"""Reading a file that a message names, without letting the message choose more than it may (I10).
+"""Reads a file that a message names, and lets the message name only what is allowed (I10).
 
-Here: the address and the way to the bytes. Not here: what is in them.
-Invariants: the scheme is `file` or the address is a plain absolute path; it is decoded once; the path lies under an allowed folder by its
-text, and below that folder no link is followed and nothing but a regular file is read; no more bytes are read than were announced.
-A message cannot make the worker wait on a pipe, read a device, or leave the folder by `..` or a link.
+Here: from the address to the bytes. Not here: what the bytes mean (checkpoints.py).
+Invariants: the scheme is `file` or the address is a plain absolute path; it is decoded once; the text of the
+path lies under an allowed folder, below which no link is followed and only a regular file is read; no more bytes are read than were announced.
+So a message cannot make the worker wait on a pipe, read a device, or leave the folder by `..` or a link.
 """
 
 import os

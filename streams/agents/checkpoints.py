@@ -1,15 +1,15 @@
-"""The agent of model-checkpoints: a record becomes `want v` or `reject v`, v = its offset (protocol B3, I7).
+"""The agent of model-checkpoints: each record becomes `want v` or `reject v`, where v is its offset (protocol B3, I7).
 
-Here: the decision and its order of steps. Not here: opening the file (checkpoint_files.py), the checks of its content
-(schemas/model/checkpoint_file.py, and checkpoint.py, which runs the network), building (streams/versions/reconcile.py).
+Here: the decision and the order of its steps. Not here: opening the file (checkpoint_files.py), the checks of its content
+(schemas/model/checkpoint_file.py), running its network (schemas/model/checkpoint.py), building the version (streams/versions).
 
-    decode -> fetch -> every check -> copy into the index store under its sha256 -> want
-    anything wrong: dead letter -> reject (with the reason) -> index event
+    decode -> fetch -> every check -> copy into the index store, named by its sha256 -> want
+    if anything is wrong: dead letter -> reject (with the reason) -> index event
 
-Invariants: nothing is written before everything was checked, so a bad checkpoint never reaches a shard or a server. Each step may be repeated: the
-copy has the name of its content, a decided version is not decided again, a second dead letter has the same identity. Records are
-decided in offset order, because reading starts after the highest decided version; so an interrupted record is never passed over.
-Blocking; `handle_checkpoints` keeps it off the event loop.
+Invariants: nothing is written before everything was checked, so a bad checkpoint never reaches a shard or a server. Each step may be repeated: the copy
+is named by its content, a decided version is not decided again, a second dead letter has the same identity. Records are decided in the order of their
+offsets, and reading starts after the highest decided version, so an interrupted record is never skipped.
+The functions block; `handle_checkpoints` keeps them off the event loop.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _REASON_CHARS_MAX = 2_000
 
 
 class Decision(StrEnum):
-    """What became of a record."""
+    """What was decided about a record."""
 
     WANTED = "wanted"
     REJECTED = "rejected"
@@ -48,7 +48,7 @@ class Decision(StrEnum):
 
 
 def run_here(data: bytes) -> None:
-    """The dry run in this process."""
+    """Does the dry run in this process."""
     from schemas.model.checkpoint import read_checkpoint  # loads torch
 
     read_checkpoint(data)
@@ -56,10 +56,14 @@ def run_here(data: bytes) -> None:
 
 @dataclass
 class CheckpointDesk:
-    """What deciding needs. `roots`: folders from which checkpoints may be read; `fetch_s_max`: how long an unreachable one is tried.
+    """What a decision needs.
 
-    send_dead_letter returns when the broker has it; `rejected` counts by code. dry_run: judges a file by running its network (RejectedInput), which
-    loads torch: a worker has that done by a process of its own (streams/versions/version_side.py).
+    roots             folders from which checkpoints may be read
+    fetch_s_max       how long a file that cannot be read is tried again
+    send_dead_letter  returns when the broker has the letter
+    rejected          numbers of rejected records, by code
+    dry_run           runs the network of a file and raises RejectedInput; it needs torch, so a worker has a process of its own for it
+                      (streams/versions/version_side.py)
     """
 
     control_log: ControlLog
@@ -77,7 +81,7 @@ class CheckpointDesk:
 
 
 async def handle_checkpoints(desk: CheckpointDesk, records: Sequence[SourceRecord]) -> None:
-    """Decides the records of a batch one after the other, outside the event loop. What is transient is tried again until the worker stops."""
+    """Decides the records of a batch one after another, outside the event loop. While something is unavailable, it tries again until the worker stops."""
     for record in records:
         while (decision := await asyncio.to_thread(_try_checkpoint, record, desk)) is None:
             pass
@@ -86,7 +90,7 @@ async def handle_checkpoints(desk: CheckpointDesk, records: Sequence[SourceRecor
 
 
 def _try_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision | None:
-    """None: something outside (store, broker) does not answer; a pause has passed."""
+    """Decides one record. None, after a pause, if the store or the broker did not answer."""
     try:
         return handle_checkpoint(record, desk)
     except Unavailable as error:
@@ -94,7 +98,7 @@ def _try_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision | No
 
 
 def handle_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision:
-    """Decides one record. Raises Unavailable when store, log or broker do not answer: then nothing is decided and the call may be repeated."""
+    """Decides one record. Raises Unavailable if store, log or broker do not answer: then nothing is decided, and the call may be repeated."""
     state = desk.control_log.refresh()
     if record.offset <= state.newest_decided:
         return Decision.KNOWN
@@ -112,7 +116,7 @@ def handle_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision:
 
 
 def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> CheckpointFile:
-    """Every check but the dry run, of the content against itself, the announcement and the index. Raises RejectedInput whose code names the check."""
+    """Every check except the dry run: of the content, against the announcement, against the index. Raises RejectedInput whose code names the check."""
     checkpoint = read_checkpoint_file(data, announced.sha256, announced.feature_schema)
     if checkpoint.info.model_id != announced.model_id:
         message = f"the file is of model {checkpoint.info.model_id!r}, announced as {announced.model_id!r}; announce what was written"
@@ -125,9 +129,9 @@ def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlSta
 
 
 def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
-    """The file's bytes; None when the worker stops meanwhile. RejectedInput (`unreachable`) after `fetch_s_max`.
+    """The bytes of the file; None if the worker stops meanwhile. Raises RejectedInput (`unreachable`) after `fetch_s_max`.
 
-    A record may name the index store's own copy (so an adopted replay does); that one lies in no allowed folder.
+    A record may also name the copy in the index store, as that of an adopted replay does; it need not lie in an allowed folder.
     """
     own = checkpoint_path(announced.sha256)
     if announced.uri == desk.store.uri(own) and desk.store.exists(own):
@@ -146,7 +150,7 @@ def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
 
 
 def _want(version: int, announced: CheckpointRecord, checkpoint: CheckpointFile, desk: CheckpointDesk) -> Decision:
-    """`want v`, because of a checkpoint, or to adopt the replay that has its label."""
+    """Writes `want v`: to build a checkpoint, or to adopt the replay that has its label."""
     adopts = announced.label is not None and find_replayed(desk.store, announced.label, announced.sha256) is not None
     entry = Entry(
         EntryKind.WANT,
@@ -173,7 +177,7 @@ def _reject(record: SourceRecord, error: RejectedInput, desk: CheckpointDesk) ->
 
 
 def _decide(entry: Entry, desk: CheckpointDesk, decision: Decision) -> Decision:
-    """Writes the entry unless the newest log has decided the version."""
+    """Writes the entry, unless the newest log has decided the version already."""
     if append_entry(desk.control_log, lambda state: entry if entry.version > state.newest_decided else None) is None:
         return Decision.KNOWN
     desk.announce(IndexEvent(schema=1, kind=str(decision), version=entry.version, reason=entry.reason or entry.label))

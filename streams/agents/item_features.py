@@ -11,6 +11,6 @@ from streams.owned_shards import OwnedShards
 
 
 async def handle_item_features(owned: OwnedShards, records: Sequence[SourceRecord]) -> None:
-    """Returns when every record is in its shard, or its shard was given away."""
+    """Returns when every record is in its shard, or the shard has another owner."""
     assert all(r.topic == ITEM_FEATURES for r in records)
     await owned.apply(records)

@@ -11,6 +11,6 @@ from streams.owned_shards import OwnedShards
 
 
 async def handle_new_items(owned: OwnedShards, records: Sequence[SourceRecord]) -> None:
-    """Returns when every record is in its shard, or its shard was given away."""
+    """Returns when every record is in its shard, or the shard has another owner."""
     assert all(r.topic == NEW_ITEMS for r in records)
     await owned.apply(records)

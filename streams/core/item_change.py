@@ -1,6 +1,6 @@
 """What one micro-batch does to one item: its components before and after, and every step between (protocol A3, A9).
 
-Here: the fold of a batch's updates of one item, and what they make stale for a model. Not here: the fold rule (item_state.py), the dependency
+Here: the updates of one item in one batch, folded in order, and what they make stale for a model. Not here: the fold rule (item_state.py), the dependency
 table (stale.py), rows (streams/shard_rows.py).
 Invariant: `stale` and `is_tombstone` look at every step, never only at the first and last state (stale.py says why).
 """
@@ -73,7 +73,7 @@ class ItemChange:
         return [(a.raw, b.raw) for a, b in self._steps if a is not None and not a.dead and not b.dead and a.raw != b.raw]
 
     def stale(self, dependencies: Dependencies, known: Mapping[tuple[bytes, bytes], bool] = _NOTHING_KNOWN) -> Stale:
-        """What of a live item's row the batch made stale. `known`: of some of `changed_texts` whether an input of the item half is another."""
+        """Which parts of a live item's row the batch made stale. `known`: for some of `changed_texts`, whether an input of the item half differs."""
         stale = dependencies.by_embedding if self._embedding_changed else Stale.NOTHING
         for before, after in self._steps:
             if before is None or before.dead != after.dead:
@@ -88,12 +88,12 @@ class ItemChange:
 
     @property
     def raw_features(self) -> Mapping[str, Any]:
-        """The features of a live item; to be asked when the batch is folded."""
+        """The features of a live item, after the updates taken so far."""
         assert self.features is not None and not self.features.dead
         return self._decode(self.features.raw)
 
     def _decode(self, raw: bytes) -> Mapping[str, Any]:
-        """Once for each state of a batch, whatever the number of versions."""
+        """Decodes each state once, whatever the number of versions."""
         decoded = self._decoded.get(raw)
         if decoded is None:
             decoded = self._decoded[raw] = decode_raw_features(raw)

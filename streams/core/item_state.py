@@ -5,9 +5,9 @@ Here: the components, their bytes, and what an update does to them. Not here: de
 Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or
 redelivery folds to the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that
 keeps its order; it never touches the embedding.
-A row carries the orders at which its components last *changed*, not those of the last event: an identical re-sent event makes no row, and if it
-raised the order of later rows, a shard that was set back (a lost end of its log, an older copy) and lives through other interleavings
-could send rows that readers refuse and then hold back the one they would take.
+A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row; if it
+raised the order of later rows, then a shard that was set back to an older copy and reads the topics in another interleaving could first send rows that
+readers refuse, and then not send the row that they would take.
 Source: LWW register (Shapiro et al. 2011) per component.
 """
 
@@ -28,9 +28,9 @@ EmbeddingOrder = tuple[int, int]  # offset, index in the record
 NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 
 FEATURES_HEADER = struct.Struct("<qqHqqHBQ")  # order, changed, dead, hash; then the JSON bytes
-_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)  # made once: json.dumps would make one a call
-_DECODE = json.JSONDecoder().raw_decode
 EMBEDDING_HEADER = struct.Struct("<qHqHQ")  # order, changed, hash; then float32 values
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)  # json.dumps would make an encoder for each call
+_DECODE = json.JSONDecoder().raw_decode
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
 _NO_EMBEDDING_CHANGED = struct.pack("<qH", *NO_EMBEDDING_ORDER)

@@ -1,4 +1,4 @@
-"""The outbox: messages that a micro-batch owes to Kafka, kept in the same WriteBatch until the broker has acknowledged them.
+"""The outbox: messages that a micro-batch has to send to Kafka. They are stored in its WriteBatch until the broker has acknowledged them.
 
 Here: an entry and its bytes. Not here: sending (streams/outbox_sender.py). Entries are sent in the order of their sequence; after a restart everything
 left is sent again, which is harmless: rows carry orders, dead letters carry their source position.
@@ -34,7 +34,7 @@ class OutboxEntry:
 
 
 def encode_outbox_key(sequence: int) -> bytes:
-    """Keys sort as sequences do."""
+    """The key of an entry: keys sort as sequences do."""
     return _SEQUENCE.pack(sequence)
 
 

@@ -1,4 +1,4 @@
-"""What a change of an item makes stale in the rows of a model, as a table (protocol A9).
+"""Which parts of a row become stale when an item changes (protocol A9).
 
     an input of the item half changed                  vector and bridge weights (and with them the row)
     the multimodal embedding changed                   the signature; vector and bridge too where the schema lists it as an input
@@ -7,8 +7,8 @@
 
 Here: the table for one FeatureSchema. Not here: which steps an item took (item_change.py), the rows (streams/shard_rows.py).
 Values are compared as printed, because 1, 1.0 and true are equal in Python and hash into different buckets.
-Invariant: what is stale is the union over every step of a batch, never the difference between its first and last state. A step that was undone
-within one batch may have reached readers before a crash that forgot it, so the row must be sent again.
+Invariant: what is stale is the union over all steps of a batch, never the difference between its first and last state. A step that is undone within
+the batch may have reached readers before a crash, after which the same records came in another batch; so the row must be sent again.
 """
 
 import enum
@@ -46,7 +46,7 @@ class Dependencies:
 
 
 def _print_differently(before: list[object], after: list[object]) -> bool:
-    """Unlike values always do; of equal ones only those with other types, zeros (which have signs), and what a list holds."""
+    """Whether they print differently: unlike values always do; equal ones may if they have other types, are zeros (which have signs), or are lists."""
     if before != after:
         return True
     types = set(map(type, before))

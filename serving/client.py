@@ -125,7 +125,7 @@ class AifClient:
         """Whether the server answers and says that it is ready."""
         try:
             return bool(self._http.get("/v2/health/ready").status_code == 200)
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
@@ -149,7 +149,7 @@ class AifClient:
     def _why_not_ready(self) -> str:
         try:
             return str(self._http.get("/v2/health/ready").json().get("reason", ""))
-        except (httpx.TransportError, ValueError) as error:
+        except (httpx.RequestError, ValueError) as error:
             return str(error)
 
     def _post(self, path: str, body: BaseModel, kind: type[A]) -> A:
@@ -162,7 +162,7 @@ class AifClient:
     def _send(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         try:
             answer = self._http.request(method, path, content=content, headers={"content-type": "application/json"} if content else None)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise Unavailable("server_unreachable", f"{self.url} does not answer ({error}); is `aif serve` running there?") from error
         if answer.status_code != 200:
             raise decode_error(answer)

@@ -1,7 +1,7 @@
-"""Whether servers are ready, asked again and again beside the requests.
+"""Asks servers again and again whether they are ready, beside the requests.
 
-A request learns only of the server it was sent to, and pays for it; a probe finds the one that drains, hangs or comes back before a request does.
-Here: the probes. Not here: what a caller makes of them (core/routing.py), the same question asked by people (serving/client.py).
+A request learns only about the server it was sent to, and at its own cost; a probe notices a server that drains, hangs or is back before a request does.
+Here: the probes. Not here: what a caller does with the result (core/routing.py), the same question from a person (serving/client.py).
 """
 
 import asyncio
@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 import httpx
 
 READY = "/v2/health/ready"
-PROBE_S_MAX = 1.0  # a server that needs longer to say that it is ready is not
+PROBE_S_MAX = 1.0  # a server that takes longer to say that it is ready is not ready
 
 
 async def is_ready(http: httpx.AsyncClient) -> bool:
     """One probe. Raises nothing."""
     try:
         answer = await http.get(READY, timeout=PROBE_S_MAX)
-    except httpx.TransportError:
+    except httpx.RequestError:
         return False
     return answer.status_code == 200
 
 
 async def poll_servers(servers: Mapping[str, httpx.AsyncClient], tell: Callable[[str, bool], None], every_s: float) -> None:
-    """Probes every server each `every_s` and tells what it found; never ends by itself. A slow one holds up nobody but itself."""
+    """Probes every server each `every_s` and calls `tell(url, ready)`. Never ends by itself. A slow server does not delay the probes of others."""
 
     async def poll(url: str) -> None:
         while True:

@@ -1,13 +1,13 @@
-"""The merger of the paper's Figure 1: on a request's arrival call 1 leaves beside retrieval; the candidates follow in call 2, with call 1's token.
+"""The merger of the paper's Figure 1: when a request arrives, call 1 is sent while retrieval runs; the candidates follow in call 2, with call 1's token.
 
     arrival ──┬── retrieval ─────────────── candidates ──┬── call 2 (rank) ── answer
               └── call 1 (user half) ── version token ───┘
 
-Here: the two-call flow over any servers that speak schemas/requests.py, routing and failover. Not here: which server is whose (core/routing.py), who is
-ready (health.py), retrieval (whatever is given; a stand-in is in retrieval.py), ranking.
-Invariants: call 2 leaves when there are candidates, never later: a call 1 that is late is the server's to wait for. A server lost between the two calls
-costs one recompute on the next one, and no error; with `carries_state` not even that, because call 2 brings the state itself. A refusal is tried
-elsewhere; where every server refuses, again after the time that they ask for, a few times and within the deadline.
+Here: the flow of the two calls over any servers that speak schemas/requests.py, routing and failover. Not here: the order of servers (core/routing.py),
+which of them are ready (health.py), retrieval (given by the caller; a stand-in is in retrieval.py), ranking.
+Invariants: call 2 is sent as soon as there are candidates; if call 1 is late, the server waits for it. If a server is lost between the two calls, the next
+one computes the user half again, without an error; with `carries_state` it does not even have to, because call 2 brings the state. After a refusal the
+next server is asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from pydantic import ValidationError
 
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id, partition_of
@@ -31,8 +30,8 @@ from serving.merger.health import poll_servers
 
 POLL_S_DEFAULT = 0.5
 ROUNDS_MAX = 3  # over all servers
-_LOST_S = 1.0  # a server that did not answer is asked last for so long
-_MARGIN_MS = 50  # a server answers by the deadline; its answer still has to arrive
+_LOST_S = 1.0  # a server that did not answer is asked last for this long
+_MARGIN_MS = 50  # the server answers by the deadline, and then its answer has to arrive
 
 Retrieve = Callable[[Id], Awaitable[Sequence[Id]]]
 Open = Callable[[str], httpx.AsyncClient]
@@ -40,7 +39,7 @@ Open = Callable[[str], httpx.AsyncClient]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """An answer, who gave it, how many servers were asked for it, and where the time went. `user_answer` None: call 1 gave none in time."""
+    """An answer, the server that gave it, how many calls it took, and the timeline. `user_answer` None: call 1 gave no answer in time."""
 
     answer: RankAnswer
     server: str
@@ -50,7 +49,7 @@ class Merged:
 
     @property
     def took_ms(self) -> float:
-        """From arrival to answer."""
+        """Milliseconds from arrival to answer."""
         return max(span.end_ms for span in self.spans)
 
 
@@ -69,7 +68,7 @@ def open_http(url: str) -> httpx.AsyncClient:
 
 
 class Merger:
-    """Ranks for users over some servers. `partitions` = M of the index. One event loop; close it, or use it with `async with`."""
+    """Ranks for users over several servers. `partitions`: M of the index. For one event loop; close it, or use it with `async with`."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class Merger:
         poll_s: float = POLL_S_DEFAULT,
         carries_state: bool = False,
     ) -> None:
-        """`poll_s`: between two probes of a server, from the first request on. `carries_state`: the servers have a key for it (carried_state.py)."""
+        """`poll_s`: time between two probes, from the first request on. `carries_state`: the servers have a key for it (calls/carried_state.py)."""
         self._poll_s, self._carries_state = poll_s, carries_state
         self._polling: asyncio.Task[None] | None = None
         self._servers = {url: _Server(url, open_client(url)) for url in urls}
@@ -89,7 +88,7 @@ class Merger:
         self._calls: set[asyncio.Task[UserAnswer]] = set()
 
     async def recommend(self, user: Id, top_k: int = 100, deadline_ms: int = 200, context: Mapping[str, Any] | None = None) -> Merged:
-        """The top-k of what retrieval finds. Raises the last error where no server answers, Unavailable (`deadline_passed`) in the end."""
+        """The top-k of what retrieval finds. Raises the last server's error if none answers, Unavailable (`deadline_passed`) after the deadline."""
         request = _Request(user, uuid.uuid4().hex, time.perf_counter(), deadline_ms)
         self._watch_servers()
         route = self.route(user)
@@ -107,7 +106,7 @@ class Merger:
         return await self._rank(request, route, body, user_answer)
 
     def route(self, user: Id) -> list[str]:
-        """The servers in the order in which they are asked for a user."""
+        """The servers in the order in which they are asked about a user."""
         now_s = time.monotonic()
         loads = [
             ServerLoad(server.url, server.ready and now_s >= server.lost_until_s, server.in_flight) for server in self._servers.values()
@@ -115,7 +114,7 @@ class Merger:
         return plan_route(partition_of(user, self._partitions), loads)
 
     async def _user_half(self, request: "_Request", url: str) -> UserAnswer:
-        """Call 1. What goes wrong here is made good by call 2."""
+        """Call 1. Its failure does no harm, because call 2 can do without it."""
         started_ms = request.took_ms()
         wanted = {"carry_state": True} if self._carries_state else {}
         answer = UserAnswer.model_validate(await self._post(request, url, "/v1/user", wanted))
@@ -123,7 +122,7 @@ class Merger:
         return answer
 
     async def _rank(self, request: "_Request", route: Sequence[str], body: Mapping[str, Any], user_answer: UserAnswer | None) -> Merged:
-        """Call 2, on the next server where one is lost or refuses; where all do, again when the first of them wants to be asked again."""
+        """Call 2, on the next server if one is lost or refuses. If all do, again after the shortest retry time that they named."""
         attempts = 0
         for turn in range(ROUNDS_MAX):
             errors = list[Unavailable]()
@@ -144,20 +143,20 @@ class Merger:
         raise AssertionError("a merger has at least one server")
 
     async def _ask(self, request: "_Request", url: str, body: Mapping[str, Any]) -> RankAnswer:
-        """Call 2 on one server, noted in the request's spans."""
+        """Call 2 on one server, noted in the timeline. Raises as `_post`, and Incompatible (`bad_answer`)."""
         started_ms = request.took_ms()
         try:
             answer = RankAnswer.model_validate(await self._post(request, url, "/v1/rank", body))
         except Unavailable as error:
             request.note("call 2", started_ms, f"{url}: {error.code}")
             raise
-        except ValidationError as wrong:
+        except ValueError as wrong:  # not JSON, or JSON of another shape
             raise Incompatible("bad_answer", f"{url} answered something else than a RankAnswer: {wrong}") from wrong
         request.note("call 2", started_ms, f"{url}: user half {answer.rung}, {answer.took_ms:.1f} ms in the server")
         return answer
 
     async def _post(self, request: "_Request", url: str, path: str, body: Mapping[str, Any]) -> Any:
-        """One call. Raises what the server says, Unavailable (`server_unreachable`) where it does not, `deadline_passed`."""
+        """One call. Raises the server's error, Unavailable (`server_unreachable`, `deadline_passed`), ValueError if the answer is not JSON."""
         server, left_ms = self._servers[url], request.left_ms()
         fields = {**body, "user_id": encode_wire_id(request.user), "request_id": request.request_id, "deadline_ms": left_ms}
         server.in_flight += 1
@@ -165,7 +164,7 @@ class Merger:
             answer = await server.http.post(path, json=fields, timeout=(left_ms + _MARGIN_MS) / 1000)
         except httpx.TimeoutException as error:
             raise request.passed() from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             server.lost_until_s = time.monotonic() + _LOST_S
             raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); is `aif serve` running there?", 0.0) from error
         finally:
@@ -189,10 +188,10 @@ class Merger:
     def _forget(self, call: "asyncio.Task[UserAnswer]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # call 2 said what had to be said
+            call.exception()  # call 2 has answered or raised; this error is of no interest
 
     async def close(self) -> None:
-        """Closes the connections; a call 1 that nobody needs any more is cancelled."""
+        """Cancels running calls and probes, and closes the connections."""
         calls: list[asyncio.Task[Any]] = [*self._calls, *([] if self._polling is None else [self._polling])]
         for call in calls:
             call.cancel()
@@ -209,7 +208,7 @@ class Merger:
 
 @dataclass
 class _Request:
-    """One request's clock and the spans that are over."""
+    """The clock of one request, and its timeline so far."""
 
     user: Id
     request_id: str

@@ -1,6 +1,6 @@
-"""A stand-in for retrieval: candidates from a given pool after a given latency, so that what call 1 saves beside it can be seen.
+"""A stand-in for retrieval: candidates from a given pool after a given latency, to show the time that call 1 saves beside it.
 
-Not here: finding candidates. Whoever wires a real system gives `Merger` a function of their own.
+Not here: finding candidates. A real system gives `Merger` a function of its own.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ def decode_latency(text: str) -> Latency:
 
 
 class Retrieval:
-    """`retrieve` answers with `count` ids of the pool, the same for the same seed."""
+    """`retrieve` returns `count` random ids of the pool, the same for the same seed."""
 
     def __init__(self, pool: Sequence[Id], count: int, latency: Latency, seed: int = 0) -> None:
         self._pool, self._count, self._latency, self._rng = pool, min(count, len(pool)), latency, random.Random(seed)
 
     async def retrieve(self, user: Id) -> Sequence[Id]:
-        """Candidates of a user."""
+        """Candidates for a user."""
         await asyncio.sleep(self._latency.draw_ms(self._rng) / 1000)
         return self._rng.sample(self._pool, self._count)

@@ -1,4 +1,4 @@
-"""One request through the merger, and its time line for people: `aif query --trace`."""
+"""One request through the merger, with its timeline as text: `aif query --trace`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from serving.settings import ServerSettings
 def trace_request(
     settings: ServerSettings, url: str | None, user: str, candidates: Sequence[Id], top_k: int, deadline_ms: int, retrieval: str
 ) -> tuple[Merged, list[str]]:
-    """The answer and the lines to show. `url`: one server, or several with commas. Raises what the merger does."""
+    """The answer and the lines to show. `url`: one server, or several separated by commas. Raises as `Merger.recommend`."""
     serve = settings.serve
     scheme = "http" if serve.tls_cert is None else "https"
     urls = (url or f"{scheme}://{serve.host}:{serve.port}").split(",")
@@ -34,7 +34,7 @@ def trace_request(
 
 
 def describe(merged: Merged) -> list[str]:
-    """The time line, and what the second call did not have to wait for."""
+    """The timeline, and how much of call 1 ran while retrieval did."""
     spans = {span.name: span for span in merged.spans}
     lines = draw_timeline(sorted(merged.spans, key=lambda span: span.start_ms))
     first, retrieved = spans.get("call 1"), spans["retrieval"]

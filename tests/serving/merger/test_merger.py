@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
 from infra.kafka.reader import SourceRecord
 from infra.processes import wait_until
-from schemas.errors import RejectedInput, Unavailable
+from schemas.errors import AifError, RejectedInput, Unavailable
 from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import Id, encode_kafka_key, partition_of
 from schemas.token import VersionToken
@@ -301,3 +302,27 @@ def test_the_stand_in_draws_latencies_and_candidates_as_told_and_again_the_same(
 def test_a_latency_that_is_none_is_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(RejectedInput, match="lognormal:MEDIAN_MS"):
         decode_latency(text)
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "code"),
+    [({}, b"<html>busy</html>", "bad_answer"), ({"content-encoding": "gzip"}, b"no gzip", "server_unreachable")],
+)
+def test_an_answer_that_cannot_be_read_is_an_error_of_ours_and_the_servers_are_watched_on(
+    headers: dict[str, str], content: bytes, code: str
+) -> None:
+    def garble(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(content))
+
+    def open_client(url: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=url, transport=httpx.MockTransport(garble))
+
+    async def run() -> None:
+        async with Merger(["http://one"], 4, candidates(1), open_client, poll_s=0.01) as merger:
+            with pytest.raises(AifError) as caught:
+                await merger.recommend(1, deadline_ms=2_000)
+            assert caught.value.code == code
+            await asyncio.sleep(0)
+            assert merger._polling is not None and not merger._polling.done()
+
+    asyncio.run(run())

@@ -177,7 +177,9 @@ class MemoryDatabase:
 
     def scan(self, family: str, start: bytes = b"", end: bytes | None = None) -> MemoryScan:
         held = self.directory.families[family]
-        return MemoryScan([(k, held[k]) for k in sorted(held) if k >= start and (end is None or k < end)])
+        keys = [k for k in held if k >= start and (end is None or k < end)] if held else []
+        keys.sort()
+        return MemoryScan([(k, held[k]) for k in keys])
 
     def new_batch(self) -> MemoryBatch:
         return MemoryBatch()

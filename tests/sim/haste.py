@@ -1,43 +1,71 @@
-"""What makes a history cheap: results of pure functions that all processes of a history ask for are computed once.
+"""What makes a history cheap: results of pure functions that all processes of a history ask for, or all histories, are computed once.
 
-Here: replacements with the same results (test_fakes.py compares them). Not here: anything that decides.
+Here: replacements with the same results (test_fakes.py compares them; a change here leaves every history as it was). Not here: anything that decides.
 """
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import infra.index.control_log
 import infra.index.parts
 import infra.index.retention
+import infra.journaled_rocks
 import schemas.index.control
+import schemas.index.control_entry
+import schemas.index.manifest
+import streams.core.shard_state
+import streams.shard
 import streams.shard_decode
+import streams.shard_rows
 import streams.shard_snapshot
+import streams.stored.upserts
 import streams.versions.publication
+import streams.versions.reconcile
 from infra.index.control_log import ControlLog, control_path
-from schemas.events import decode_updates
+from infra.joined import Joined, join_stored
+from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows
+from infra.kafka.reader import SourceRecord
+from schemas.events import IndexEvent, decode_updates
+from schemas.ids import IdKind
 from schemas.index.control import ControlState, decode_entry, fold_entry
+from schemas.index.layout import RowLayout, decode_layout
 from schemas.index.manifest import decode_manifest, decode_seal
 from schemas.index.snapshot import decode_snapshot
+from schemas.topics import ITEM_FEATURES
+from streams.core.item_state import FeaturesUpdate
 from streams.stored.plain_records import load_records
+from streams.stored.upserts import Upserts
+from tests.sim.quick_json import QuickEncoder, QuickJson
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _RECORDS_MAX = 50_000  # remembered across histories, which publish the same few updates again and again
+_ROWS_MAX = 10_000
 _NOTHING_READ = ControlState()
+_real_fields = dataclasses.fields
 _control_path = functools.cache(control_path)
-_decode_updates = functools.lru_cache(_RECORDS_MAX)(decode_updates)
+_find_unsettled = JournaledDatabase._unsettled_rows
+_decode_plain_records, _narrow = streams.shard_decode._decode_plain_records, streams.shard_decode._to_float32
+
+
+@functools.cache
+def _fields_of(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return _real_fields(kind)
 
 
 @functools.cache
 def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind))
+    return tuple(f.name for f in _fields_of(kind))
 
 
 @functools.cache
 def _values_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
-    return operator.attrgetter(*_names_of(kind))
+    names = _names_of(kind)
+    return operator.attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
 
 
 def fast_asdict(value: Any) -> Any:
@@ -47,20 +75,29 @@ def fast_asdict(value: Any) -> Any:
         return value
     if kind is tuple or kind is list:
         return [fast_asdict(inner) for inner in value]
+    if hasattr(kind, "__dataclass_fields__"):
+        fields = zip(_names_of(kind), _values_of(kind)(value), strict=True)
+        return {name: inner if type(inner) in _PLAIN else fast_asdict(inner) for name, inner in fields}
     if isinstance(value, Mapping):
-        return {key: fast_asdict(inner) for key, inner in value.items()}
-    return {name: fast_asdict(getattr(value, name)) for name in _names_of(kind)} if dataclasses.is_dataclass(kind) else value
+        return {key: inner if type(inner) in _PLAIN else fast_asdict(inner) for key, inner in value.items()}
+    return value
 
 
 def fast_replace(value: Any, /, **changes: Any) -> Any:
     """`dataclasses.replace` of frozen dataclasses whose every field is an argument and which check nothing."""
     kind = type(value)
-    fields = dict(zip(_names_of(kind), _values_of(kind)(value), strict=True)) | changes
-    if not hasattr(value, "__dict__"):
-        return kind(**fields)
+    names, held = _names_of(kind), getattr(value, "__dict__", None)
+    if held is None:
+        return kind(**(dict(zip(names, _values_of(kind)(value), strict=True)) | changes))
     made = object.__new__(kind)
-    made.__dict__.update(fields)
+    fields = held | changes if len(held) == len(names) else {name: held[name] for name in names} | changes  # what was computed of it is not
+    object.__setattr__(made, "__dict__", fields)
     return made
+
+
+def fast_fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """`dataclasses.fields`."""
+    return _fields_of(value if isinstance(value, type) else type(value))
 
 
 def shared_fold() -> Callable[[ControlState, int, bytes], ControlState]:
@@ -79,20 +116,100 @@ def shared_fold() -> Callable[[ControlState, int, bytes], ControlState]:
 class QuickLog(ControlLog):
     """A log in the store in memory, without the error that most looks end with."""
 
+    def refresh(self) -> ControlState:
+        if self._gap_checked and _control_path(self._state.next_number) not in self.store.files:  # type: ignore[attr-defined]
+            return self._state
+        return super().refresh()
+
     def _read(self, number: int) -> bytes | None:
         return self.store.files.get(_control_path(number))  # type: ignore[attr-defined, no-any-return]
 
 
-def shortcuts() -> list[tuple[Any, str, object]]:
-    """Replacements for one history."""
+# --- records and rows -----------------------------------------------------------------------------------------------------
+
+
+class _ReadUpserts(Upserts):
+    """Upserts of a record that many histories publish: read one by one, they are there already."""
+
+    __slots__ = ("_updates",)
+
+    def __init__(self, read: Upserts) -> None:
+        super().__init__(read._columns, read.begin, read.end)
+        self._updates = tuple(read)
+
+    def __iter__(self) -> Iterator[FeaturesUpdate]:
+        return iter(self._updates)
+
+
+@functools.lru_cache(_RECORDS_MAX)
+def _decode_plain_record(value: bytes, partition: int, offset: int, kind: IdKind, shards: int) -> Sequence[Any] | None:
+    record = SourceRecord(ITEM_FEATURES, partition, offset, b"", value, (), 0)
+    (found,) = _decode_plain_records([record], kind, shards)
+    return _ReadUpserts(found) if type(found) is Upserts else found
+
+
+def decode_each_record(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Any] | None]:
+    """`_decode_plain_records` of streams/shard_decode.py, record by record."""
+    return [_decode_plain_record(r.value or b"", r.partition, r.offset, kind, shards) for r in records]
+
+
+def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes | None]:
+    return list(_to_known_float32(tuple(map(tuple, embeddings))))
+
+
+@functools.lru_cache(_RECORDS_MAX)
+def _to_known_float32(embeddings: tuple[tuple[float, ...], ...]) -> tuple[bytes | None, ...]:
+    return tuple(_narrow(embeddings))
+
+
+def encode_plain_journal_entry(rows: Mapping[str, Rows]) -> bytes:
+    """`encode_journal_entry` of a few rows, without arrays."""
+    parts: list[bytes] = []
+    for family, (keys, values) in rows.items():
+        name, keys_R, values_R = family.encode(), keys.present(), values.present()
+        ends = (*accumulate(map(len, keys_R)), *accumulate(map(len, values_R)))
+        parts += [_COUNTS.pack(len(name), len(keys_R)), name, struct.pack(f"<{len(ends)}I", *ends), *keys_R, *values_R]
+    return b"".join(parts)
+
+
+def _unsettled_rows(database: JournaledDatabase, family: str) -> list[tuple[bytes, bytes]]:
+    return _find_unsettled(database, family) if database._entries else []
+
+
+def decode_known_layout(raw: Mapping[str, Any]) -> RowLayout:
+    """`decode_layout`: all versions have one."""
+    for known, layout in _layouts:
+        if known == raw:
+            return layout
+    _layouts.append((raw, decode_layout(raw)))
+    return _layouts[-1][1]
+
+
+@functools.lru_cache(_ROWS_MAX)
+def _join_known(values: tuple[bytes, ...]) -> Joined:
+    return join_stored(values)
+
+
+def join_known(values: Sequence[bytes]) -> Joined:
+    """`join_stored`; nobody writes into what it gives."""
+    return _join_known(tuple(values))
+
+
+_layouts: list[tuple[Mapping[str, Any], RowLayout]] = []
+
+
+def shortcuts(is_compiled: bool) -> list[tuple[Any, str, object]]:
+    """Replacements for one history. `is_compiled`: what the shell does in compiled passes over a batch is left to it."""
     load_records()  # a kernel that comes in the middle would be another history's
     cached_manifest, cached_seal = functools.cache(decode_manifest), functools.cache(decode_seal)
     cached_snapshot = functools.cache(decode_snapshot)
+    few: list[tuple[Any, str, object]] = [
+        (streams.shard_decode, "_decode_plain_records", decode_each_record),
+        (infra.journaled_rocks, "encode_journal_entry", encode_plain_journal_entry),
+    ]
     return [
-        (dataclasses, "asdict", fast_asdict),
-        (dataclasses, "replace", fast_replace),
-        (schemas.index.control, "decode_entry", functools.cache(decode_entry)),
-        (infra.index.control_log, "ControlState", lambda: _NOTHING_READ),
+        *_ALWAYS,
+        *([] if is_compiled else few),
         (infra.index.control_log, "fold_entry", shared_fold()),
         (infra.index.parts, "decode_manifest", cached_manifest),
         (infra.index.retention, "decode_manifest", cached_manifest),
@@ -100,6 +217,22 @@ def shortcuts() -> list[tuple[Any, str, object]]:
         (infra.index.retention, "decode_snapshot", cached_snapshot),
         (streams.versions.publication, "decode_manifest", cached_manifest),
         (streams.versions.publication, "decode_seal", cached_seal),
-        (streams.shard_decode, "decode_updates", _decode_updates),
         (streams.shard_snapshot, "decode_snapshot", cached_snapshot),
     ]
+
+
+_ALWAYS: list[tuple[Any, str, object]] = [
+    (dataclasses, "asdict", fast_asdict),
+    (dataclasses, "replace", fast_replace),
+    (dataclasses, "fields", fast_fields),
+    (schemas.index.control, "decode_entry", functools.lru_cache(_RECORDS_MAX)(decode_entry)),
+    (infra.index.control_log, "ControlState", lambda: _NOTHING_READ),
+    (streams.versions.reconcile, "IndexEvent", functools.lru_cache(_ROWS_MAX)(IndexEvent)),
+    (JournaledDatabase, "_unsettled_rows", _unsettled_rows),
+    (schemas.index.manifest, "decode_layout", decode_known_layout),
+    (streams.shard_decode, "decode_updates", functools.lru_cache(_RECORDS_MAX)(decode_updates)),
+    (streams.shard_decode, "_to_float32", _to_float32),
+    *((module, "_JSON", QuickEncoder()) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
+    *((module, "json", QuickJson) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
+    *((module, "join_stored", join_known) for module in (infra.journaled_rocks, streams.shard, streams.shard_rows, streams.stored.upserts)),
+]

@@ -22,6 +22,7 @@ class MemoryStore:
     def __init__(self, point: Point, now_ms: Callable[[], int], find_fault: FindFault = lambda: None) -> None:
         self.files: dict[str, bytes] = {}
         self.modified: dict[str, int] = {}
+        self._paths: dict[str, set[str]] = {}  # by the first part of a path
         self.parts: dict[str, list[Any]] = {}  # directory of a part or snapshot -> what its files hold
         self._point, self._now_ms, self._find_fault = point, now_ms, find_fault
 
@@ -47,6 +48,7 @@ class MemoryStore:
     def place(self, path: str, data: bytes) -> None:
         """The effect alone."""
         self.files[path] = data
+        self._paths.setdefault(path.partition("/")[0], set()).add(path)
         self.modified[path] = self._now_ms()
 
     def get(self, path: str, bytes_max: int = 1 << 30) -> bytes:
@@ -67,7 +69,9 @@ class MemoryStore:
         return path in self.files
 
     def list(self, prefix: str = "") -> list[str]:
-        return sorted(path for path in self.files if path.startswith(prefix))
+        top, below, _ = prefix.partition("/")
+        paths = self._paths.get(top, ()) if below else self.files
+        return sorted([path for path in paths if path.startswith(prefix)])
 
     def list_files(self, prefix: str = "") -> "list[StoreFile]":
         return [StoreFile(path, self.modified[path], len(self.files[path])) for path in self.list(prefix)]
@@ -81,6 +85,7 @@ class MemoryStore:
 
     def remove(self, path: str) -> None:
         self.files.pop(path, None)
+        self._paths.get(path.partition("/")[0], set()).discard(path)
         self.modified.pop(path, None)
         self.parts.pop(path.removesuffix(f"/{PART_FILE}"), None)
 

@@ -13,14 +13,24 @@ import pytest
 
 from infra.index.parts import read_full_part, read_incremental_part, write_full_part, write_incremental_part
 from infra.index.store import FolderStore, IndexStore, open_index_store
+from infra.joined import join_stored
+from infra.journaled_rocks import encode_journal_entry
 from infra.rocks import open_database, open_read_only
 from schemas.errors import Corrupted, Unavailable
+from schemas.ids import IdKind
 from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer
 from schemas.index.manifest import Part, PartFile, Seal
+from schemas.topics import ITEM_FEATURES
+from streams.core.shard_state import ShardState, TopicCounts
+from streams.shard_decode import _decode_plain_records
+from streams.stored.plain_records import load_records
 from tests.sim.boundary import Boundary
+from tests.sim.chance import QuickRandom
 from tests.sim.disk import Disk, open_memory_database
 from tests.sim.encoder import LAYOUT
-from tests.sim.haste import fast_asdict
+from tests.sim.haste import decode_each_record, encode_plain_journal_entry, fast_asdict, fast_fields
+from tests.sim.plain_values import unfrozen
+from tests.sim.quick_json import QuickEncoder, QuickJson
 from tests.sim.server import may_replace
 from tests.sim.store import MemoryStore
 from tests.sim.world import Chances, World
@@ -196,3 +206,59 @@ def test_a_quick_form_of_a_document_is_the_document(tombstones: int) -> None:
     part = Part("d", (PartFile("f", 1, "0"),), 2, tombstones)
     seal = Seal(0, part, part, 3, {"t": 1}, 2, "a", "b", "c")
     assert json.dumps(fast_asdict(seal)) == json.dumps(dataclasses.asdict(seal))
+    assert fast_fields(seal) == dataclasses.fields(Seal)
+
+
+def test_a_value_made_without_its_check_is_the_value_and_is_frozen_again_afterwards() -> None:
+    made = TopicCounts(1, applied=2), ShardState(source_ms=3), Part("d", (), 2)
+    with unfrozen([TopicCounts, ShardState, Part]):
+        quick = TopicCounts(1, applied=2), ShardState(source_ms=3), Part("d", (), 2)
+        assert quick == made and ShardState().next_offsets is not ShardState().next_offsets
+        with pytest.raises(TypeError):
+            Part()  # type: ignore[call-arg]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        quick[0].applied = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_quick_json_is_json(separators: tuple[str, str]) -> None:
+    document = {"b": [1, 2.5, None, True, "\u00e9\\"], "a": {"d": {}, "c": 1 << 70}}
+    for sort_keys in (False, True):
+        text = json.dumps(document, sort_keys=sort_keys, separators=separators)
+        assert QuickEncoder(sort_keys, separators).encode(document) == text
+        assert QuickJson.loads(text.encode()) == document
+    for bad in (b"", b"{", b"{} x", b"\xff", b"[" * 100_000):
+        with pytest.raises((ValueError, RecursionError)) as quick:
+            QuickJson.loads(bad)
+        with pytest.raises(quick.type):
+            json.loads(bad)
+
+
+def test_a_journal_entry_made_without_arrays_is_the_entry() -> None:
+    keys, values = [b"a", b"bc", b""], [b"", b"x" * 70_000, b"y"]
+    rows = {"features": (join_stored(keys), join_stored(values)), "increments": (join_stored([b"k"]), join_stored([b"v"]))}
+    assert encode_plain_journal_entry(rows) == encode_journal_entry(rows)
+    part_of_it = {"features": tuple(one.cut(1, 3) for one in rows["features"])}
+    assert encode_plain_journal_entry(part_of_it) == encode_journal_entry(part_of_it)  # type: ignore[arg-type]
+
+
+def test_quick_chance_draws_the_numbers_of_the_slow_one() -> None:
+    quick, slow = QuickRandom(7), random.Random(7)
+    for end in range(1, 200):
+        assert (quick.randrange(end), quick.randrange(3, 3 + end), quick.choice(range(end))) == (
+            slow.randrange(end), slow.randrange(3, 3 + end), slow.choice(range(end)),
+        )  # fmt: skip
+    mixed, expected = list(range(50)), list(range(50))
+    quick.shuffle(mixed)
+    slow.shuffle(expected)
+    assert mixed == expected and quick.getstate() == slow.getstate()
+
+
+def test_a_record_read_alone_is_read_as_in_a_batch() -> None:
+    world = World(2, 1, Chances())
+    for _ in range(30):
+        world.publish_items()
+    records = [r for r in world.topics[ITEM_FEATURES, 0].records if r.value is not None]
+    load_records()
+    together, alone = _decode_plain_records(records, IdKind.INT64, 1), decode_each_record(records, IdKind.INT64, 1)
+    assert [None if r is None else list(r) for r in together] == [None if r is None else list(r) for r in alone]

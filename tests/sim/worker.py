@@ -43,6 +43,9 @@ T = TypeVar("T")
 RESEAL_S = 100.0
 SNAPSHOT_S = 60.0
 GRACE_S, KEPT_VERSIONS = 80.0, 3
+_SETTINGS = ReconcileSettings(
+    RESEAL_S, retry_s=0.0, snapshots=SnapshotTimes(SNAPSHOT_S, 30), keep=KeepSettings(KEPT_VERSIONS, GRACE_S), canary=CanaryRules()
+)
 
 
 def plan_positions(stored: Mapping[str, int], committed: Mapping[str, int]) -> dict[str, int]:
@@ -58,6 +61,7 @@ class Worker:
         self.disk = boundary.disks[name] = Disk()
         self.alive = False
         self.report = StepReport()
+        self.shards, self.scratch = Path(name, "shards"), Path(name, "scratch")
         self.start()
 
     def start(self) -> None:
@@ -70,17 +74,11 @@ class Worker:
             self.log,
             self.world.store,  # type: ignore[arg-type]
             self.world.clock,
-            ReconcileSettings(
-                RESEAL_S,
-                retry_s=0.0,
-                snapshots=SnapshotTimes(SNAPSHOT_S, 30),
-                keep=KeepSettings(KEPT_VERSIONS, GRACE_S),
-                canary=CanaryRules(),
-            ),
+            _SETTINGS,
             lambda: list(self.tasks.values()),
             self,
             self.world,
-            Path(self.name, "scratch"),
+            self.scratch,
             SimEncoders(),  # type: ignore[arg-type]
             self.name,
             self.world.note_event,
@@ -111,7 +109,7 @@ class Worker:
 
     def _start_shard(self, number: int, ranges: Mapping[str, LogRange]) -> Shard:
         """Tried again while a disk fails; the partitions are paused meanwhile."""
-        world, directory = self.world, Path(self.name, "shards", f"{number:05d}")
+        world, directory = self.world, self.shards / f"{number:05d}"
         while True:
             try:
                 return start_shard(directory, number, world.init, world.clock, ranges, world.store)  # type: ignore[arg-type]
@@ -280,5 +278,5 @@ class Group:
 
 
 def newest_state(world: World) -> ControlState:
-    """The fold of the whole log, read anew."""
-    return QuickLog(world.store).refresh()  # type: ignore[arg-type]
+    """The fold of the whole log."""
+    return world.log.refresh()

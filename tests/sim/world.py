@@ -7,8 +7,6 @@ of several processes that only meet in store and topics is possible, without thr
 A process is an object with a `name` and `die()`. A thread of it is a (name, what) pair; one that is in the middle of a step is not entered again.
 """
 
-import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,9 +23,11 @@ from schemas.index.control import Entry, Init, encode_entry
 from schemas.index.layout import RowLayout, decode_delta
 from schemas.index.lifecycle import EntryKind
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from tests.sim.chance import QuickRandom
 from tests.sim.encoder import LAYOUT
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ShardOracle
+from tests.sim.quick_json import QuickEncoder
 from tests.sim.store import MemoryStore
 
 Partition = tuple[str, int]
@@ -84,23 +84,25 @@ class Clock:
         return self.seconds
 
 
-@dataclass
+@dataclass(slots=True)
 class Topic:
-    """One partition: records by offset, and the oldest that is still there."""
+    """One partition: records by offset, the oldest that is still there, and the offset of the next."""
 
     records: list[Any] = field(default_factory=list)
     start: int = 0
+    end: int = 0
 
-    @property
-    def end(self) -> int:
-        return len(self.records)
+    def append(self, record: Any) -> None:
+        """One more record."""
+        self.records.append(record)
+        self.end += 1
 
 
 class World:
     """See the module. `say` is the trace of the history."""
 
     def __init__(self, seed: int, shards: int, chances: Chances, traced: bool = False) -> None:
-        self.seed, self.random = seed, random.Random(seed)
+        self.seed, self.random = seed, QuickRandom(seed)
         self.chances, self.calm = chances, False
         self.clock = Clock()
         self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)
@@ -161,22 +163,42 @@ class World:
 
     def point(self, what: str) -> None:
         """Here others can see what this process did: it may be killed, or others may go first."""
-        self._pass(what, self.chances.kill, self.chances.overtake, self.steps)
-
-    def data_point(self, what: str) -> None:
-        """A point that is passed a few times in a history and decides much: it is likely that data moves here."""
-        self._pass(what, self.chances.rare_kill, self.chances.rare_overtake, self.data_steps)
+        if not self.calm and self._stack:
+            roll = self.random.random()
+            if roll < self.chances.kill + self.chances.overtake:
+                self._happen(what, roll < self.chances.kill, self.steps)
 
     def write_point(self, what: str) -> None:
         """Around a write of a disk, whose owner does nothing else meanwhile."""
-        self._pass(what, self.chances.kill, 0.0, ())
+        if not self.calm and self._stack and self.random.random() < self.chances.kill:
+            self._happen(what, True, ())
+
+    def data_point(self, what: str) -> None:
+        """A point that is passed a few times in a history and decides much: it is likely that data moves here."""
+        self._rare_point(what, self.data_steps)
 
     def store_point(self, path: str) -> None:
         """Around a change of the index store. It is likely that somebody else writes the same control entry."""
         if path.startswith("control/"):
-            self._pass(path, self.chances.rare_kill, self.chances.rare_overtake, self.log_steps)
+            self._rare_point(path, self.log_steps)
         else:
             self.point(path)
+
+    def _rare_point(self, what: str, steps: Sequence[Callable[[], None]]) -> None:
+        if not self.calm and self._stack:
+            roll = self.random.random()
+            if roll < self.chances.rare_kill + self.chances.rare_overtake:
+                self._happen(what, roll < self.chances.rare_kill, steps)
+
+    def _happen(self, what: str, is_death: bool, steps: Sequence[Callable[[], None]]) -> None:
+        """The process that acts ends here, or others make some steps."""
+        if is_death:
+            self.say("KILLED %s at %s", self._stack[-1].name, what)
+            raise Killed(self._stack[-1])
+        if len(self._stack) < DEPTH_MAX:
+            self.say("at %s:", what)
+            for _ in range(self.random.randrange(1, 6)):
+                self.random.choice(steps)()
 
     def find_disk_fault(self) -> tuple[str, bool] | None:
         """Whether a disk fails at this write: the code of the error, and whether what was written is there all the same."""
@@ -185,18 +207,6 @@ class World:
         fault = self.random.choice(("disk_full", "database_failed")), self.random.random() < 0.5
         self.say("a disk of %s fails: %s", self._stack[-1].name, fault)
         return fault
-
-    def _pass(self, what: str, kill: float, overtake: float, steps: Sequence[Callable[[], None]]) -> None:
-        if self.calm or not self._stack:
-            return
-        roll = self.random.random()
-        if roll < kill:
-            self.say("KILLED %s at %s", self._stack[-1].name, what)
-            raise Killed(self._stack[-1])
-        if roll < kill + overtake and len(self._stack) < DEPTH_MAX:
-            self.say("at %s:", what)
-            for _ in range(self.random.randrange(1, 6)):
-                self.random.choice(steps)()
 
     def unique(self) -> str:
         """A name that nobody else uses; its order says nothing."""
@@ -219,9 +229,9 @@ class World:
         else:
             updates = [self._item_update(self.random.choice(ids)) for _ in range(self.random.choice((1, 1, 2)))]
             self.oracles[shard].publish_features([oracle for oracle, _ in updates])
-            text = json.dumps({"schema": 1, "updates": [update for _, update in updates]}, separators=_SEPARATORS[log.end % 4])
+            text = _ENCODERS[log.end % 4].encode({"schema": 1, "updates": [update for _, update in updates]})
             record = SourceRecord(ITEM_FEATURES, shard, log.end, b"", text.encode(), (), self.clock.now_ms())
-        log.records.append(record)
+        log.append(record)
         self.say("item-features/%d @%d: %s %s", shard, record.offset, (record.key or b"").decode(), (record.value or b"(none)").decode())
 
     def _item_update(self, item: int) -> tuple[tuple[bytes, int | None, Mapping[str, Any] | None] | None, dict[str, Any]]:
@@ -247,14 +257,14 @@ class World:
         else:
             item, values = self.random.choice(_ids(self.shards, shard)), [float(self.random.randrange(2)), 1.0]
             self.oracles[shard].publish_embeddings([(encode_index_key(item), np.array(values, np.float32).tobytes())])
-            value = json.dumps({"schema": 1, "updates": [{"item_id": item, "embedding": values}]}).encode()
-        log.records.append(SourceRecord(NEW_ITEMS, shard, log.end, b"", value, (), self.clock.now_ms()))
+            value = _ENCODERS[3].encode({"schema": 1, "updates": [{"item_id": item, "embedding": values}]}).encode()
+        log.append(SourceRecord(NEW_ITEMS, shard, log.end, b"", value, (), self.clock.now_ms()))
         self.say("new-items/%d @%d: %s", shard, log.end - 1, value.decode())
 
     def publish_checkpoint(self, kind: str = "") -> None:
         """One record to model-checkpoints; its offset is the version. Some are bad."""
         kind = kind or ("bad" if self.random.random() < 0.1 else "checkpoint")
-        self.checkpoints.records.append(f"{kind} {self.checkpoints.end}")
+        self.checkpoints.append(f"{kind} {self.checkpoints.end}")
         self.say("model-checkpoints @%d: %s", self.checkpoints.end - 1, kind)
 
     def note_event(self, event: IndexEvent) -> None:
@@ -268,7 +278,7 @@ class World:
 
     def send_delta(self, shard: int, value: bytes) -> None:
         """The broker has taken a record of index-deltas. Kept decoded, because several readers follow."""
-        self.topics[INDEX_DELTAS, shard].records.append(decode_delta(_ANY_VERSION, value))
+        self.topics[INDEX_DELTAS, shard].append(decode_delta(_ANY_VERSION, value))
 
     def send_dead_letter(self, headers: Headers) -> None:
         """The broker has taken a dead letter."""
@@ -293,7 +303,8 @@ class _Layouts(dict[int, RowLayout]):
 
 
 _ANY_VERSION = _Layouts()
-_SEPARATORS = ((",", ":"),) * 3 + ((", ", ": "),)  # as publishers write it, and now and then as only the strict models read it
+# As publishers write it, and now and then as only the strict models read it.
+_ENCODERS = (QuickEncoder(sort_keys=False),) * 3 + (QuickEncoder(sort_keys=False, separators=(", ", ": ")),)
 _FEATURES = (
     {"brand": "x", "price": 1},
     {"brand": "x", "price": 1.5},

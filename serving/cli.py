@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, register_settings, say
+from infra.command import AsJson, print_table, register_settings, say
 from serving.bench.cli import register as register_bench
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def commands(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on (default: loopback).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 = any free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: AIF_SERVE__HOST, loopback).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 = any free one (default: AIF_SERVE__PORT, 8100).")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 = any free one (default: the next one).")] = None,
     store: Store = None,
     bootstrap: Bootstrap = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto (default: AIF_ENGINE__DEVICE, auto).")] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write {url, grpc, pid} here once the ports are open.")] = None,
 ) -> None:
     """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C."""
@@ -61,10 +61,12 @@ def serve(
 def query(
     user: Annotated[str, typer.Argument(help="The user's id.")],
     items: Annotated[Path | None, typer.Option(help="Candidates: a file with one id a line.")] = None,
-    random: Annotated[int | None, typer.Option(min=1, help="Candidates: this many items of the live version, drawn at random.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
+    random: Annotated[
+        int | None, typer.Option(min=1, help="Candidates: this many items of the live version, drawn at random (1000 if nobody says).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
     top_k: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
-    deadline_ms: Annotated[int, typer.Option(min=1, help="Time the server may take.")] = 2_000,
+    deadline_ms: Annotated[int, typer.Option(min=1, help="Time the server may take, in milliseconds.")] = 2_000,
     trace: Annotated[bool, typer.Option("--trace", help="In two calls, as a merger does it, and draw where the time went.")] = False,
     retrieval: Annotated[
         str, typer.Option(help="With --trace: how long retrieval takes; fixed:MS, uniform:MS,MS, lognormal:MS,SIGMA.")
@@ -80,6 +82,8 @@ def query(
     from serving.client import client_of, make_body
     from serving.settings import ServerSettings
 
+    if items is not None and random is not None:
+        raise typer.BadParameter("--items and --random both name the candidates; give one of them")
     settings = load_settings(ServerSettings, {"index": {"store": store}})
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
     if trace:
@@ -103,7 +107,7 @@ def verify_answers(
         Path,
         typer.Argument(exists=True, dir_okay=False, help="JSON lines {request: body of /v1/prerank with its history, answer: its answer}."),
     ],
-    sample: Annotated[int | None, typer.Option(help="Recompute only this many, drawn evenly.")] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Recompute only this many, drawn evenly.")] = None,
     store: Store = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
@@ -132,15 +136,12 @@ def verify_answers(
 
 
 def _print_answer(answer: "RankAnswer") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("rank", "item", "score", "probability")
-    for rank, item in enumerate(answer.items, 1):
-        table.add_row(str(rank), str(item.item_id), f"{item.score:.6g}", f"{item.probabilities[0]:.4f}")
-    console = Console()
-    console.print(table)
+    rows = [
+        {"rank": rank, "item": item.item_id, "score": f"{item.score:.6g}", "probability": f"{item.probabilities[0]:.4f}"}
+        for rank, item in enumerate(answer.items, 1)
+    ]
+    print_table("items", rows, False)
     age = "unknown" if answer.freshness.age_s is None else f"{answer.freshness.age_s:.1f} s"
-    console.print(f"version {answer.version_token}  user half {answer.rung}  newest source record {age} old  {answer.took_ms:.1f} ms")
+    typer.echo(f"version {answer.version_token}  user half {answer.rung}  newest source record {age} old  {answer.took_ms:.1f} ms")
     if answer.degraded:
-        console.print(f"degraded: {', '.join(answer.degraded)} ({answer.unknown_count} of {answer.candidates} candidates unknown)")
+        typer.echo(f"degraded: {', '.join(answer.degraded)} ({answer.unknown_count} of {answer.candidates} candidates unknown)")

@@ -38,11 +38,19 @@ class AifClient:
     """Client of one server. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
-        """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities. Raises Misconfigured (`tls_unusable`)."""
+        """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities.
+
+        Raises Misconfigured (`bad_url`, `tls_unusable`).
+        """
+        if not url.startswith(("http://", "https://")):
+            raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
         self.url = url.rstrip("/")
         secret = token.get_secret_value() if isinstance(token, SecretStr) else token
         headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=_trust(ca))
+
+    def __repr__(self) -> str:
+        return f"AifClient({self.url!r})"
 
     def user(
         self,

@@ -37,9 +37,11 @@ def bench_nearline(
 
 
 def worker(
-    data_dir: Annotated[Path | None, typer.Option(help="Where the shards are.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the shards are (default: AIF_WORKER__DATA_DIR).")] = None,
     store: Annotated[str | None, typer.Option(help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Prometheus page on loopback; 0: none.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of the Prometheus page, on loopback; 0: none (default: AIF_WORKER__METRICS_PORT, 0).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Own shards: read item-features, new-items and model-checkpoints, and write index versions. Runs until SIGTERM or Ctrl-C.

@@ -98,7 +98,8 @@ def _post(about: str, request: str, answer: str) -> Mapping[str, Any]:
 
 
 def _look(about: str) -> Mapping[str, Any]:
-    return {"summary": about, "responses": {"200": {"description": "As said."}}}
+    unready = {"503": {"description": "It cannot; the answer's `reason` says why."}} if "503" in about else {}
+    return {"summary": about, "responses": {"200": {"description": "As said."}, **unready}}
 
 
 def _json_of(name: str) -> Mapping[str, Any]:

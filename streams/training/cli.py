@@ -80,7 +80,7 @@ def train(
     follow: _Follow = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two published checkpoints.")] = 300.0,
     late_after: _LateAfter = None,
-    metrics_port: Annotated[int | None, typer.Option(help="With --follow: Prometheus page on loopback; 0: none.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="With --follow: port of the Prometheus page, on loopback; 0: none.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the network to the impressions topic (COPR, bridge vectors included) and write checkpoints.

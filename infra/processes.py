@@ -1,6 +1,7 @@
 """Child processes that do not outlive us, and waiting for a condition instead of sleeping.
 
-Here: start a program in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports.
+Here: start a program in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports; which signals
+end a process of ours in order.
 Not here: what the children are (infra/broker/server.py, infra/demo/stage.py).
 Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. The kernel ties that
 to the *thread* that forked, so every child is forked by one thread that lives as long as the process.
@@ -172,6 +173,12 @@ def wait_ready(child: Child, ready: Callable[[], bool], deadline_s: float) -> No
                 "child_not_ready", f"{child.name} was not ready after {deadline_s:g} s; log {child.log_path}:\n{child.log_tail()}"
             )
         time.sleep(_POLL_S)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What ends a process in order: TERM, Ctrl-C, and the end of its terminal, unless it was started to outlive that (nohup)."""
+    ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if ends_with_terminal else []))
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:

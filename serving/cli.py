@@ -37,6 +37,9 @@ def serve(
 ) -> None:
     """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C."""
     import asyncio
+    import os
+
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its lines of information are no JSON
 
     from infra.fork_server import import_single_threaded
 

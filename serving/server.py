@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from infra.files import write_file_durably
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.metrics import Metrics
+from infra.processes import stop_signals
 from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
 from schemas.index.control import Init
@@ -231,7 +231,7 @@ async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda
     share_the_interpreter()
     server = RankingServer(settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, server.stop)
     await server.run(opened)
 

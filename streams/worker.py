@@ -2,7 +2,7 @@
 
     an event     Kafka -> Faust (faust_shell.py) -> agents -> owned_shards.py -> shard_task.py -> shard.py
     a version    control log -> versions/reconcile.py, in a thread of its own -> shard tasks, builder processes
-    besides      metrics page, ready line, clean stop at SIGTERM or Ctrl-C
+    besides      metrics page, ready line, clean stop at SIGTERM, Ctrl-C or the end of the terminal
 
 Not here: any decision about data. Everything heavy is imported before anything is opened, and builders are forked from the process as it was then
 (builders/template.py). With `build.warm` off, the first version that needs an encoder loads the kernels. Torch is not loaded here.
@@ -16,7 +16,6 @@ import functools
 import json
 import logging
 import os
-import signal
 import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -28,6 +27,7 @@ from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index
 from infra.metrics import Metrics, open_metrics_page
+from infra.processes import stop_signals
 from schemas.errors import AifError
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
@@ -98,7 +98,7 @@ class Worker:
         self.owned.seek = app.seek
         threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag)]
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         for thread in threads:
             thread.start()

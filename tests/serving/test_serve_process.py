@@ -70,10 +70,10 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         assert str(version.ids[0]) in shown and "version 5.0-" in shown and "unknown_items" in shown
         traced = run(["query", "1", "--items", str(chosen), "--url", url, "--trace", "--retrieval", "fixed:200"], variables)
         assert "passed beside retrieval" in traced.stderr and "call 1" in traced.stderr and str(version.ids[0]) in traced.stdout
-        os.kill(child.pid, signal.SIGTERM)
+        os.kill(child.pid, signal.SIGHUP)  # its terminal is gone
         wait_until(lambda: not child.alive(), 20, "the server to end")
         assert child.process.wait() == 0, child.log_tail()
-        assert f"listening on {url}" in (tmp_path / "server.log").read_text()
+        assert '"stopped"' in child.log_tail() and f"listening on {url}" in (tmp_path / "server.log").read_text()
         refused = run(["query", "", "--items", str(chosen), "--url", url], variables)
         assert refused.returncode == 1 and "bad_request: user_id" in refused.stderr and "Traceback" not in refused.stderr
         failed = run(["query", "1", "--items", str(chosen), "--url", url], variables)

@@ -25,6 +25,7 @@ from infra.index.store import IndexStore, open_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics, open_metrics_page
+from infra.processes import stop_signals
 from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.index.manifest import checkpoint_path
@@ -71,9 +72,9 @@ class FollowPlan:
 
 
 def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str], None]) -> None:
-    """Follows in this process until SIGTERM or SIGINT. Raises Incompatible where the log no longer holds what the kept state needs."""
+    """Follows in this process until SIGTERM, SIGINT or SIGHUP. Raises Incompatible where the log no longer holds what the kept state needs."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     torch.set_num_threads(plan.threads)
     metrics = Metrics()

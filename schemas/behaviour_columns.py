@@ -1,12 +1,11 @@
-"""A user's behaviours as columns: what a server keeps of thousands of users and reads in call 1, without an object per behaviour.
+"""A user's behaviours as columns, without a Python object per behaviour: a server keeps thousands of users in this form and reads it in call 1.
 
-Here: `BehaviourColumns`, which is a sequence of `BehaviourEvent` for whoever wants one, and columns for whoever wants all. Not here: the rules of the
-fold (schemas/users.py), where histories are kept (serving/users/user_store.py).
-A behaviour is 20 bytes with an int64 id (250 as objects), beside features where there are any; 1,000 of them are read as 8 KB in a row instead of from
-4,000 places in memory.
-Invariants: a value never changes; one with more behaviours shares the columns of the one it was made from, and writes only behind its end. So a
-snapshot costs nothing, and a new behaviour costs O(1) whatever the length, on average: now and then all move to more room, as arrays. One thread
-appends, any read.
+Here: `BehaviourColumns`, a sequence of `BehaviourEvent` that also gives its columns. Not here: the rules of the fold (schemas/users.py), where histories
+are kept (serving/users/user_store.py).
+A behaviour takes 20 bytes with an int64 id (250 as objects), without its features; 1,000 of them are read as 8 KB in a row instead of from 4,000 places in
+memory.
+Invariants: a value never changes. A longer history shares the columns of the one it was made from and writes only behind its end. So a snapshot is free,
+and appending takes constant time on average (now and then all columns move to larger arrays). One thread appends, any thread may read.
 
 Arrays: L behaviours, oldest first.
 """
@@ -24,7 +23,7 @@ _NO_FEATURES: Mapping[str, Any] = {}
 
 
 class _Columns:
-    """Room for so many behaviours, the first `used` of them written. `features` None: none has any."""
+    """Columns with room for a number of behaviours, of which `used` are written. `features` None: no behaviour has any."""
 
     def __init__(self, room: int, text: bool) -> None:
         self.room, self.used, self.text = room, 0, text
@@ -35,7 +34,7 @@ class _Columns:
         self.features: list[Mapping[str, Any]] | None = None
 
     def write(self, rows: Sequence[tuple[Id, str, int, Mapping[str, Any]]]) -> None:
-        """Behind what is there. REQUIRES: room."""
+        """Appends rows. REQUIRES: there is room."""
         items, kinds, times, features = zip(*rows, strict=True)
         at, end = self.used, self.used + len(rows)
         if isinstance(self.items, np.ndarray):
@@ -54,7 +53,7 @@ class _Columns:
         self.used = end
 
     def copy(self, start: int, end: int, more: int, text: bool) -> "_Columns":
-        """Columns of their own for these, with room for `more` and half as much again. `text`: the kind of ids, where nothing says it yet."""
+        """New columns with these behaviours and room for `more` and half as many again. `text`: the kind of ids, if no behaviour shows it yet."""
         kept = end - start
         copied = _Columns(max(_ROOM_MIN, (kept + more) * 3 // 2), self.text if kept else text)
         if isinstance(copied.items, np.ndarray):
@@ -73,12 +72,12 @@ class BehaviourColumns(Sequence[BehaviourEvent]):
     __slots__ = ("_columns", "_end", "_start")
 
     def __init__(self, columns: _Columns, start: int, end: int) -> None:
-        """For `EMPTY`, slices and `append`; make others from `EMPTY`."""
+        """Used by `EMPTY`, slices and `append`. Create others with `EMPTY.append`."""
         self._columns, self._start, self._end = columns, start, end
 
     @property
     def item_ids(self) -> "np.ndarray | list[Id]":
-        """int64 [L], or a list of text."""
+        """The items, as int64 [L] or a list of text."""
         return self._columns.items[self._start : self._end]
 
     @property
@@ -88,11 +87,11 @@ class BehaviourColumns(Sequence[BehaviourEvent]):
 
     @property
     def features(self) -> Sequence[Mapping[str, Any]] | None:
-        """[L]; None where no behaviour has any."""
+        """The features [L]; None if no behaviour has any."""
         return None if self._columns.features is None else self._columns.features[self._start : self._end]
 
     def append(self, rows: Sequence[tuple[Id, str, int, Mapping[str, Any]]], kept_max: int) -> "BehaviourColumns":
-        """These and (item id, kind, time in ms, features) rows behind them, the newest `kept_max` of all. Ids are of one kind."""
+        """These behaviours and then `rows` of (item id, kind, time in ms, features); the newest `kept_max` of all. All ids are of one kind."""
         rows = rows[-kept_max:]
         if not rows:
             return self

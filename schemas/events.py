@@ -5,12 +5,12 @@
     model-checkpoints  CheckpointRecord     where a checkpoint lies and what it must be
     user-features      UserFeaturesRecord   profile and aggregates of a user (compacted, so one user a record)
     user-behaviours    BehavioursRecord     1 to 256 behaviours of users of one partition
-    impressions        ImpressionRecord     one request: who, what was shown where, what came of it
+    impressions        ImpressionRecord     one request: its user, the items shown, clicks and later outcomes
     index-events       IndexEvent           what happened to a version (a hint, never the truth)
-    server-reports     ServerReport         what a server saw of the version that it serves, every few seconds
+    server-reports     ServerReport         what a server observed of the version it serves, every few seconds
 
-`decode_updates` judges each update of a readable record alone (A5): one bad update never takes its neighbours with it.
-A model's FeatureSchema is not consulted: that would make acceptance depend on which model happens to be live.
+`decode_updates` checks each update of a readable record alone (A5): a bad update does not reject its neighbours.
+A model's FeatureSchema is not used: acceptance must not depend on which model is live.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ Label = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_.:-]{{1,{NAME_CH
 WireId = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | Annotated[str, StringConstraints(min_length=1, max_length=TEXT_ID_BYTES_MAX)]
 Text = Annotated[str, StringConstraints(max_length=FEATURE_TEXT_BYTES_MAX)]
 Number = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | float
-# Lists end at their first fault: else 4 MB of wrong values are millions of errors, gigabytes and minutes of a shard's thread (I8).
+# Validation of a list stops at its first error: 4 MB of wrong values would be millions of errors, gigabytes and minutes of a shard's thread (I8).
 Bag = Annotated[list[Number | Text], Field(max_length=max(BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX), fail_fast=True)]
 RawFeatures = Annotated[dict[Name, bool | Number | Text | Bag | None], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
 TimeMs = Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
@@ -121,8 +121,8 @@ class CheckpointRecord(_Strict):
 
 
 class ShownItem(_Strict):
-    """One item of an impression: where it stood, its bid then, the ranking teacher's eCPM if there was one, the click, and what else came of
-    it: names of tasks that a model may have beside the click, such as "buy"."""
+    """One item of an impression: its position, its bid at that time, the ranking teacher's eCPM if there was one, the click, and its other outcomes: names
+    of tasks that a model may have beside the click, such as "buy"."""
 
     item_id: WireId
     position: Annotated[int, Field(ge=0, lt=ITEMS_PER_IMPRESSION_MAX)]
@@ -269,8 +269,8 @@ def decode_updates(
 
 
 def _decode_each(update_type: type[U], value: bytes, error: RejectedInput) -> tuple[list[tuple[int, U]], list[Rejection]]:
-    """Updates one by one, where the envelope is sound and only some of them are not; otherwise the whole record is one rejection."""
-    raw = from_json(value)  # NaN is let through here, so that only the update that holds it is refused
+    """Decodes updates one by one, if the record itself is valid; otherwise the whole record is one rejection."""
+    raw = from_json(value)  # accepts NaN, so that only the update that contains it is refused
     whole = [Rejection(0, error.code, error.message, error.disposition)]
     if not isinstance(raw, dict) or raw.get("schema") != 1 or set(raw) != {"schema", "updates"} or not isinstance(raw["updates"], list):
         return [], whole
@@ -302,7 +302,7 @@ def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, pa
 
 
 def describe_errors(error: ValidationError, shown: int = 3) -> str:
-    """The first few validation errors in one line: where, what, which value. To name one costs as much as to name all, so of too many none is."""
+    """The first few validation errors in one line: place, problem, value. pydantic must build all errors to name one, so of too many none is named."""
     if error.error_count() > _ERRORS_NAMED_MAX:
         return f"{error.error_count()} faults, too many to be named; expected the shape in the JSON schema of this topic"
     parts = [
@@ -314,7 +314,7 @@ def describe_errors(error: ValidationError, shown: int = 3) -> str:
 
 
 def encode_record(record: _Strict) -> bytes:
-    """The JSON bytes of a record, fields at their defaults included, so that a reader needs no defaults of ours."""
+    """The JSON bytes of a record, including fields at their defaults, so that a reader need not know our defaults."""
     return record.model_dump_json(by_alias=True).encode()
 
 

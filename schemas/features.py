@@ -35,7 +35,7 @@ from schemas.limits import (
 FeatureValue = int | float | str | bool | None | Sequence[int] | Sequence[float] | Sequence[str]
 
 
-NUMBER_MAX = 1e6  # one absurd value must not turn a row, and with it a whole answer, into infinities
+NUMBER_MAX = 1e6  # one absurd value must not make a row, and so a whole answer, infinite
 BID_MAX = 1e12
 
 
@@ -64,7 +64,7 @@ class Transform(enum.StrEnum):
     LOG1P = "log1p"  # sign(x) * log(1 + |x|)
 
 
-_SALTS_KEPT = 4_096  # asked for once a value otherwise
+_SALTS_KEPT = 4_096  # without the cache it would be computed for every value
 _BUCKETS_KEPT = 1 << 15
 _COLUMN_ROWS_MIN = 8  # below it NumPy costs more than it saves
 _PLAIN_NUMBERS = frozenset({int, float})
@@ -215,13 +215,13 @@ class FeatureSchema:
 
     @functools.cached_property
     def item_half_inputs(self) -> tuple[Feature, ...]:
-        """What the item network reads: item features that are neither realtime, nor the bid, nor (unless it is an input) the multimodal embedding."""
+        """The inputs of the item network: item features except realtime ones, the bid and, unless it is an input, the multimodal embedding."""
         left_out = {self.bid} | ({self.multimodal} if not self.multimodal_is_input else set())
         return tuple(f for f in self.of(Scope.ITEM) if not f.realtime and f.name not in left_out)
 
     @functools.cached_property
     def realtime_features(self) -> tuple[Feature, ...]:
-        """What the head reads from the item's row, in the order of the row's `realtime` column."""
+        """The features that the head reads from the item's row, in the order of the row's `realtime` column."""
         return tuple(f for f in self.of(Scope.ITEM) if f.realtime)
 
     @property
@@ -313,8 +313,8 @@ class FeatureBlock:
 def encode_features(
     features: Sequence[Feature], records: Sequence[Mapping[str, Any]], vectors: Mapping[str, np.ndarray] | None = None
 ) -> FeatureBlock:
-    """Raw values of R records to arrays, for `features` in their order. An embedding feature is read from the record by its name, or
-    from `vectors` where it is there as an array already: finite float32 [R, width], zeros where it is missing."""
+    """Raw values of R records to arrays, for `features` in their order. An embedding feature is read from the record by its name, or from `vectors` if it is
+    an array there: finite float32 [R, width], zeros if missing."""
     rows = len(records)
     by_kind = {kind: [f for f in features if f.kind is kind] for kind in Kind}
     categorical = np.zeros((rows, len(by_kind[Kind.CATEGORICAL])), np.int64)

@@ -1,4 +1,4 @@
-"""Every bound of the system, in one place, with its reason. Beyond a bound the answer is a clear error before memory is taken (I8).
+"""Every bound of the system, in one place, with its reason. Beyond a bound there is a clear error before memory is taken (I8).
 
 What an operator may lower is a setting whose maximum is the constant here. Relations between bounds are asserted at the end.
 """

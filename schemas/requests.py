@@ -1,4 +1,4 @@
-"""Bodies and answers of the server's HTTP routes (protocol C4 to C6). Strict and bounded; the answer says what it is made of.
+"""Bodies and answers of the server's HTTP routes (protocol C4 to C6). Strict and bounded; an answer says what it was computed from.
 
     POST /v1/user     UserRequest    -> UserAnswer   call 1: the user half, kept under (user, version)
     POST /v1/rank     RankRequest    -> RankAnswer   call 2: candidates in, top-k out
@@ -45,7 +45,7 @@ class InlineBehaviour(_Body):
 
 
 class AtLeast(_Body):
-    """Wait until the answer's version has everything before `offset` of (topic, partition); topic without the prefix."""
+    """The answer must include every record of (topic, partition) before `offset`. `topic` is without the prefix."""
 
     topic: Literal["item-features", "new-items"]
     partition: Annotated[int, Field(ge=0)]
@@ -68,7 +68,7 @@ class _Inline(_Body):
 
 
 class UserRequest(_Common, _Inline):
-    """Call 1. `carry_state`: the answer shall have the state itself, for a call 2 that may go to another server."""
+    """Call 1. `carry_state`: the answer is to contain the state itself, for a call 2 that may go to another server."""
 
     carry_state: bool = False
 
@@ -80,7 +80,7 @@ class _Candidates(_Body):
 
 
 class RankRequest(_Common, _Candidates):
-    """Call 2. `user_state`: as call 1's answer had it."""
+    """Call 2. `user_state`: from call 1's answer, unchanged."""
 
     user_state: CarriedState | None = None
 
@@ -90,11 +90,10 @@ class PrerankRequest(_Common, _Candidates, _Inline):
 
 
 class Freshness(_Body):
-    """How old the version's newest applied source record is, and what of the sources the answer holds, per shard.
+    """The age of the version's newest source record, and per shard which source records the answer includes.
 
-    Each shard's watermark has three next offsets: `item-features` and `new-items` (everything before is in the rows) and
-    `index-deltas`: the answer is recomputed from its version's files and exactly the delta records before that offset. Delta
-    records are applied whole, never in part, so that this is exact.
+    Each shard's watermark has three next offsets: of `item-features` and `new-items` (all records before are in the rows), and of `index-deltas`: the answer
+    can be recomputed from its version's files and exactly the delta records before that offset, because delta records are always applied as a whole.
     """
 
     age_s: float | None
@@ -110,8 +109,8 @@ class RankedItem(_Body):
 
 
 class UserAnswer(_Body):
-    """Call 1's answer: send `version_token` and `request_id` back with call 2, and `user_state` where it was asked for (it is missing where it would be
-    larger than call 2 takes: then leave it out)."""
+    """Call 1's answer. Send `version_token` and `request_id` with call 2, and `user_state` if it was asked for (it is missing if it would be larger than
+    call 2 accepts; then send none)."""
 
     request_id: str
     version_token: str
@@ -124,12 +123,12 @@ class UserAnswer(_Body):
 
 
 class RankAnswer(_Body):
-    """min(top_k, known) items by score descending, then id ascending; and from what they were computed.
+    """min(top_k, known) items by score descending, then id ascending; and what they were computed from.
 
-    rung      how the user half was had: "carried" (it came with call 2), "cached" (call 1), "waited" (for call 1), "inline" (computed here),
-              "last_cached" (an older state), "profile_only", "item_prior" (nobody's)
-    degraded  reasons why this answer is less than it could be: "unknown_items", "cold_user", "version_changed", and of the last three rungs
-              "older_history", "profile_only", "item_prior"
+    rung      where the user half came from: "carried" (came with call 2), "cached" (from call 1), "waited" (for call 1), "inline" (computed in call 2),
+              "last_cached" (an older state), "profile_only", "item_prior" (the empty user's)
+    degraded  why this answer is worse than it could be: "unknown_items", "cold_user", "version_changed"; and for the last three rungs "older_history",
+              "profile_only", "item_prior"
     """
 
     request_id: str

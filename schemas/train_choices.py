@@ -1,7 +1,7 @@
-"""How a model is trained: the section [train] of a model's file or of a mapping, and what a checkpoint's card says of it.
+"""How a model is trained: the section [train] of a model's file or of a mapping, which a checkpoint's card repeats.
 
-Here: names, defaults and bounds. Not here: reading files, what a choice does (streams/training). Who names one of them overrides: the command line
-comes before the file, the file before the defaults. Unknown names are refused.
+Here: names, defaults and bounds. Not here: reading files, what a choice does (streams/training). The command line overrides the file, and the file the
+defaults. Unknown names are refused.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ class TrainChoices:
         return dataclasses.replace(self, **plain)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a card."""
+        """Plain values for a checkpoint's card."""
         return dataclasses.asdict(self)
 
 

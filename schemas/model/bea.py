@@ -1,4 +1,4 @@
-"""Bridge Embedding Approximation (Algorithm 1): a user becomes n vectors instead of one, and an item weighs them.
+"""Bridge Embedding Approximation (Algorithm 1): a user is n vectors instead of one, and each item has weights for them.
 
 Here: the bridges B and the four lines of the algorithm. The rows of U come from user_half.py, the item key I from item_half.py.
 
@@ -8,9 +8,8 @@ Here: the bridges B and the four lines of the algorithm. The rows of U come from
     4  v = w V                           b x d'  call 2
 
 Arrays: B users, m rows of U (G), N bridges, D width, P bridge width, R item rows, C candidates.
-Source: AIF, Algorithm 1. Differs: the user's rows meet the bridges through a linear map, the item's features through an MLP of their own
-(item_half.py); LayerNorm on the keys of both sides and a wide start of B, without which the gate does not open in the steps a short training
-has; f has a skip connection.
+Source: AIF, Algorithm 1. Differs: a linear map makes the user's keys for the bridges, an MLP of its own the item's (item_half.py); the keys of both sides
+have a LayerNorm and B starts with a large variance, without which a short training does not learn to use the bridges; f has a skip connection.
 """
 
 import torch

@@ -1,13 +1,13 @@
 """DIN over hash similarity (Eq. 8): a sum of projected behaviours weighted by their similarity to the candidate, over the whole history.
 
-Here: the direct form (`din_reference`) and its exact factoring (`DinSums`). Similarity enters linearly, so with s = 2 bit - 1:
+Here: the direct form (`din_reference`) and its exact factoring (`DinSums`). The similarity is linear in the signs s = 2 bit - 1, so:
 
     sim_ij = (1 + s_i . s_j / K) / 2
     sum_j sim_ij V_j = (sum_j V_j + s_i (S^T V) / K) / 2
 
-The user half makes sum V [D] and S^T V [K, D] once; a candidate costs K x D whatever the length, and a new behaviour is a rank-1 update.
-Needs: every pad and every behaviour without a signature is a zero row of S and of V (exact: they add nothing).
-The sums belong to (user, model, LSH version): made at the first call after a flip, dropped with the version.
+The user half computes sum V [D] and S^T V [K, D] once. A candidate then costs K x D, whatever the length, and a new behaviour is a rank-1 update.
+This requires that padding and behaviours without a signature are zero rows of S and of V, which then add nothing.
+The sums belong to (user, model, LSH version): computed in the first call after a flip, dropped with the version.
 
 Arrays: B users, C candidates, L behaviours, K bits, D width.
 V_j is the behaviour as projected by W_seq of eq. (1): one projection for attention, DIN and SIM.
@@ -31,7 +31,7 @@ def din_reference(similarity_BCL: Tensor, projected_BLD: Tensor, has_signature_B
 
 @dataclass(frozen=True, slots=True)
 class DinSums:
-    """All that Eq. 8 needs of a user: sum_BD = sum V, cross_BKD = S^T V, count_B = l, behaviours with a signature (float32)."""
+    """What Eq. 8 needs of a user: sum_BD = sum V, cross_BKD = S^T V, count_B = l, the number of behaviours with a signature (float32)."""
 
     sum_BD: Tensor
     cross_BKD: Tensor

@@ -1,9 +1,9 @@
-"""Embedding tables: the features of one scope to one concatenated vector.
+"""Embedding tables: the features of one scope as one concatenated vector.
 
 Here: `FeatureEmbedding`, one table for all categorical and bag features of a scope (each has its own rows). Not here: raw values to buckets
 and numbers (schemas/features.py), the order in the vector (feature_places.py).
-Bucket 0 = missing: a trained row for a categorical, left out of the mean of a bag; an empty bag is zeros. Numbers and embedding features
-pass through, cut at +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
+Bucket 0 = missing: a categorical has a trained row for it, the mean of a bag leaves it out; an empty bag is zeros. Numbers and embedding features are
+copied, clipped to +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
 
 Arrays: leading dimensions `...` are free ([R], [B], [B, L]); C categorical, N numeric, B bags, V values of a bag, E width of one embedding.
 """

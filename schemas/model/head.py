@@ -1,7 +1,7 @@
-"""The head: one user's state meets C candidates, and logits come out (call 2).
+"""The head: from one user's state and C candidates to logits (call 2).
 
-Here: the segments of the head's input, in their plain form; it is the specification. Not here: the exact split of the first layer
-(head_split.py), scores (network.py). Segments, in order (a user or context segment is the same for all candidates of a request):
+Here: the segments of the head's input in their plain form, which is the specification. Not here: the exact split of the first layer
+(head_split.py), scores (score.py). Segments, in order (the user and context segments are the same for all candidates of a request):
 
     user     [profile; Eq. 2; Eq. 3]               context   request features
     item     async vector I                        user_x    (P_u u) * I and its sum
@@ -11,8 +11,8 @@ Here: the segments of the head's input, in their plain form; it is the specifica
     sim      mean of sub-sequence, log1p(count)    sim_x     (P_s mean) * I and its sum     (with a SIM category only)
     realtime raw numbers and embedded categoricals of the item's row
 
-The products are what makes the model learn: a first layer of ReLU units over concatenated vectors does not find inner products by itself.
-Projections P stand on the user's side, so that they fold into the user's state.
+The products are needed for learning: ReLU units over concatenated vectors hardly learn inner products by themselves.
+The projections P are on the user's side, so that they can be folded into the user's state.
 
 Arrays: B users, C candidates, D width, P bridge width, X input width, H first hidden width, Q realtime features, T tasks.
 """
@@ -34,11 +34,11 @@ from schemas.model.sim_hard import look_up_sim
 from schemas.model.simtier import simtier_counts, simtier_features
 from schemas.model.spec import ModelSpec
 
-DIN_GAIN = 4.0  # centred similarities are small numbers; the gain starts DIN at the size of the other segments
+DIN_GAIN = 4.0  # centred similarities are small; with this gain DIN starts at the size of the other segments
 
 
 class RealtimeFeatures(nn.Module):
-    """The row's `realtime` column [..., Q] to [..., width]: numbers as they are, buckets through a table."""
+    """The row's `realtime` column [..., Q] to [..., width]: numbers unchanged, buckets through a table."""
 
     def __init__(self, features: Sequence[Feature], embedding_width: int) -> None:
         super().__init__()

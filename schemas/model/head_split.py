@@ -1,7 +1,7 @@
-"""The exact split of the head's first layer: what depends on the user is folded once per request, and little is left per candidate.
+"""The exact split of the head's first layer: the user's part is folded once per request, and little is left to compute per candidate.
 
 Here: `split_first_layer` (call 1; only the context's row waits for call 2) and `apply_split` (per candidate). It equals the plain form of
-head.py up to rounding, and is tested against it. Not here: fused or compiled kernels (serving/engine), which start from these same tables.
+head.py up to rounding, which a test checks. Not here: fused or compiled kernels (serving/engine), which use the same tables.
 
 With M_x the weights of a product segment [H, D], its sum column included (M_x[h, d] = W[h, d] + w_sum[h] / sqrt(D)):
 

@@ -1,4 +1,4 @@
-"""What the network reads and what it keeps between its two calls, as tensors with documented shapes.
+"""The network's inputs, and the state between its two calls, as tensors with documented shapes.
 
 Here: the dataclasses and their builders from plain values. The same `CandidateRows` are built by training (from `item_rows`, with
 gradient), by serving (from index rows as stored, fp16) and by the audit that recomputes answers. Not here: arithmetic.

@@ -1,4 +1,4 @@
-"""The item half compiled: features of items to stored rows, for every row the same bits wherever and with whatever it is computed.
+"""The item half compiled: features of items to stored rows. A row has the same bits on every machine and in every batch.
 
 Here: `ItemNetwork`, the one thing that computes stored rows: the build, the increment path and a replay all call it; and the fingerprint of its arithmetic.
 Not here: what an item half computes (item_half.py and bea.py in torch, which are the specification and what is trained; encode_rows.py, their rounded form),

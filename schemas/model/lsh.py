@@ -1,6 +1,6 @@
 """Signatures: multimodal embeddings to K bits (Eq. 5), and the similarity of two signatures (Eq. 6).
 
-Here: numpy only, so the nearline core and loaders read it without torch. Not here: DIN (din.py), SimTier (simtier.py, hamming.py).
+Here: NumPy only, so the nearline core and loaders use it without torch. Not here: DIN (din.py), SimTier (simtier.py, hamming.py).
 A signature is K/8 bytes, most significant bit first: the bits 00110101 are the byte 53.
 
 Invariant: a signature has the same bits on every CPU, with every BLAS, in every batch. W_hash lies on the grid 2^-10 and within +-8; an
@@ -23,8 +23,8 @@ from schemas.limits import EMBEDDING_WIDTH_MAX
 W_HASH_GRID_BITS = 10
 W_HASH_ABS_MAX = 8.0
 EMBEDDING_GRID_BITS = 20
-# What is in between fits a cache, and the product is one that OpenBLAS does not share among threads: on a busy machine they wait for each other ten
-# times longer than they compute.
+# Blocks of this size fit into a cache, and OpenBLAS computes such a small product in one thread: on a busy machine its threads would wait for each other
+# ten times longer than they compute.
 _ONE_THREAD_PRODUCTS, _ROWS_AT_ONCE_MIN, _ROWS_AT_ONCE_MAX = 1 << 18, 16, 256
 
 assert 3 + W_HASH_GRID_BITS + EMBEDDING_GRID_BITS + EMBEDDING_WIDTH_MAX.bit_length() <= 53
@@ -34,7 +34,7 @@ POPCOUNT_256 = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
 def make_w_hash(seed: int, bits: int, mm_width: int) -> np.ndarray:
-    """W_hash ~ N(0, 1) on the grid: float32 [bits, mm_width]. Made once per catalogue; from then on its bytes are what counts."""
+    """W_hash ~ N(0, 1) on the grid: float32 [bits, mm_width]. Made once per catalogue; from then on only its bytes are used, never the seed."""
     drawn = np.random.default_rng(seed).standard_normal((bits, mm_width))
     grid = float(1 << W_HASH_GRID_BITS)
     return (np.rint(drawn.clip(-W_HASH_ABS_MAX, W_HASH_ABS_MAX) * grid) / grid).astype(np.float32)

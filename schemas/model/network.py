@@ -1,14 +1,14 @@
 """The AIF network: the parts of this folder in the order of the paper's two calls.
 
 Here: `AifNetwork` (item half, user half, joint part), `scores`, and the slow specification of call 2's answer (`rank_reference`).
-Not here: stored rows (item_network.py), files (checkpoint.py), the loss (streams/training).
+Not here: rows as they are stored (item_network.py), files (checkpoint.py), the loss (streams/training).
 
     item_rows     nearline          item features -> async vector, bridge weights           Eq. 4, Algorithm 1 line 3
     user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, Eq. 8, 3.3
     joint_logits  call 2, online    UserStates x candidates -> logits                       Algorithm 1 line 4, Eq. 6-9, head
 
-Invariant: no part of a user reads a candidate, and no part of an item a user: checked when a network is made (request_split.py).
-Invariant: no call depends on padding, on the order of candidates, or on the other users of a batch (up to rounding).
+Invariants: no part of the user half reads a candidate, and no part of the item half reads a user (request_split.py checks it when a network is made). No
+result depends on padding, on the order of candidates, or on the other users of a batch, up to rounding.
 Arrays: B users, L behaviours, C candidates, R rows, D width, N bridges, T tasks.
 """
 
@@ -34,7 +34,7 @@ from schemas.model.user_half import BehaviourProjection, UserHalf
 
 
 class AifNetwork(nn.Module):
-    """A network of one spec. `w_hash_KM` (float32 [K, mm_width], None without a multimodal embedding) is carried, not trained."""
+    """A network of one spec. `w_hash_KM` (float32 [K, mm_width], None without a multimodal embedding) belongs to the model but is not trained."""
 
     def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         super().__init__()
@@ -46,16 +46,16 @@ class AifNetwork(nn.Module):
         self.user_half = UserHalf(spec)
         self.head = Head(spec)
         if type(self).user_states is AifNetwork.user_states and not self.head.first.weight.is_meta:
-            # (a subclass with calls of its own is not whole yet, a skeleton without memory has nothing to run)
+            # A subclass that overrides the calls is not complete yet, and a network on the meta device has no values to run with.
             check_request_split(self)
 
     def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: as it is). Stored rows come from `ItemNetwork`, never from here."""
+        """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: the parameters' own). Stored rows come from `ItemNetwork` instead."""
         vectors_RD, keys_RD = self.item_half(items, dtype)
         return vectors_RD, self.bea.item_weights(keys_RD)
 
     def user_states(self, users: UserInputs) -> UserStates:
-        """Call 1: B users at once. Behaviours are right-aligned; each part sees the latest ones that its spec says."""
+        """Call 1 for B users. Behaviours are right-aligned; each part reads as many of the latest ones as the spec says."""
         behaviours, spec = users.behaviours, self.spec
         projected_BLD = self.behaviour(behaviours)
         attended = slice(-spec.attended_behaviours, None)
@@ -73,7 +73,7 @@ class AifNetwork(nn.Module):
         )
 
     def joint_logits(self, states: UserStates, candidates: CandidateRows) -> Tensor:
-        """Call 2: logits [B, C, T]. fp16 rows are widened to fp32; every candidate is computed alone."""
+        """Call 2: logits [B, C, T]. Stored fp16 rows are widened to fp32; candidates do not influence each other."""
         return torch.as_tensor(self.head(states, candidates))
 
     def scores(self, logits_BCT: Tensor, bids_BC: Tensor) -> tuple[Tensor, Tensor]:

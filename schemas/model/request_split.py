@@ -1,9 +1,9 @@
-"""The split that makes the whole design possible, checked on the network itself: no part of a user reads a candidate, no part of an item reads a user.
+"""Checks on the network itself the split on which the design rests: the user half reads no candidate, and the item half reads no user.
 
-Here: a tiny run of all three calls in which every tensor is followed to what is computed from it; a module on the wrong side that touches one is named.
-Not here: what the parts compute (network.py), whether their numbers are finite (dry_run.py). A user part that saw a candidate would have to run once per
-candidate, or be wrong for all but one; nothing else would show it before answers are.
-The joint part runs first, so that candidates it left behind anywhere (an attribute, a closure, a global) are found when the user part reads them.
+Here: a tiny run of all three calls in which all tensors derived from an input are tracked; a module of the wrong side that uses one is named in the error.
+Not here: what the parts compute (network.py), whether their numbers are finite (dry_run.py). A user half that read a candidate would have to run once per
+candidate, or be wrong for all but one, and nothing else would show this before wrong answers do.
+The joint part runs first, so that candidates which it stored anywhere (an attribute, a closure, a global) are found when the user half reads them.
 Source: request-centric inference ("two-tower separation must be clean").
 """
 

@@ -1,10 +1,10 @@
-"""What a candidate is ranked by: a product of powers of the tasks' probabilities and the bid.
+"""The score that orders candidates: a product of powers of the tasks' probabilities and the bid.
 
     ecpm                        click * bid
     click                       click
     click * buy^0.5 * bid       any tasks of the model and `bid`, each at most once, each with an exponent above 0 if it is not 1
 
-Here: the formula as data, and its value on arrays of torch or NumPy alike. Not here: the probabilities (head.py).
+Here: the formula as data, and its value on torch tensors or NumPy arrays. Not here: the probabilities (network.py).
 Invariant: a score grows with every probability and with the bid, so bounds of the probabilities give bounds of the score.
 
 Source: AIF, section 5.1 (eCPM = y * bid). Differs: the paper has one task; a product of powers is what rankers with several commonly use.
@@ -53,5 +53,5 @@ def _power(values: Any, exponent: float) -> Any:
 
 
 def bid_exponent(rank_by: str) -> float:
-    """How the bid enters a formula; 0 where it does not."""
+    """The exponent of the bid in a formula; 0 if the bid is not in it."""
     return dict(decode_rank_by(rank_by)).get(BID, 0.0)

@@ -1,6 +1,6 @@
-"""SimTier: how many of the latest behaviours fall into each tier of similarity to a candidate (Eq. 9), and what the head reads of it.
+"""SimTier: how many of the latest behaviours fall into each tier of similarity to a candidate (Eq. 9), and the head's features from that.
 
-Here: the numpy reference, the torch form (no gradient: counts have none), the features. Not here: the histogram itself (hamming.py).
+Here: the NumPy reference, the torch form (counts have no gradient), the features. Not here: the Hamming histogram (hamming.py).
 Tier 0 is below the first edge; tier t is [edge t-1, edge t); the last edge is 1.0, so the top tier counts equal signatures only.
 
 Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.
@@ -31,7 +31,7 @@ def simtier_reference(items_CW: np.ndarray, sequence_SW: np.ndarray, tier_edges:
 def simtier_counts(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_BS: Tensor, tier_edges: Sequence[float]) -> Tensor:
     """Eq. 9 for a batch: float32 [B, C, N]. Signs are -1/+1 (`decode_signs`); behaviours without a signature are not counted.
 
-    A candidate without a signature gets counts that mean nothing: `simtier_features` blanks them.
+    The counts of a candidate without a signature are meaningless; `simtier_features` sets them to zero.
     """
     users, candidates, _ = candidates_BCK.shape
     rows = max(1, PAIRS_PER_CHUNK // max(1, users * sequence_BSK.shape[1]))
@@ -51,6 +51,6 @@ def _at_least(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_BS: Te
 
 
 def simtier_features(counts_BCN: Tensor, behaviours_B: Tensor, has_signature_BC: Tensor) -> Tensor:
-    """What the head reads: [B, C, 2N] = log1p(count), count / l; zeros for a candidate without a signature or a user without behaviours."""
+    """The head's input [B, C, 2N] = log1p(count), count / l; zeros for a candidate without a signature or a user without behaviours."""
     share_BCN = counts_BCN / behaviours_B.clamp(min=1)[:, None, None]
     return torch.cat([counts_BCN.log1p(), share_BCN], dim=2) * has_signature_BC[..., None]

@@ -1,6 +1,6 @@
 """The user half: everything about a user that does not depend on the candidates (Eq. 1-3), computed in call 1.
 
-Here: the projection of behaviours and profile, self-attention over the latest behaviours, the profile's attention, and the rows of U for
+Here: the projections of behaviours and profile, self-attention over the latest behaviours, the profile's attention, and the rows of U for
 Algorithm 1. Not here: bridges (bea.py), DIN sums (din.py), sub-sequences (sim_hard.py). Nothing here reads the request's time or context.
 
 Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G).
@@ -16,7 +16,7 @@ from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_paramet
 from schemas.model.inputs import Behaviours, FeatureTensors
 from schemas.model.spec import ModelSpec
 
-MASKED = -1e9  # a score whose softmax weight is exactly 0 beside any other; finite, so a user without behaviours gives no NaN
+MASKED = -1e9  # its softmax weight is exactly 0 beside any real score; finite, so that a user without behaviours gives no NaN
 
 
 class BehaviourProjection(nn.Module):

@@ -2,12 +2,12 @@
 
 Here: reading recorded answers, scoring them in the plain form, counting those that equal no single version. Not here: rows at a watermark
 (version_rows.py), what "equal" means (core/answer_check.py). Nothing of serving/engine is imported: the audit shares only `schemas` with it.
-The user half is made from the history that stands beside the answer, on the rows of the answer's own watermark; so record requests that carry
-their history (an answer from a state kept since an older watermark may differ where a behaviour's row changed in between; protocol D1).
+The user half is computed from the history recorded with the answer, on the rows at the answer's watermark. So record requests that bring their history:
+an answer from a kept state of an older watermark may differ if the row of a behaviour changed in between (protocol D1).
 
-Tolerance of a probability: the server may sum in another order than the reference, so both are off the exact value by rounding of the same
-size. That size is taken from the network itself: the greatest distance between its fp32 and its fp64 form on the first answers of the version,
-times 8 (both sides, and requests that were not measured), at least 32 eps. A score's tolerance is that times the bid.
+Tolerance of a probability: server and reference may sum in different orders, so both differ from the exact value by rounding errors of the same size. The
+network itself gives that size: the greatest difference between its fp32 and its fp64 form on the first answers of the version, times 8 (for both sides,
+and for requests that were not measured), at least 32 eps. The tolerance of a score is how far it moves when every probability moves by its tolerance.
 
 Arrays: C known candidates, T tasks.
 """
@@ -42,7 +42,7 @@ from serving.audit.version_rows import VersionRows, positions_of
 from serving.core.answer_check import Claim, Reference, check_answer
 
 _REASONS_MAX = 10
-_MEASURED_ANSWERS = 4  # of each version, in fp64 too
+_MEASURED_ANSWERS = 4  # answers of each version that are also computed in fp64
 _STATES_KEPT = 256
 _TOLERANCE_MIN = 32 * float(np.finfo(np.float32).eps)
 
@@ -57,7 +57,7 @@ class RecordedAnswer:
 
 @dataclass
 class Report:
-    """What an audit found. `mismatched` = answers that do not equal the version they name at their watermark; `error_max` in tolerances."""
+    """The result of an audit. `mismatched`: answers that do not equal their version at their watermark; `error_max`: in units of the tolerance."""
 
     answers: int = 0
     recomputed: int = 0
@@ -70,7 +70,7 @@ class Report:
     reasons: list[str] = field(default_factory=list)
 
     def describe(self) -> str:
-        """For people."""
+        """The result as text."""
         tokens = ", ".join(f"{token} ({count})" for token, count in sorted(self.versions.items()))
         lines = [
             f"{self.recomputed} of {self.answers} answers recomputed in {self.seconds:.1f} s, {self.items} items, versions: {tokens}",
@@ -81,7 +81,7 @@ class Report:
 
 
 def read_answers(path: Path) -> list[RecordedAnswer]:
-    """JSON lines {request, answer[, history: {features, behaviours}]}. Raises RejectedInput (`bad_answers_file`) that names the line."""
+    """Reads JSON lines {request, answer[, history: {features, behaviours}]}. Raises RejectedInput (`bad_answers_file`), which names the line."""
     with path.open() as file:
         return [_decode_line(line, number) for number, line in enumerate(file, 1) if line.strip()]
 
@@ -101,8 +101,8 @@ def _decode_line(line: str, number: int) -> RecordedAnswer:
 
 
 def recompute(answers: Sequence[RecordedAnswer], store_url: str, bootstrap: str, topic_prefix: str, sample: int | None = None) -> Report:
-    """Recomputes answers (or `sample` of them, evenly spaced). Raises Corrupted, Incompatible, Unavailable where the files or the log fail."""
-    torch.set_num_threads(1)  # small products: on a busy machine OpenMP's spinning threads make this ten times slower
+    """Recomputes answers, or `sample` of them at even distances. Raises Corrupted, Incompatible, Unavailable if files or log cannot be read."""
+    torch.set_num_threads(1)  # the products are small, and on a busy machine OpenMP's spinning threads make this ten times slower
     started, report = time.monotonic(), Report(answers=len(answers))
     store = open_index_store(store_url)
     chosen = answers if sample is None or sample >= len(answers) else [answers[i * len(answers) // sample] for i in range(sample)]
@@ -141,7 +141,7 @@ def _audit_version(
 
 
 def read_named_manifest(store: IndexStore, token: VersionToken) -> Manifest:
-    """The manifest that a token names. Raises Corrupted (`bad_manifest`) if its digest is another one."""
+    """The manifest that a token names. Raises Corrupted (`bad_manifest`) if its digest differs from the token's."""
     raw = store.get(manifest_path(token.version, token.revision))
     manifest = decode_manifest(raw)
     found = token_of(token.version, token.revision, hashlib.sha256(raw).hexdigest())
@@ -153,7 +153,7 @@ def read_named_manifest(store: IndexStore, token: VersionToken) -> Manifest:
 
 
 class _DecodedIds(dict[Id, Id]):
-    """Ids as they came from JSON to ids of the catalogue's kind, each decoded once: the same items come in every request."""
+    """Ids from JSON to ids of the catalogue's kind; each is decoded once, because requests share most items."""
 
     def __init__(self, kind: IdKind) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _DecodedIds(dict[Id, Id]):
 
 
 def _keys_of(group: Iterable[RecordedAnswer], ids: _DecodedIds) -> Iterable[bytes]:
-    """Every item that any request of the group touches."""
+    """The index keys of all items in the requests of the group."""
     touched: set[Id] = set()
     for one in group:
         touched.update(one.request.item_ids, (b.item_id for b in one.request.behaviours or ()))
@@ -173,7 +173,7 @@ def _keys_of(group: Iterable[RecordedAnswer], ids: _DecodedIds) -> Iterable[byte
 
 
 class _Auditor:
-    """One version's network over its rows as they are moved along. `tolerance` is of a probability."""
+    """Checks answers of one version, on rows that the caller moves to each answer's watermark. `tolerance`: of a probability."""
 
     def __init__(self, network: AifNetwork, ids: _DecodedIds, rows: VersionRows) -> None:
         self._network, self._ids, self._rows = network.eval(), ids, rows
@@ -183,7 +183,7 @@ class _Auditor:
         self._measured = 0
 
     def check(self, one: RecordedAnswer) -> tuple[str, float]:
-        """(what is wrong or "", greatest difference in tolerances)."""
+        """(what is wrong, or "" if nothing is; greatest difference in units of the tolerance)."""
         asked = list(dict.fromkeys(self._ids[i] for i in one.request.item_ids))
         places = [self._place[i] for i in asked]
         live_C = self._rows.now.live_R[places]
@@ -201,7 +201,7 @@ class _Auditor:
         return check_answer(reference, self._claim(one))
 
     def _score_tolerance(self, scores_C: np.ndarray, probabilities_CT: np.ndarray, bids_C: np.ndarray) -> np.ndarray:
-        """How far a score may lie away where every probability is off by its tolerance: a score grows with each of them."""
+        """How far a score may move if every probability moves by its tolerance; a score grows with each of them."""
         spec = self._network.spec
         low_C, high_C = (
             rank_scores(spec.rank_terms, spec.tasks, (probabilities_CT + by).clip(0, None), bids_C)
@@ -222,7 +222,7 @@ class _Auditor:
         return scores[0].numpy(), probabilities[0].numpy()
 
     def _state_of(self, request: PrerankRequest) -> UserStates:
-        """The user half, made once for the same history over the same rows."""
+        """The user half, computed once for the same history on the same rows."""
         touched = [self._place[self._ids[b.item_id]] for b in request.behaviours or ()]
         history = request.model_dump_json(include={"features", "behaviours"})
         key = (history, self._rows.now.changes_R[touched].tobytes(), self._rows.now.live_R[touched].tobytes())
@@ -237,7 +237,7 @@ class _Auditor:
         return build_user_inputs(self._network.spec, request.features or {}, joined)
 
     def _join(self, behaviour: InlineBehaviour) -> BehaviourRow:
-        """A behaviour with its item's row, as the reference builder takes it."""
+        """A behaviour together with its item's row."""
         item = self._ids[behaviour.item_id]
         place = self._place[item]
         row = self._rows.now.rows_R[place] if self._rows.now.live_R[place] else None
@@ -250,7 +250,7 @@ class _Auditor:
 
 
 class InFloat64(TorchFunctionMode):
-    """Every torch function inside sees its floating-point arguments in fp64: the same network without the rounding of fp32."""
+    """Inside, every torch function gets its floating-point arguments in fp64: the same network without the rounding of fp32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*_widen(args), **_widen(kwargs or {}))

@@ -1,12 +1,12 @@
-"""A share of the answers is computed again by the plain form of the head in fp64, beside the engine: what serving's fast forms lose, as metrics.
+"""Recomputes a share of the answers with the plain form of the head in fp64, beside the engine, and reports the difference as metrics.
 
     parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
     parity_samples          checked | moved | busy | failed
 
-Here: choosing, copying the rows in the engine's own turn, the reference in a thread of its own (one at a time). Not here: the comparison
-(core/parity_figures.py), the audit of recorded answers from files, which sees all of the path (parity.py).
-Rows that a delta changed between the answer and the copy would compare two states of the world: then the watermarks differ and the sample is dropped
-as "moved". The user half is the request's own state: rows of its behaviours at call 1 (protocol D1).
+Here: choosing answers, copying their rows in the engine's own turn, running the reference in a thread of its own, one at a time. Not here: the comparison
+(core/parity_figures.py), the audit of recorded answers from files, which checks the whole path (parity.py).
+If a delta was applied between the answer and the copy, the watermarks differ and the sample is dropped as "moved". The user half is the request's own
+state, with the rows of its behaviours at call 1 (protocol D1).
 Reference: reference_answer.py, which is `AifNetwork.joint_logits` without torch, in blocks of candidates so that its memory is bounded.
 
 Arrays: C known candidates.
@@ -40,7 +40,7 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What the reference needs, no longer in the slot; None where the rows have moved on."""
+    """Copies of what the reference needs, which no later change of the slot can touch."""
 
     scorer: Scorer
     ids: Sequence[Id]
@@ -48,7 +48,7 @@ class _Copied:
 
 
 class ParitySampler:
-    """`share` of the answers, never more than one in `every_s`. Made and offered to in the event loop; close it before the engine."""
+    """Checks `share` of the answers, at most one in `every_s` seconds. Created and called in the event loop; close it before the engine."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ParitySampler:
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[int, ParityFigures], None] = lambda version, figures: None,
     ) -> None:
-        """`tell` gets the figures of each answer that was checked, with its version."""
+        """`tell` is called with the version and the figures of each checked answer."""
         self._tell = tell
         self._engine, self._metrics, self._share, self._every_s, self._clock = engine, metrics, share, every_s, clock
         self._rng = random.Random(seed)
@@ -70,7 +70,7 @@ class ParitySampler:
         self._worst = ParityFigures(0.0, 1.0)
 
     def offer(self, work: RankWork, result: RankResult) -> None:
-        """An answer that was given. Returns at once."""
+        """Offers an answer; the sampler decides whether to check it. Returns at once."""
         if self._share == 0.0 or self._rng.random() >= self._share or self._clock() < self._next_s:
             return
         if not isinstance(result.state, NamedState) or (self._running is not None and not self._running.done()):
@@ -85,7 +85,7 @@ class ParitySampler:
         self._executor.shutdown(cancel_futures=True)
 
     def _copy(self, work: RankWork, result: RankResult) -> _Copied | None:
-        """In the engine's turn."""
+        """Runs in the engine's turn. None if the version or its rows have changed since the answer."""
         resident = self._engine.find_resident(result.token.version)
         if resident is None or resident.token != result.token or resident.watermark != result.watermark:
             return None
@@ -100,7 +100,7 @@ class ParitySampler:
                 self._count("moved")
                 return
             figures = _compare(rows, work.context, result)
-        except Exception as error:  # a check that fails must not be silent, nor hurt anybody
+        except Exception as error:  # a failed check is logged and counted, and disturbs nothing else
             self._count("failed")
             logger.warning("parity_sample_failed", error=repr(error))
             return

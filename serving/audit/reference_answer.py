@@ -1,7 +1,7 @@
-"""Call 2's answer once more, slowly: the head in its plain form, in fp64 and NumPy, from the arrays of a user's state and the rows themselves.
+"""Call 2 computed slowly: the head in its plain form, in fp64 and NumPy, from the arrays of a user's state and the rows.
 
-Here: `score_plainly`, what the parity sampler compares answers with. Nothing is folded, counted by bits, or shared with the engine's passes; it is
-schemas/model/head.py line by line (a test holds it to that), without torch, so that a server on a CPU never loads it. Not here: the user half.
+Here: `score_plainly`, the reference of the parity sampler. Nothing is folded, counted by bits or shared with the engine's passes: it is
+schemas/model/head.py line by line (a test compares the two), but without torch, which a server on a CPU never loads. Not here: the user half.
 
 Arrays: C candidates, D width, K bits, S for SimTier, G categories, Q real-time columns, T tasks.
 """
@@ -19,13 +19,13 @@ from schemas.model.score import rank_scores
 from serving.engine.embedded_features import EmbeddedFeatures
 from serving.engine.user_arrays import UserArrays
 
-_PAIRS_MAX = 2_000_000  # behaviours times candidates of one block
+_PAIRS_MAX = 2_000_000  # behaviours x candidates of one block
 
 
 def score_plainly(
     parameters: Parameters, state: UserArrays, rows_C: np.ndarray, context: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(scores float64 [C], probabilities float64 [C, T]) of rows of the index."""
+    """(scores float64 [C], probabilities float64 [C, T]) of stored rows [C]."""
     block = max(1, _PAIRS_MAX // max(1, len(state.simtier_SW)))
     spec, plain = parameters.spec, _Plain(parameters, state)
     user_U = np.concatenate([state.user_U, plain.context(context)])
@@ -41,13 +41,13 @@ class _Plain:
         self._p, self.spec, self._state = parameters, parameters.spec, state
 
     def context(self, context: Mapping[str, Any]) -> np.ndarray:
-        """The request's features."""
+        """The request's context features, embedded."""
         features = self.spec.schema.of(Scope.CONTEXT)
         embedded = EmbeddedFeatures(features, self.spec.embedding_width, self._p.find("head.context.table"))
         return embedded.embed(encode_features(features, [context]))[0]
 
     def logits(self, user_U: np.ndarray, rows_C: np.ndarray) -> np.ndarray:
-        """[C, T]: the segments side by side, then layer after layer."""
+        """Logits [C, T]: the segments side by side, through one layer after the other."""
         item_CX = self._segments(rows_C)
         x = np.concatenate([np.broadcast_to(user_U, (len(rows_C), len(user_U))), item_CX], axis=1)
         for layer, (weight, bias) in enumerate([(self._p["head.first.weight"], self._p["head.first.bias"]), *self._p.mlp("head.rest.1")]):
@@ -94,7 +94,7 @@ class _Plain:
         return np.concatenate([np.log1p(counts_CN), counts_CN / max(1, len(sequence_SK))], axis=1)
 
     def _sub_sequences(self, category_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(means, log counts) of the candidates' categories; zeros where the user has none."""
+        """(means, log counts) of the candidates' categories; zeros for a category that the user does not have."""
         state = self._state
         entry_C = np.minimum(np.searchsorted(state.categories_G, category_C), len(state.categories_G) - 1)
         found_C = (state.categories_G[entry_C] == category_C) & (category_C > 0)

@@ -1,9 +1,9 @@
-"""The rows of one version as they were at an answer's watermark: its files, and index-deltas record by record up to a position.
+"""The rows of one version at an answer's watermark: from its files, and from index-deltas, record by record up to a position.
 
-Here: rows of the keys somebody asks for, moved along the log. Not here: scores (parity.py), the serving tables (serving/engine, which this
-audit must not share code with).
-Invariants: a delta record is applied whole; a component of a row never goes back (FORMAT.md section 3); the incremental part wins over the
-full part. Positions that go back start again from the files.
+Here: the rows of given keys, moved along the log. Not here: scores (parity.py), the serving tables (serving/engine, with which this audit must not share
+code).
+Invariants: a delta record is applied as a whole; a component of a row never goes back (FORMAT.md section 3); the incremental part wins over the full
+part. To go back to an earlier position, it starts again from the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ Change = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class DeltaAt:
-    """The changes of one delta record, kept only for the keys of interest."""
+    """The changes of one delta record, for the given keys only."""
 
     offset: int
     changes: Sequence[Change]
@@ -41,9 +41,9 @@ def order_advances(incoming: OrderTuple, current: OrderTuple) -> bool:
 
 @dataclass
 class RowState:
-    """Rows at a position; a row that is not live is undefined.
+    """Rows at a position; the content of a row that is not live is undefined.
 
-    `changes_R` counts how often a row was replaced: what was computed from it holds as long as the count does.
+    `changes_R`: how often each row was replaced. A value computed from a row is valid as long as this count is the same.
     """
 
     rows_R: np.ndarray
@@ -53,12 +53,12 @@ class RowState:
     positions: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> "RowState":
-        """A state that moves on its own."""
+        """An independent copy."""
         return RowState(self.rows_R.copy(), self.live_R.copy(), self.changes_R.copy(), list(self.orders), dict(self.positions))
 
 
 class VersionRows:
-    """Rows of `keys` in one version. `places` = index of each key; `at` moves `now` along the log."""
+    """Rows of `keys` in one version. `places`: index of each key; `now`: the rows at the position that `at` was last given."""
 
     def __init__(self, store: IndexStore, manifest: Manifest, keys: Iterable[bytes]) -> None:
         self.layout: RowLayout = manifest.layout
@@ -81,7 +81,7 @@ class VersionRows:
         self._next = dict.fromkeys(starts, 0)
 
     def at(self, positions: Mapping[int, int]) -> None:
-        """Moves to the state after every delta record before `positions` (next offset per shard)."""
+        """Moves `now` to the state after all delta records before `positions` (next offset per shard)."""
         if any(position < self.now.positions[shard] for shard, position in positions.items()):
             self.now, self._next = self._sealed.copy(), dict.fromkeys(self._sealed.positions, 0)
         for shard, position in positions.items():
@@ -104,7 +104,7 @@ class VersionRows:
                     state.rows_R[places], state.live_R[places] = block.rows[taken], True
                     for place, order in zip(places, block.orders[taken].tolist(), strict=True):
                         state.orders[place] = order
-            for key, value in increments:  # the orders of deleted ids are remembered too
+            for key, value in increments:  # the orders of deleted ids count too
                 if key in self.places and not state.live_R[self.places[key]]:
                     state.orders[self.places[key]] = decode_increment(self.layout, value)[0].item()
             state.positions[seal.shard] = seal.delta_position
@@ -125,7 +125,7 @@ class VersionRows:
 
 
 def positions_of(watermark: Sequence[Mapping[str, int]]) -> dict[int, int]:
-    """Next offset in index-deltas per shard. Raises Corrupted (`no_delta_position`) for an answer that does not name one."""
+    """Next offset in index-deltas per shard. Raises Corrupted (`no_delta_position`) if a shard's watermark has none."""
     try:
         return {shard: offsets[INDEX_DELTAS] for shard, offsets in enumerate(watermark)}
     except KeyError as error:

@@ -19,7 +19,7 @@ BENCH_HELP = "Measure; every command starts what it needs and removes it."  # of
 # "module:Class" of every process's settings, for `aif config show`; each part registers its own, and none is imported before it is shown.
 _SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 
-# "module:function" of what stands in files that a command names, for `aif config show --model FILE`: rows with name, value and origin.
+# "module:function" that explains a section of a model's file, for `aif config show --model FILE`: it gives rows with name, value and origin.
 _CHOICES: dict[str, str] = {}
 
 
@@ -55,7 +55,7 @@ def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:
 
 
 def print_data(data: Mapping[str, Any], as_json: bool) -> None:
-    """Print `data` on standard output: as one JSON object, or a line `name  value` each, where what has parts is JSON too."""
+    """Print `data` on standard output: as one JSON object, or as lines `name  value`, in which lists and mappings are JSON."""
     if as_json:
         typer.echo(json.dumps(data, default=str))
         return

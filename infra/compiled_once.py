@@ -1,8 +1,9 @@
-"""Kernels are compiled by one process of a machine; the others that start meanwhile wait and take them from numba's cache.
+"""One process of a machine compiles kernels; others that start meanwhile wait and take them from numba's cache.
 
-Without it a server, its loader and whatever starts beside them each compile the same work on the same two cores. Not here: what is compiled
+Otherwise a server, its loader and the processes beside them would each compile the same kernels on the same cores. Not here: what is compiled
 (serving/engine, streams/stored).
-Invariant: only a wait. With no folder to write to, or with a lock that nobody frees in time, a process compiles for itself: slower, never other code.
+Invariant: this is only a wait. If there is no folder to write to, or the lock is not freed in time, a process compiles for itself: slower, but the same
+code.
 """
 
 import fcntl
@@ -27,7 +28,7 @@ def is_compiled(what: str, sources: Path) -> bool:
 
 @contextmanager
 def compiled_once(what: str, sources: Path) -> Iterator[None]:
-    """Around the first calls of the kernels in the folder `sources`. `what` names them; those that are in the cache already are not waited for."""
+    """To be put around the first calls of the kernels in the folder `sources`; `what` names them. Does not wait if they are in the cache already."""
     folder = _folder(sources)
     done, stamp = folder / f"compiled-{what}", _stamp(sources)
     if _says(done, stamp) or (lock := _open_lock(folder / f"compiling-{what}")) is None:
@@ -43,12 +44,12 @@ def compiled_once(what: str, sources: Path) -> Iterator[None]:
 
 
 def _folder(sources: Path) -> Path:
-    """Where numba keeps what it compiled from them."""
+    """Where numba keeps what it has compiled from these sources."""
     return Path(os.environ.get("NUMBA_CACHE_DIR") or sources / "__pycache__")
 
 
 def _stamp(sources: Path) -> str:
-    """What numba's cache depends on: its version, this processor, the sources."""
+    """A hash of what numba's cache depends on: its version, this processor, the sources."""
     files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources.glob("*.py"))
     return hashlib.sha256(repr((numba.__version__, llvm.get_host_cpu_name(), files)).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Named places at which a process can be told to die, and disks that can be told to fail, for tests of crashes. Off by default: then it does nothing.
+"""Named places at which a process can be told to die, and disks that can be told to fail, for tests of crashes. By default nothing happens here.
 
 `failpoint("after-write")`: the environment variable FAILPOINT switches one on. `NAME:PASSES:FILE` kills the process with SIGKILL, as the kernel would,
-when it passes NAME for the PASSES-th time, and makes FILE first, so that whoever set it knows. Children inherit it.
+when it passes NAME for the PASSES-th time. It makes FILE before that, so that the test knows. Children inherit the variable.
 `failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, every write to a database or an index
 store on a disk fails with ENOSPC or EIO, in every process that inherits it.
 Not here: who kills and what must hold (infra/bench/crash.py).
@@ -60,20 +60,20 @@ _DISK = os.environ.get(DISK_VARIABLE)
 
 
 def arm() -> None:
-    """Reads the environment again: in a process that got another one after it had imported this (fork_server.py)."""
+    """Reads the environment again, in a process whose environment has changed since it imported this (fork_server.py)."""
     global _ARMED, _DISK
     _ARMED, _DISK = read_armed(os.environ), os.environ.get(DISK_VARIABLE)
 
 
 def failpoint(name: str) -> None:
-    """A place where a crash is worth a test."""
+    """A place where tests let a process die."""
     if _ARMED is not None and _ARMED.name == name:
         _ARMED.take_pass()
     assert name in FAILPOINTS, name
 
 
 def failing_disk() -> OSError | None:
-    """What a write to the disk must fail with now."""
+    """The error with which a write to the disk must fail now; None if it must not fail."""
     if _DISK is None:
         return None
     number = next((number for name, number in _DISK_ERRORS.items() if Path(_DISK, name).exists()), 0)

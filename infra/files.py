@@ -1,4 +1,4 @@
-"""Files that are either not there or complete, also after a power cut.
+"""Files that are either complete or not there, also after a power cut.
 
 Here: durable writes, exclusive creates, a copy by link, checksums. Not here: which files the index store has (infra/index/store.py).
 Invariants (I5): a visible file never changes; a writer makes a temporary file in the same folder, fsyncs it, puts it in place by rename or
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
-# Names that start so are unfinished: every reader of a folder skips them, and the owner of a folder may remove old ones.
+# A name that begins so is unfinished work: readers of a folder skip it, and the owner of the folder may remove it when it is old.
 TEMPORARY_PREFIX = ".tmp-"
 
 
@@ -31,7 +31,7 @@ def write_file_durably(path: Path, data: bytes) -> None:
 
 
 def put_exclusive(path: Path, data: bytes) -> bool:
-    """Create `path` with `data` if no such file exists. True: it is ours and on disk. False: somebody was first, nothing changed."""
+    """Create `path` with `data` if no such file exists. True: the file is ours and on disk. False: somebody was faster, and nothing has changed."""
     temporary = _write_temporary(path.parent, data)
     try:
         os.link(temporary, path)

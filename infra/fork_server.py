@@ -1,18 +1,18 @@
-"""Children that start warm: a process that has imported modules and does nothing else forks them, and they go on from there.
+"""Child processes that start with everything imported: they are forked from a template, a process that has imported modules and does nothing else.
 
-Loading torch, numba and our kernels costs a process 3 s of a core, and a worker, its builders, a server and its loader load the same. A fork has
-all of it at once, and shares the memory until it writes to it. Here: the template process, both ways to make one, children as seen by whoever asked
-for them. Not here: what is imported and run (streams/builders/template.py, infra/demo/stage.py).
+Loading torch, numba and our kernels costs a process 3 s of a core, and a worker, its builders, a server and its loader all load the same. A fork has
+all of it at once, and shares the memory until it writes to it. Here: the template process, the two ways to make one, and the children as their owner sees
+them. Not here: what is imported and run (streams/builders/template.py, infra/demo/stage.py).
 
-    fork_template     this process forks its template before it has opened anything: what it has imported is paid for once
-    launch_template   a process of its own imports the modules; for parents that have threads already, such as the demo
+    fork_template     this process forks its template before it has opened anything, so what it has imported is imported once
+    launch_template   another process imports the modules; for parents that have threads already, such as the demo
 
-Why it is safe, where forking a running process is not: a lock that another thread holds at the fork stays locked in the copy for ever, and
-libraries with threads (librdkafka, RocksDB, torch's and BLAS's pools) lose them. Here the one that forks has exactly one thread, which is checked
-before every fork (`/proc/self/task`), and it has imported only: no client, database, event loop, engine or random choice was ever made in it.
-BLAS would start its pool at import: whoever imports for a template sets OPENBLAS_NUM_THREADS=1 first (`import_single_threaded`).
-Invariants: as in processes.py: a child has its own session, log and environment, and the kernel ends it when its template ends, which it ends
-when its owner does. A child is reaped only when its owner asks, so its group's number cannot be given to somebody else before that.
+Forking a running process is not safe: a lock that another thread holds at the fork stays locked in the copy for ever, and libraries with threads
+(librdkafka, RocksDB, the pools of torch and BLAS) lose them. It is safe here, because the process that forks has exactly one thread, which is checked
+before every fork (`/proc/self/task`), and has only imported: it never made a client, a database, an event loop, an engine or a random choice.
+BLAS would start its threads at import, so OPENBLAS_NUM_THREADS=1 is set before the imports for a template (`import_single_threaded`).
+Invariants, as in processes.py: a child has its own session, log and environment; the kernel ends it when its template ends, and the template when its
+owner ends. A child is reaped only when its owner asks, so nobody else can get the number of its process group before that.
 """
 
 import contextlib
@@ -60,9 +60,9 @@ class Template:
         environment: Mapping[str, str] | None = None,
         inherited_fds: Sequence[int] = (),
     ) -> Child:
-        """A child that calls `function` ("module:name") with the arguments and its numbers of `inherited_fds`, and exits as a Python program does.
+        """A child that calls `function` ("module:name") with the arguments and the numbers that `inherited_fds` have in it; it exits as a Python program does.
 
-        `argv` is its sys.argv, for command lines; `environment` adds to this process's. Raises Unavailable (`no_template`) when the template is gone.
+        `argv` becomes its sys.argv; `environment` is added to this process's. Raises Unavailable (`no_template`) if the template is gone or cannot fork.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         request = {
@@ -76,7 +76,7 @@ class Template:
         return Child(name, ForkedProcess(self, self._ask(request, inherited_fds)), log_path)
 
     def close(self) -> None:
-        """Ends the template, and so its children."""
+        """Ends the template and with it its children."""
         self._channel.close()
         self._reap()
 
@@ -93,7 +93,7 @@ class Template:
 
 
 class ForkedProcess:
-    """One child of a template: what subprocess.Popen is to an executed one."""
+    """One child of a template, with the methods that subprocess.Popen has for a program."""
 
     def __init__(self, template: Template, pid: int) -> None:
         self._template, self.pid = template, pid
@@ -106,7 +106,7 @@ class ForkedProcess:
         try:
             return bool(self._template._ask({"ended": self.pid}))
         except Unavailable:
-            return True  # ended with its template
+            return True  # it ended with its template, or was reaped
 
     def poll(self) -> int | None:
         """Its exit code (negative: the signal) once it has ended, which also reaps it."""
@@ -141,8 +141,8 @@ class ForkedProcess:
 
 
 def import_single_threaded(names: Sequence[str]) -> None:
-    """Imports modules for a template ("module"), and calls what loads more ("module:function"): without BLAS's threads, and with few passes of the
-    garbage collector over objects that stay for good."""
+    """Imports modules for a template ("module"), and calls functions that load more ("module:function"): without threads of BLAS, and with few passes
+    of the garbage collector, because these objects stay."""
     os.environ.setdefault(_BLAS_THREADS, "1")
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
@@ -155,7 +155,7 @@ def import_single_threaded(names: Sequence[str]) -> None:
 
 
 def fork_template() -> Template | None:
-    """A template with everything that this process has imported. None if this process has more than one thread: then it must not be forked."""
+    """A template that has everything this process has imported. None if this process has several threads, because then it must not be forked."""
     if not _is_single_threaded():
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -171,14 +171,14 @@ def fork_template() -> Template | None:
     theirs.close()
 
     def end() -> None:
-        os.kill(pid, signal.SIGKILL)  # one that stands still would not see that its owner has gone
+        os.kill(pid, signal.SIGKILL)  # a stopped one would not see that its owner has closed the socket
         os.waitpid(pid, 0)
 
     return Template(ours, end)
 
 
 def launch_template(names: Sequence[str], log_path: Path) -> Template:
-    """A template that imports `names` (see above) on its own; children asked for meanwhile wait for that."""
+    """A template that is a process of its own and imports `names` (as `import_single_threaded`). Children asked for meanwhile wait for that."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), *names]
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def _serve(channel: socket.socket) -> Callable[[], None]:
-    """Forks whatever is asked for until the owner is gone. Returns what the process is to do next: it may be a child by now."""
+    """Answers its owner until the owner is gone. Returns what this process is to do next, because it may be a forked child by then."""
     while True:
         try:
             message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES_MAX, _FDS_MAX)
@@ -220,8 +220,8 @@ def _serve(channel: socket.socket) -> Callable[[], None]:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, int | str]:
-    """What the owner is told; an error is told too, because the template's end would be the end of all its children. A child comes back from
-    here as well."""
+    """Does what is asked, and returns the answer. An error is an answer too, because the end of the template would be the end of all its children.
+    A forked child also returns from here."""
     try:
         if "ended" in request:
             return {"answer": os.waitid(os.P_PID, request["ended"], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None}
@@ -235,7 +235,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, int | str]:
 
 
 def _begin_child(request: Mapping[str, Any], fds: Sequence[int], parent: int) -> Callable[[], None]:
-    """Makes this fork a process of its own: session, log, folder, environment. Returns its work."""
+    """Gives a forked child its own session, log, folder and environment. Returns the function that it is to call."""
     os.setsid()
     die_with_parent(parent)
     with Path(os.devnull).open("rb") as nothing, Path(request["log"]).open("ab") as log:
@@ -252,7 +252,7 @@ def _begin_child(request: Mapping[str, Any], fds: Sequence[int], parent: int) ->
 
 
 def _show_command(argv: Sequence[str]) -> None:
-    """Writes the child's own command line over the one that it was forked with, where `ps` reads it: as much of it as fits."""
+    """Writes the child's command line, as far as it fits, over that of the template, where `ps` reads it."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start and arg_end
     if begin > 0 and size > 0:
@@ -261,7 +261,7 @@ def _show_command(argv: Sequence[str]) -> None:
 
 
 def _exit(work: Callable[[], None]) -> NoReturn:
-    """Works and ends, without coming back into the code that this process was forked in."""
+    """Does the work and ends the process, without returning into the code in which it was forked."""
     code = 0
     try:
         work()
@@ -277,7 +277,7 @@ def _exit(work: Callable[[], None]) -> NoReturn:
 
 
 def _is_single_threaded() -> bool:
-    """Whether this process has one thread; one that has just been joined may still be ending."""
+    """Whether this process has one thread. Waits a moment, because a thread that was joined may still be ending."""
     end = time.monotonic() + _THREAD_ENDS_S_MAX
     while len(os.listdir("/proc/self/task")) > 1:
         if threading.active_count() > 1 or time.monotonic() > end:

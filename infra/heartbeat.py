@@ -1,7 +1,7 @@
-"""A sign of life: a file that a process touches while its loop turns, and whoever watches it.
+"""The sign of life of a process: a file that it touches while its event loop runs.
 
-Here: both sides. Not here: what is done about a silent process (infra/supervisor.py).
-Invariant: only changes of the file count, by the watcher's own monotonic clock: neither a wall clock that jumps nor a file from an earlier life
+Here: touching the file, and watching it. Not here: what is done about a silent process (infra/supervisor.py).
+Invariant: only changes of the file count, by the watcher's own monotonic clock. So neither a wall clock that jumps nor the file of an earlier process
 makes a process look dead, and a watcher that was itself stopped for a while begins to wait anew.
 """
 
@@ -16,7 +16,7 @@ _WATCHER_LATE_S = 5.0
 
 
 async def beat(path: Path, every_s: float = BEAT_EVERY_S) -> None:
-    """Touches the file for as long as this event loop turns; ends when it is cancelled. A disk that is full or broken is one beat less, not the last."""
+    """Touches the file every `every_s` until it is cancelled. If the disk is full or broken, it tries again at the next beat."""
     while True:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ async def beat(path: Path, every_s: float = BEAT_EVERY_S) -> None:
 
 
 class HeartbeatWatch:
-    """Watches one file from now on. `silent_s_max` covers the start of the process too."""
+    """Watches one file from now on. `silent_s_max` has to be longer than the start of the process."""
 
     def __init__(self, path: Path, silent_s_max: float) -> None:
         self._path, self._silent_s_max = path, silent_s_max
@@ -33,7 +33,7 @@ class HeartbeatWatch:
         self._seen_at = self._looked_at = time.monotonic()
 
     def is_silent(self) -> bool:
-        """Whether the file has not changed for too long. To be asked several times a second."""
+        """Whether the file has not changed for `silent_s_max`. To be asked several times a second."""
         now, changed = time.monotonic(), self._changed_ns()
         if changed != self._seen or now - self._looked_at > _WATCHER_LATE_S:
             self._seen, self._seen_at = changed, now

@@ -1,10 +1,10 @@
 """Child processes that do not outlive us, and waiting for a condition instead of sleeping.
 
-Here: start a program in its own process group with a log file, wait until it is ready, stop several (TERM, then KILL), free ports; which signals
-end a process of ours in order.
+Here: starting a program in its own process group with a log file, waiting until it is ready, stopping several (TERM, then KILL), free ports; which
+signals end a process of ours in order.
 Not here: what the children are (infra/broker/server.py, infra/demo/stage.py).
-Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. The kernel ties that
-to the *thread* that forked, so every child is forked by one thread that lives as long as the process.
+Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. For the kernel the parent is the
+*thread* that forked, so one thread forks every child and lives as long as the process.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
-# Below the kernel's range for outgoing connections, so that no client's socket takes a port between its choice and its use.
+# Below the kernel's range for outgoing connections, so that no client's socket takes a port after it was chosen here.
 _PORTS = range(15_000, 32_000)
 
 
 class Process(Protocol):
-    """What `Child` needs of a process, executed (below) or forked (fork_server.py). `returncode` is None until it was reaped."""
+    """What `Child` needs of a process, which is a program (below) or forked (fork_server.py). `returncode` is None until it is reaped."""
 
     pid: int
     returncode: int | None
@@ -56,7 +56,7 @@ class _Executed(subprocess.Popen[bytes]):
 
 
 class _ForkingThread:
-    """The one thread that forks. A forked copy of this process has no copy of it and makes its own."""
+    """The one thread that forks. A forked copy of this process does not have it and makes its own."""
 
     def __init__(self) -> None:
         self._renew()
@@ -94,7 +94,7 @@ class Child:
         return log_tail(self.log_path)
 
     def kill(self) -> None:
-        """SIGKILL to its whole group, also when it has ended by itself and left children, and reap it."""
+        """Sends SIGKILL to its whole group, also if it has ended itself and left children; then reaps it."""
         if self.process.returncode is None:
             _signal_group(self.pid, signal.SIGKILL)
         self.process.wait()
@@ -112,11 +112,11 @@ def start_child(
 ) -> Child:
     """Start `command` in its own process group, standard input closed, output appended to `log_path`.
 
-    `shares_session`: in our session, not in one of its own. Linux gives each session its share of the cores (autogroup), and a priority counts only
-    inside one: a child that shall give way to us has to be in ours.
+    `shares_session`: the child is in our session and not in one of its own. Linux gives each session its share of the cores (autogroup), and a priority
+    counts only within a session, so a child that is to give way to us has to be in ours.
 
-    `environment` adds to this process's, but for PYTHONDONTWRITEBYTECODE, which images set: every child would compile all that it imports
-    anew, seconds of each start. A terminal's Ctrl-C does not reach it: whoever started it stops it.
+    `environment` is added to this process's, which is passed on without PYTHONDONTWRITEBYTECODE: container images set it, and every child would
+    spend seconds on compiling all that it imports. A terminal's Ctrl-C does not reach the child; who started it stops it.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
     parent_pid = os.getpid()
@@ -143,9 +143,9 @@ def _inherited() -> dict[str, str]:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """In the child, right after the fork: ask the kernel for SIGKILL when the parent's thread that forked ends."""
+    """Called in the child right after the fork: asks the kernel for SIGKILL when the thread that forked it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before the request was made
+    if os.getppid() != parent_pid:  # the parent ended before the request was made
         os._exit(1)
 
 
@@ -182,7 +182,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
-    """TERM to the group of every child, wait together at most `grace_s`, then KILL to what is left of the groups."""
+    """Sends SIGTERM to the group of every child, waits at most `grace_s` for all of them, then sends SIGKILL to what is left of the groups."""
     for child in children:
         if child.alive():
             _signal_group(child.pid, signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""What rocksdict raises, as one of our errors: the one place for it.
+"""The one place where errors of rocksdict become ours.
 
-rocksdict raises a bare `Exception` for everything that RocksDB refuses; what it is, its text says.
+rocksdict raises a bare `Exception` for everything that RocksDB refuses; only its text says what was wrong.
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 

@@ -1,7 +1,7 @@
-"""Private folders of a process, removed when it is done with them, or by somebody else when it died.
+"""Private folders of a process, removed when it is done with them, or by another process if it was killed.
 
 Here: `ScratchFolders`. Not here: what is made in them (infra/index/parts.py).
-Invariant: a folder that a living process holds is never removed: the kernel frees its lock with the process, so the lock tells the living from the dead.
+Invariant: a folder that a living process holds is never removed. The process holds a lock on it, which the kernel frees when the process ends.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ class ScratchFolders:
             os.close(held)
 
     def remove_dead(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
-        """Remove what killed processes left; how many. The age keeps apart from a folder that another machine's process holds where locks are
-        not shared."""
+        """Remove what killed processes have left; how many. Folders younger than `age_s_min` stay, because a process on another machine may hold one
+        where machines do not share locks."""
         removed = 0
         for folder in self.root.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):  # it ended by itself in the meantime, or it is held
@@ -59,7 +59,7 @@ class ScratchFolders:
 
 @contextlib.contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """A block that writes files of the index store on this machine. Raises Unavailable (`disk_full`, `store_unwritable`) for an OSError."""
+    """For a block that writes files of the index store on this machine: an OSError becomes Unavailable (`disk_full`, `store_unwritable`)."""
     try:
         failing = failing_disk()
         if failing is not None:

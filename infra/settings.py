@@ -1,8 +1,8 @@
-"""Settings of a process: frozen sections, read once at start, each value with its origin.
+"""Settings of a process: frozen sections, read once at the start; the origin of each value is known.
 
 Here: how settings are read (flags over environment over file over defaults), and the sections that several processes share.
-Not here: the sections of one process (streams/settings.py, serving/settings.py). What changes bytes or results is not a setting: it is in
-a spec or a manifest.
+Not here: the sections of one process (streams/settings.py, serving/settings.py). What changes bytes or results is not a setting; it is in a
+spec or a manifest.
 Names: `AIF_<SECTION>__<NAME>` in the environment, `[section] name = ...` in the TOML file that AIF_CONFIG names.
 Invariant: a name that nothing reads is refused at start with a suggestion. pydantic-settings ignores a misspelt section or variable even
 with `extra="forbid"`, so all names are compared here.
@@ -26,7 +26,7 @@ from schemas.limits import SHARDS_MAX
 
 PREFIX = "AIF_"
 FILE_VARIABLE = "AIF_CONFIG"
-# Every section of every process: one environment serves them all, and a misspelt section must not pass for another process's.
+# Every section of every process: they share one environment, and a misspelt section must not be taken for that of another process.
 SECTIONS = frozenset(
     {"kafka", "index", "broker", "log", "worker", "build", "canary", "rollback", "train", "serve", "engine", "users", "demo", "bench"}
 )
@@ -58,7 +58,7 @@ class BrokerSettings(Section):
 
 
 class IndexSettings(Section):
-    """Where the versions are, how long they stay, and the identity of the index (written once into its control log; protocol A1)."""
+    """Where the versions are, how long they are kept, and the identity of the index (written once into its control log; protocol A1)."""
 
     # A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER (infra/index/s3_store.py);
     # the credentials of a bucket come from the environment: AWS_ACCESS_KEY_ID and so on.
@@ -67,7 +67,9 @@ class IndexSettings(Section):
     user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
     id_kind: Literal["int64", "text"] = "int64"
     keep_versions: int = Field(default=5, ge=2)  # the newest ones that could be served or revived; frozen ones beyond are dropped
-    remove_after_s: float = Field(default=24 * 3600.0, ge=1.0)  # what nothing needs stays so long, for those who read or write it now
+    remove_after_s: float = Field(
+        default=24 * 3600.0, ge=1.0
+    )  # a file that nothing needs is kept so long, for those who read or write it now
 
 
 class LogSettings(Section):
@@ -127,7 +129,7 @@ def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str]
 
 
 def explain_object_store(store_url: str, environment: Mapping[str, str] | None = None) -> list[SettingValue]:
-    """What the client of an object store takes from the environment, without its secrets; nothing where the index store is a folder."""
+    """What the client of an object store reads from the environment, without secrets; nothing if the index store is a folder."""
     if not store_url.startswith("s3://"):
         return []
     environment = os.environ if environment is None else environment
@@ -159,7 +161,7 @@ def _load(
 def _sources(
     kind: type[ProcessSettings], flags: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The sources from the weakest to the strongest; the names of each are checked before its values are read."""
+    """The sources, the weakest first. The names of each are checked before its values are read."""
     file_name = environment.get(FILE_VARIABLE)
     if file_name:
         yield _known(kind, _read_file(Path(file_name)), f"file {file_name}"), f"file {file_name}"
@@ -181,7 +183,7 @@ def _from_environment(kind: type[ProcessSettings], environment: Mapping[str, str
 
 
 def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) -> Tree:
-    """`tree` without the sections of other processes; Misconfigured for a name that nothing reads."""
+    """`tree` without the sections of other processes. Raises Misconfigured for a name that nothing reads."""
     kept: Tree = {}
     for section, values in tree.items():
         if section not in SECTIONS:
@@ -205,9 +207,9 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
 
 
 def _unknown(origin: str, wrong: Mapping[str, str], known: Mapping[str, str]) -> Misconfigured:
-    """The refusal of one name. `wrong` and `known` map names to how they are written in the source."""
+    """The error for an unknown name. `wrong` and `known` map names to how they are written in the source."""
     [(name, written)] = wrong.items()
-    # One underscore where two belong (AIF_KAFKA_TOPIC_PREFIX) is the commonest slip, and not near in letters.
+    # The commonest slip is one underscore instead of two (AIF_KAFKA_TOPIC_PREFIX), which difflib does not find near.
     near = [start for start in known if name.startswith(start)] or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {known[near[0]]}?" if near else f"known here: {', '.join(known.values())};"
     return Misconfigured("unknown_setting", f"nothing reads {written} ({origin}); {hint} `aif config show` lists all settings")

@@ -1,8 +1,8 @@
 """Directories and files made with RocksDB's SST writer: how parts of an index are written (protocol B14).
 
-Here: rows in ascending key order into SST files, and those into a RocksDB directory that holds exactly what a reader needs. Not here: open
+Here: rows in ascending key order become SST files, and these a RocksDB directory that holds exactly what a reader needs. Not here: open
 databases (infra/rocks.py), what the rows are (infra/index/parts.py).
-Invariants: the writer cannot delete and refuses an empty file, so no rows make no directory; what is made is synced; nothing is left after an error.
+Invariants: RocksDB's writer refuses an empty file, so without rows there is no directory; what is made is synced; nothing is left after an error.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""Starts a child again when it ends by itself: what a service manager does in production, for the demo and for a laptop.
+"""Starts a child again when it ends: what a service manager does in production, for the demo and for a laptop.
 
-A worker or server of ours ends its process on anything it does not understand, because starting again from what is on disk is always right.
-One that gives no sign of life for `silent_s_max` (a frozen process, a hung disk) is killed, and so started again: others take its shards over
-after the session timeout, and it must not come back as one who thinks that it owns them.
+A worker or server of ours ends its process on any fault that it does not know, because starting again from what is on disk is always right.
+A child that gives no sign of life for `silent_s_max` (a frozen process, a hung disk) is killed and started again: after the session timeout others have
+taken over its shards, and it must not go on as if it owned them.
 A child that ends `RESTARTS_MAX` times within `WINDOW_S`, or cannot be started again, is given up: then the fault is not one that a restart cures.
 """
 
@@ -23,7 +23,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class Supervised:
-    """One child and the thread that watches it. `say` gets a line at each restart; `heartbeat`: the file of its sign of life, None = it gives none."""
+    """One child, and the thread that watches it. `say` gets a line at each restart; `heartbeat`: the file that the child touches, None = it touches none."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The control log in the index store: read what is new, append one decision (FORMAT.md section 7, protocol B1 to B5).
 
-Here: `ControlLog` (a cached fold and its two operations) and the index's identity. Not here: what entries mean (schemas/index/control.py).
-Invariants: an append names the number after everything it has read, so a decision is always made on the whole log; whoever loses the
-number reads on and decides again. Every successful append is in the log exactly once and numbers have no gaps.
+Here: `ControlLog` (the folded log, and its two operations) and the identity of the index. Not here: what entries mean (schemas/index/control.py).
+Invariants: an append takes the number after everything that was read, so a decision is always made on the whole log; if another writer has taken that
+number, the log is read on and the decision made again. Every successful append is in the log exactly once, and numbers have no gaps.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def control_path(number: int) -> str:
 
 
 class ControlLog:
-    """The log and its fold so far. May be shared by threads; other processes append at the same time."""
+    """The log, folded as far as it was read. Threads may share it; other processes append at the same time."""
 
     def __init__(self, store: IndexStore) -> None:
         self.store = store
@@ -48,9 +48,9 @@ class ControlLog:
             return self._state
 
     def append(self, make: Callable[[ControlState], Entry | None]) -> ControlState:
-        """Append what `make` decides on the newest fold; None = nothing to do. The state after it.
+        """Append what `make` decides on the newest state (None: nothing). Returns the state after it.
 
-        `make` is called again whenever another writer was faster, so it must not act. Raises what the checks of `plan_entry` raise.
+        `make` is called again whenever another writer was faster, so it must have no effects. Raises what `plan_entry` raises.
         """
         with self._lock:
             for _ in range(_CONFLICTS_MAX):
@@ -70,10 +70,10 @@ class ControlLog:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
 
     def _check_gap(self) -> None:
-        """Once per log: entries beyond the first missing number mean that an entry was lost, and the fold would stop there in silence."""
+        """Once for each log: an entry beyond the first missing number means that an entry was lost, at which reading would end in silence."""
         newest = max(self.store.list("control/"), default="")
         if newest >= control_path(self._state.next_number):
-            if self._read(self._state.next_number) is not None:  # it came between the reading and the listing
+            if self._read(self._state.next_number) is not None:  # it was written between the reading and the listing
                 self.refresh()
                 return
             raise Corrupted(

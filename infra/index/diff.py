@@ -2,9 +2,9 @@
 
 Here: what `aif index diff` does. Not here: whether one version is whole (verify.py).
 A side is a version of this store (`4`, `4.1` or a token), or a folder: what `aif replay --directory` left, or another index store.
-Invariants: both views are read in key order, block by block, so memory does not depend on their size; every part is checked against its
-manifest while it is read. An item with other inputs differs in *data*; one with the same inputs and another row differs in *floats*: another
-model, or the same model computed elsewhere. Orders and positions are not compared.
+Invariants: both sides are read in key order, block by block, so memory does not depend on their size; every part is checked against its manifest while
+it is read. An item with other inputs differs in *data*. One with the same inputs and another row differs in *floats*: it comes from another model, or
+from the same model on another processor. Orders and positions are not compared.
 """
 
 import bisect
@@ -33,7 +33,7 @@ _ONLY_A, _ONLY_B, _DATA, _FLOATS = "only in A", "only in B", "data", "floats"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: its name for people, where its files are, what they are."""
+    """One of the two sides: its name for people, the store with its files, its manifest."""
 
     name: str
     store: IndexStore
@@ -42,7 +42,7 @@ class Side:
 
 @dataclass
 class ColumnDifference:
-    """Items whose column differs, and the greatest difference of two finite numbers in it."""
+    """How many items differ in a column, and the greatest difference of two finite numbers in it."""
 
     items: int = 0
     greatest: float = 0.0
@@ -59,7 +59,7 @@ class Example:
 
 @dataclass
 class Difference:
-    """What was found. `left_out`: columns that only one side has, or with another type or width; they are not compared."""
+    """What was found. `left_out`: columns that only one side has, or that have another type or width; they are not compared."""
 
     rows_a: int = 0
     rows_b: int = 0
@@ -134,14 +134,14 @@ class _View:
         self._block: RowBlock | None = None
 
     def last_key(self) -> bytes | None:
-        """The last key that is loaded, loading more if there is none; None at the end."""
+        """The last loaded key; loads the next block if none is loaded. None at the end."""
         if not self._keys:
             self._block = next(self._blocks, None)
             self._keys = [] if self._block is None else list(self._block.keys)
         return self._keys[-1] if self._keys else None
 
     def take(self, to: bytes) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-        """(keys, input hashes [R], rows [R]) that are loaded, up to and with key `to`."""
+        """Takes what is loaded up to and including key `to`: (keys, input hashes [R], rows [R])."""
         if self._block is None:
             return [], np.empty(0, np.uint64), np.empty(0)
         at = len(self._block) - len(self._keys)
@@ -151,7 +151,7 @@ class _View:
 
 
 class _Comparison:
-    """Counts, over all shards."""
+    """Compares the shards one after another, and counts."""
 
     def __init__(self, a: tuple[Column, ...], b: tuple[Column, ...], id_kind: IdKind) -> None:
         shape_a, shape_b = ({c.name: (c.dtype, c.width) for c in columns} for columns in (a, b))
@@ -205,13 +205,13 @@ class _Comparison:
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """bool [R]: whose bytes differ in this column."""
+    """Whether the bytes of this column differ, for each row: bool [R]."""
     raw_a, raw_b = (np.ascontiguousarray(side).view(np.uint8).reshape(len(side), -1) for side in (a, b))
     differs_R: np.ndarray = (raw_a != raw_b).any(axis=1)
     return differs_R
 
 
 def _greatest(a: np.ndarray, b: np.ndarray) -> float:
-    """The greatest difference of two finite numbers; 0 where the column holds none."""
+    """The greatest difference of two finite numbers; 0 if the column has none."""
     distances = np.abs(a.astype(np.float64) - b.astype(np.float64))
     return float(np.nanmax(np.where(np.isfinite(distances), distances, 0.0), initial=0.0))

@@ -1,13 +1,13 @@
-"""Local copies of files of an index store that is not a folder: RocksDB reads parts from paths (protocol B14).
+"""Local copies of the files of an index store in a bucket, because RocksDB reads parts from local paths (protocol B14).
 
 Here: `FileCache`, a folder of files named by the sha256 of their bytes. Not here: where the bytes come from (s3_store.py), which files a part
 has (parts.py).
 Invariants:
-- A file in it has the bytes that its name says: they are hashed while they come in, synced, and put in place by rename. One whose bytes do not match
-  later is dropped and fetched again.
-- Any number of processes may use one folder: a file is fetched once, those who want it too wait. What was given out is a link or copy of the taker's
-  own, so removing a file here takes nothing away from anybody.
-- It holds at most `bytes_max`; the files that were not taken for longest go first. A file larger than that is passed through.
+- A file has the bytes that its name says: they are hashed while they come in, synced, and put in place by rename. If its bytes do not match later, it is
+  dropped and fetched again.
+- Any number of processes may use one folder: a file is fetched by one of them, and the others that want it wait. Who takes a file gets a link or copy of
+  its own, so removing the file here takes nothing away from anybody.
+- The folder holds at most `bytes_max`; the files that were unused for longest are removed first. A larger file is fetched without being kept.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class FileCache:
         return self.root / file.sha256[:2] / file.sha256
 
     def _bring(self, file: PartFile, held: Path, fetch: Fetch) -> None:
-        """The file, in place. Under its lock nobody else writes the temporary one: what is there was left by a killed process."""
+        """Fetches the file and puts it in place. Under the lock nobody else writes the temporary file; one that is there was left by a killed process."""
         held.unlink(missing_ok=True)
         self.make_room(file.size_bytes)
         held.parent.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ class FileCache:
         fsync_folder(held.parent)
 
     def make_room(self, size_bytes: int) -> int:
-        """Remove the files that were not taken for longest until so much more fits, and what killed processes left; how many."""
+        """Remove what killed processes have left, and the files unused for longest until so much more fits. Returns how many."""
         removed = 0
         with self._lock("room"):
             files = sorted(self._files(), key=lambda found: found[1])
@@ -94,7 +94,7 @@ class FileCache:
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Waits for other processes and threads. The kernel frees it with the process; lock files stay, so that all lock the same one."""
+        """Holds a lock against other processes and threads. The kernel frees it with the process; lock files stay, so that all lock the same one."""
         descriptor = os.open(self.root / _LOCKS / name, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -118,7 +118,7 @@ def _check_fetched(file: PartFile, path: Path, sha256: str) -> None:
 
 
 def bad_part_file(path: str, file: PartFile, size_bytes: int, sha256: str) -> Corrupted:
-    """What is said of a file of the store whose bytes are not those that its manifest names."""
+    """The error for a file of the store whose bytes are not those that its manifest names."""
     found = f"{size_bytes} bytes" if size_bytes != file.size_bytes else f"sha256 {sha256}"
     wanted = file.size_bytes if size_bytes != file.size_bytes else file.sha256
     return Corrupted("bad_part_file", f"{path} has {found}, its manifest says {wanted}; drop the revision and rebuild it")

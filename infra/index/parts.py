@@ -1,14 +1,14 @@
-"""Parts of a version in the index store: written once, read through a private copy (FORMAT.md sections 4 to 6).
+"""Parts of a version in the index store: each is written once, and read through a private copy (FORMAT.md sections 4 to 6).
 
-Here: full and incremental parts to and from the store, their verification, manifests. Not here: which rows belong into a part
+Here: writing, reading and verifying full and incremental parts; reading manifests. Not here: which rows belong into a part
 (streams/builders/full_part.py, streams/builders/sealer.py), the merged view (schemas/index/digest.py), loading into memory
 (serving/versions/index_reader.py).
 
 Invariants:
 - The store's own directory of a part is never opened: rocksdict rewrites a file in any directory that it opens, also through a hard link
   and read-only. A reader opens a private directory with links to the SST files and copies of the rest, removed afterwards (B14).
-- Before the first row is given, size and sha256 of every file match the part; after the last, the counts do. A damaged part raises
-  Corrupted and never looks like a shorter one. Rows come in strictly ascending key order.
+- Before the first row is yielded, size and sha256 of every file have been compared with the part; after the last row, the counts. A damaged part
+  raises Corrupted and never looks like a shorter one. Rows come in strictly ascending key order.
 - A part without rows has no files (B13).
 
 In a Part, `rows` counts rows and `tombstones` counts tombstones: an incremental part has rows + tombstones entries.
@@ -53,12 +53,12 @@ def new_unique() -> str:
 
 
 def write_full_part(store: IndexStore, version: int, shard: int, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
-    """Write the rows of `blocks` (in key order, each block too) as one full part; empty blocks are left out."""
+    """Write the rows of `blocks` (ordered by key, within and between blocks) as one full part; empty blocks are left out."""
     return _write_full_part(store, full_part_path(version, shard, new_unique()), blocks, layout)
 
 
 def write_replayed_part(store: IndexStore, label: str, shard: int, blocks: Iterable[RowBlock], layout: RowLayout) -> Part:
-    """The same for the rows of a replay, which has no version yet."""
+    """Write the rows of a replay, which has no version yet, as one full part."""
     return _write_full_part(store, f"replays/{label}/{shard:05d}-{new_unique()}", blocks, layout)
 
 
@@ -69,21 +69,21 @@ def _write_full_part(store: IndexStore, directory: str, blocks: Iterable[RowBloc
 
 
 def write_full_slice(path: Path, blocks: Iterable[RowBlock], layout: RowLayout) -> tuple[int, bytes]:
-    """Write the rows of `blocks`, at least one, as one file for `put_full_slices`; the number of rows and the last key."""
+    """Write the rows of `blocks`, at least one, as one file for `put_full_slices`. Returns the number of rows and the last key."""
     counted = _CountedBlocks(blocks, layout)
     write_sst_file(path, counted)
     return counted.rows, counted.last
 
 
 def put_full_slices(store: IndexStore, version: int, shard: int, slices: Sequence[Path], rows: int) -> Part:
-    """One full part of files that `write_full_slice` made, in key order."""
+    """Make one full part from files that `write_full_slice` made, in key order."""
     directory = full_part_path(version, shard, new_unique())
     files = _write_part(store, directory, lambda made: assemble_sst_directory(made, slices))
     return Part(directory if files else "", files, rows)
 
 
 class _CountedBlocks(Iterator[tuple[bytes, bytes]]):
-    """(key, value) of non-empty blocks, whose order is checked; `rows` and `last` key of those given so far."""
+    """Yields (key, value) of each non-empty block and checks the order; counts `rows` and keeps the `last` key of what it has yielded."""
 
     def __init__(self, blocks: Iterable[RowBlock], layout: RowLayout) -> None:
         self._blocks, self._layout = iter(blocks), layout
@@ -97,7 +97,7 @@ class _CountedBlocks(Iterator[tuple[bytes, bytes]]):
 
 
 def write_incremental_part(store: IndexStore, version: int, revision: int, shard: int, increments: Iterable[tuple[bytes, bytes]]) -> Part:
-    """Write (index key, increment value) pairs, in key order, as one incremental part; tombstones are entries too."""
+    """Write (index key, increment value) pairs, in key order, as one incremental part. Tombstones are entries too."""
     counts = {False: 0, True: 0}
 
     def items() -> Iterator[tuple[bytes, bytes]]:
@@ -118,7 +118,7 @@ def is_tombstone(increment: bytes) -> bool:
 
 
 def _write_part(store: IndexStore, directory: str, make: Callable[[Path], list[str]]) -> tuple[PartFile, ...]:
-    """The SST directory is made in a private folder and put into the store file by file: nobody knows its name before it is whole."""
+    """Makes an SST directory in a private folder, then puts it into the store file by file. Nobody knows its name before it is whole."""
     with store.scratch("part") as scratch:
         made = scratch / "part"
         names = make(made)
@@ -152,7 +152,7 @@ def read_manifest(store: IndexStore, status: VersionStatus) -> Manifest:
 
 
 def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: bool = True) -> Iterator[RowBlock]:
-    """The blocks of a full part in key order. `verify=False` leaves out the sha256 of the files, for a caller that has just checked them."""
+    """Yields the blocks of a full part in key order. `verify=False`: the sha256 of its files is not checked, because the caller has just done so."""
     rows, last = 0, b""
     for key, raw in _read_entries(store, part, verify):
         block = decode_block(layout, raw)
@@ -165,7 +165,7 @@ def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: boo
 
 
 def read_incremental_part(store: IndexStore, part: Part, verify: bool = True) -> Iterator[tuple[bytes, bytes]]:
-    """(index key, increment value) of an incremental part in key order, tombstones included."""
+    """Yields (index key, increment value) of an incremental part in key order, tombstones included."""
     counts = {False: 0, True: 0}
     for key, value in _read_entries(store, part, verify):
         counts[is_tombstone(value)] += 1
@@ -175,15 +175,15 @@ def read_incremental_part(store: IndexStore, part: Part, verify: bool = True) ->
 
 
 def verify_part(store: IndexStore, part: Part) -> None:
-    """Check presence, size and sha256 of every file of a part; where the store is no folder, this machine has them afterwards. Raises the first
-    problem: Corrupted (`bad_part_file`), Unavailable (`missing_file`)."""
+    """Check presence, size and sha256 of every file of a part. With a store in a bucket, this machine has copies of them afterwards. Raises the first
+    fault that it finds: Corrupted (`bad_part_file`), Unavailable (`missing_file`)."""
     with store.scratch("verify") as folder:
         for file in part.files:
             store.fetch(part.directory, file, folder / file.name)
 
 
 def find_part_faults(store: IndexStore, part: Part) -> list[str]:
-    """What is wrong with the files of a part as the store has them now, one line each; empty when all are as the part says."""
+    """What is wrong with the files of a part in the store, one line for each; empty if all are as the part says."""
     faults: list[str] = []
     for file in part.files:
         path = f"{part.directory}/{file.name}"
@@ -211,14 +211,14 @@ def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple
 
 @contextlib.contextmanager
 def open_part(store: IndexStore, part: Part, verify: bool = False) -> Iterator[Database]:
-    """A part that has files, for looking into it here and there; unless verified, nothing is checked but RocksDB's own checksums of what is read."""
+    """Open a part that has files, to look up single rows. Unless it is verified, only RocksDB's own checksums of what is read are checked."""
     with _private_directory(store, part, verify) as directory, contextlib.closing(open_read_only(directory)) as database:
         yield database
 
 
 @contextlib.contextmanager
 def _private_directory(store: IndexStore, part: Part, verify: bool) -> Iterator[Path]:
-    """A folder of ours with the part's files: SST files as links, the rest as copies."""
+    """A private folder with the files of the part: SST files as links, the rest as copies."""
     with store.scratch("read") as folder:
         for file in part.files:
             store.fetch(part.directory, file, folder / file.name, verify=verify, link=file.name.endswith(".sst"))

@@ -1,9 +1,9 @@
-"""The content of an index store as retention looks at it, and the removal of files (protocol B12).
+"""What is in an index store, as retention sees it, and the removal of files (protocol B12).
 
-Here: reading what names what, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when
+Here: reading which file names which, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when
 (streams/versions/store_keeper.py).
-Invariants: a manifest or snapshot that does not read stops the removal, because nobody knows what it names; a file is looked at once more
-before it goes, because somebody may have put the same bytes again since the plan was made.
+Invariants: a manifest or snapshot that cannot be read stops the removal, because nobody knows which files it names. A file is looked at once more before
+it is removed, because somebody may have put the same bytes again since the plan was made.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,7 +18,7 @@ from schemas.index.snapshot import decode_snapshot
 
 
 def read_store_content(store: IndexStore, state: ControlState, used: Collection[str] = ()) -> StoreContent:
-    """Everything below `versions`, `snapshots`, `replays` and `checkpoints`. Raises Corrupted for a manifest, seal or snapshot that does not read.
+    """Everything below `versions`, `snapshots`, `replays` and `checkpoints`. Raises Corrupted for a manifest, seal or snapshot that cannot be decoded.
 
     Files that somebody removes at the same moment are left out.
     """
@@ -56,8 +56,8 @@ def _look(store: IndexStore, path: str) -> StoreFile | None:
 
 
 def describe_removals(store: IndexStore, state: ControlState, rules: RetentionRules, version: int, now_ms: int) -> list[dict[str, Any]]:
-    """What is no longer needed of a version, by folder and reason, and in how many seconds it goes. A shard may still use a part that it has
-    not sealed yet; only its owner knows."""
+    """Which files of a version are no longer needed, by folder and reason, and in how many seconds they go. Only the owner of a shard knows whether the
+    shard still uses a part that it has not sealed."""
     folders: dict[tuple[str, str], dict[str, Any]] = {}
     for removal in plan_removals(state, read_store_content(store, state), rules):
         if removal.path.startswith(f"versions/{version}/"):
@@ -74,7 +74,7 @@ def describe_removals(store: IndexStore, state: ControlState, rules: RetentionRu
 def remove_due(
     store: IndexStore, removals: Iterable[Removal], now_ms: int, rules: RetentionRules, shards: Collection[int]
 ) -> list[Removal]:
-    """Removes what is due and belongs to `shards` or to nobody; what was removed, in that order."""
+    """Removes the files that are due and belong to one of `shards` or to no shard. Returns what it removed."""
     removed = []
     for removal in removals:
         if removal.at_ms > now_ms or not (removal.shard is None or removal.shard in shards):

@@ -8,10 +8,10 @@ Everything behind the question mark may be left out. Credentials, and endpoint a
 environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, or the machine's role.
 
 Invariants, beyond those of an index store:
-- An exclusive create is a PUT with If-None-Match. Whose it was is asked of the store when an answer was lost: each one carries a number of its own.
-- An object is visible when its upload is complete, never before; one above `PUT_BYTES_MAX` goes up in parts. What a killed upload leaves is invisible
-  and costs storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
-- A request is tried again for some seconds, then it is Unavailable: nobody hangs on a store that is away.
+- An exclusive create is a PUT with If-None-Match that carries a number of its writer. If its answer was lost, the store is asked whose file it has.
+- An object is visible only when its upload is complete; one above `PUT_BYTES_MAX` is uploaded in parts. What a killed upload leaves is invisible, and costs
+  storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
+- A request is tried again for some seconds, then it is Unavailable: nobody waits for ever for a store that is away.
 Source: S3 API, conditional writes and multipart upload.
 """
 
@@ -58,7 +58,7 @@ _HOW_TO = "s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gi
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """What a URL says. Empty: the environment decides."""
+    """What a URL says. Where `endpoint` or `region` is empty, the environment decides."""
 
     bucket: str
     prefix: str
@@ -145,7 +145,7 @@ class S3Store:
         return self._create(path, data)
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """See IndexStore. The same bytes again are put once more: they count as put now."""
+        """See IndexStore. Bytes that are put again are written once more, so they count as put now."""
         if self._create(path, data):
             return
         if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
@@ -154,7 +154,7 @@ class S3Store:
             obstore.put(self._objects, path, data)
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload, not with it: only names that nobody else writes are put so."""
+        """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload and not with it; that is enough for a name that nobody else writes."""
         with disk_errors(path):
             size = local_path.stat().st_size
         if size > PUT_BYTES_MAX:
@@ -173,7 +173,7 @@ class S3Store:
             raise self._exists(path)
 
     def _create(self, path: str, data: bytes | Path) -> bool:
-        """A PUT that only one writer can win. When it fails in any other way it may have happened all the same, so the store is asked."""
+        """A PUT that only one writer can win. If it fails in another way, it may have happened all the same, so the store is asked whose file it has."""
         check_store_path(path)
         writer = secrets.token_hex(8)
         try:
@@ -269,7 +269,7 @@ class S3Store:
         return digest.hexdigest()
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
-        """See IndexStore. Through the cache: a file is fetched once by all processes of a machine."""
+        """See IndexStore. Through the cache, so a machine fetches a file once for all its processes."""
         path = f"{directory}/{file.name}"
         check_store_path(path)
         with disk_errors(path):
@@ -332,5 +332,5 @@ def _put_ms(meta: Any) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    """What obstore says without its long form."""
+    """obstore's message without its long form."""
     return str(error).partition("\n")[0][:400]

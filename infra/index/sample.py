@@ -1,9 +1,9 @@
 """A few rows of a version, spread over its items, and the rows of given items: what a canary looks at (streams/builders/canary.py).
 
 Here: which items a sample has, and where their rows are. Not here: reading whole parts (parts.py).
-Invariants: the sample follows from the manifest alone, so whoever draws it gets the same; it costs a few blocks of a few shards, however large the
-version is. An id's shard is a hash of it, so the items of some shards are a sample of the catalogue. The files are not hashed: whoever serves them
-does that, and a damaged block is Corrupted by RocksDB's own checksum.
+Invariants: the sample follows from the manifest alone, so everybody draws the same one; it costs a few blocks of a few shards, however large the version
+is. The shard of an item is a hash of its id, so the items of some shards are a fair sample of the catalogue. The sha256 of the files is not checked here:
+who serves them does that, and RocksDB's own checksum finds a damaged block (Corrupted).
 
 Arrays: R rows.
 """
@@ -47,7 +47,7 @@ def sample_rows(store: IndexStore, manifest: Manifest, rows_max: int) -> Sampled
 
 
 def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> SampledRows:
-    """The rows that the version has of these items, in their order; what it does not have is left out. Raises Unavailable, Corrupted."""
+    """The rows of these items in their order, without those that the version does not have. Raises Unavailable, Corrupted."""
     layout, found = manifest.layout, Rows()
     shard_of = {key: partition_of(decode_index_key(key, layout.id_kind), len(manifest.seals)) for key in keys}
     for seal in manifest.seals:
@@ -59,7 +59,7 @@ def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> S
 
 
 def _draw_keys(store: IndexStore, seal: Seal, layout: RowLayout, count: int) -> list[bytes]:
-    """Keys of the full part, some of each of a few blocks; the first increments where that has none."""
+    """Some keys from each of a few blocks of the full part; if that is empty, the first keys of the increments."""
     if seal.full.files:
         with open_part(store, seal.full) as database:
             blocks = _spread_blocks(database, layout)
@@ -70,7 +70,7 @@ def _draw_keys(store: IndexStore, seal: Seal, layout: RowLayout, count: int) -> 
 
 
 def _spread_blocks(database: Database, layout: RowLayout) -> list[RowBlock]:
-    """Different blocks at even distances between the first and the last key, each taken for the number that its first different bytes make."""
+    """Blocks at even distances between the first and the last key, where a key counts as the number that its bytes after the common prefix make."""
     first, last = next(database.scan(DEFAULT_FAMILY))[0], database.find_before(_LAST_KEY)
     assert last is not None
     common = next((n for n, (a, b) in enumerate(zip(first, last[0], strict=False)) if a != b), min(len(first), len(last[0])))

@@ -2,8 +2,8 @@
 
 Here: the interface and the folder. Not here: S3 (s3_store.py), which paths are plain (store_path.py), what the files mean (schemas/index),
 parts (parts.py), the log (control_log.py).
-Invariants: a visible file is complete, durable, and never changes (I5). A path never leaves the root and never goes through a symbolic
-link (I10): paths come from manifests, and a manifest is a file that somebody wrote. Names that begin with `.tmp-` are unfinished work.
+Invariants: a visible file is complete, durable, and never changes (I5). A path never leaves the root and never goes through a symbolic link (I10), because
+paths come from manifests, and anybody may have written a manifest. Names that begin with `.tmp-` are unfinished work.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ from schemas.limits import MANIFEST_BYTES_MAX
 
 
 class IndexStore(Protocol):
-    """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not a plain path inside, and
-    Unavailable where the store or the disk does not answer: with the next step, and fine to call again.
+    """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not a plain path inside the store, and
+    Unavailable if the store or the disk does not answer; then the call may be repeated.
 
-    `url` opens the same store in another process. `local_root` is the folder of this machine in which its files or copies of them are.
+    `url` opens the same store in another process. `local_root` is the folder of this machine that has its files, or copies of them.
     """
 
     url: str
     local_root: Path
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
-        """Create a file. False: it exists already and is unchanged; of several writers exactly one gets True."""
+        """Create a file. Returns False if it exists already, unchanged; of several writers exactly one gets True."""
         ...
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """Create a file with a name that nobody else writes; the same bytes again are fine. Corrupted (`file_exists`) for other bytes."""
+        """Create a file with a name that nobody else writes. The same bytes may be put again; other bytes are Corrupted (`file_exists`)."""
         ...
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """Create a file from a local one that nobody writes again (a link where possible)."""
+        """Create a file from a local one that nobody writes any more (a link where possible)."""
         ...
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
@@ -77,10 +77,10 @@ class IndexStore(Protocol):
         ...
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
-        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`: to be read only, a link where possible;
-        with `link=False` a copy that may be written. `verify=False`: for a caller that has just checked them.
+        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`. It may be a link and must only be read; with
+        `link=False` it is a copy that may be written. `verify=False`: the sha256 is not checked, because the caller has just done so.
 
-        Raises Corrupted (`bad_part_file`) when size or sha256 are not those of `file`, Unavailable (`missing_file`, `disk_full`).
+        Raises Corrupted (`bad_part_file`) if size or sha256 differ from those of `file`, Unavailable (`missing_file`, `disk_full`).
         """
         ...
 
@@ -89,7 +89,7 @@ class IndexStore(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; fine if it is gone."""
+        """Remove a file, if it is there."""
         ...
 
     def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
@@ -97,7 +97,7 @@ class IndexStore(Protocol):
         ...
 
     def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
-        """Remove what killed processes left of their `scratch` folders; how many. One that a living process holds is never touched."""
+        """Remove the `scratch` folders that killed processes have left; how many. Those of living processes are never touched."""
         ...
 
 
@@ -134,9 +134,9 @@ def read_if_there(store: IndexStore, path: str, bytes_max: int = MANIFEST_BYTES_
 
 
 def check_exclusive_create(store: IndexStore) -> None:
-    """Of two creates of one file the second is refused: the control log rests on it, and some S3-compatible stores ignore the condition.
+    """Check that of two creates of one file the second is refused. The control log depends on it, and some S3-compatible stores ignore the condition.
 
-    Raises Incompatible (`no_exclusive_create`). The file it makes is removed again.
+    Raises Incompatible (`no_exclusive_create`). The file that it makes is removed again.
     """
     path = f"probes/{secrets.token_hex(8)}"
     try:
@@ -162,7 +162,7 @@ class FolderStore:
             return put_exclusive(target, data)
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """See IndexStore. The same bytes again count as put now: whoever put them relies on the file for the grace period of removal."""
+        """See IndexStore. Bytes that are put again count as put now, because their writer relies on the file for the grace period of removal."""
         if self.put_exclusive(path, data):
             return
         if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
@@ -285,7 +285,7 @@ class FolderStore:
         return self._scratch.remove_dead(age_s_min)
 
     def _place(self, path: str) -> Path:
-        """Where to put a file; its folder exists afterwards."""
+        """Where to put a file. Makes its folder."""
         target = self.local_path(path)
         with disk_errors(path):
             _make_folder(target.parent)
@@ -312,7 +312,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """`folder` and its parents, each name durable."""
+    """Makes `folder` and its parents; each name is durable."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""Verification of a published version from its files alone: checksums, blocks, counts, digests; every fault named, none hidden by another.
+"""Verification of a published version from its files alone: checksums, blocks, counts, digests. Every fault is named; none hides another.
 
 Here: what `aif index verify` does. Not here: the cheaper checks of a loader (serving/versions/index_reader.py).
 """
@@ -16,7 +16,7 @@ from schemas.index.manifest import Manifest, Seal, checkpoint_path
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was read and what is wrong with it; no faults = the version is what was published."""
+    """What was read, and what is wrong with it. Without faults the version is what was published."""
 
     version: int
     revision: int
@@ -53,7 +53,7 @@ def _verify_checkpoint(store: IndexStore, manifest: Manifest) -> list[str]:
 
 
 def _verify_shard(store: IndexStore, manifest: Manifest, seal: Seal) -> list[str]:
-    """Faults of the files; then, over whatever still reads, of blocks, counts and digests."""
+    """Faults of the files; then those of blocks, counts and digests, as far as the files can be read."""
     faults = [*find_part_faults(store, seal.full), *find_part_faults(store, seal.incremental)]
     digest = ShardDigest(manifest.layout, manifest.model_id, manifest.lsh_version)
     try:

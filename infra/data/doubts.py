@@ -13,6 +13,10 @@ from infra.data.telling_features import find_telling_features
 
 _KNOWN_SHARE_LEAST = 0.5
 _COMING_BACK_LEAST = 0.2  # of the users measured; in a file that is sorted by user it is next to none
+_UNDATED = (
+    "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
+)
+_DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
 _FIRST_YEAR = 1980  # no log of a shop is older
 
 
@@ -20,10 +24,9 @@ def find_doubts(sources: MappedSources) -> list[str]:
     """The sentences; none where nothing looks wrong."""
     found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources)]
     return [doubt for doubt in found if doubt is not None] + [
-        f"features.{name} of [items] goes with what happens after the evaluation time more than what came before explains (partial rank "
-        f"correlation {correlation:+.2f}); a column without a time counts as always known: if it sums up the whole period, leave it out, "
-        "or take count_days or [item_history]"
-        for name, correlation in find_telling_features(sources).items()
+        f"{place} goes with what happens after the evaluation time more than what came before explains (partial rank correlation "
+        f"{correlation:+.2f}); " + (_DATED if place.startswith("[item_history]") else _UNDATED)
+        for place, correlation in find_telling_features(sources).items()
     ]
 
 

@@ -60,6 +60,10 @@ class ItemStates:
         found = {name: history.codes_at(time_ms) for name, history in self._histories.items()}
         return found | {name: statistic.at(time_ms) for name, statistic in self._statistics.items()}
 
+    def told_at(self, places: np.ndarray, time_ms: int) -> list[dict[str, Any]]:
+        """What columns of files tell of some items as of a time, and nothing that is made from behaviours."""
+        return self.features_of(places, {name: history.codes_at(time_ms) for name, history in self._histories.items()})
+
     def features_of(self, places: np.ndarray, state: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """The features of some items; what the history does not tell comes from the items' file."""
         rows = self.items.rows_at(self._latest_I[places])

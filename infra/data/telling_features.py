@@ -1,73 +1,174 @@
-"""Columns of [items] that seem to know what happens after the evaluation time: totals of the whole period, a last sale, a final rank.
+"""Columns that seem to know what happens after the evaluation time: totals of the whole period, a last sale, a final rank, a class made of them.
 
-A column without a time counts as known at every time, so one that sums up the whole period gives the answer away in training and in
-measuring alike. Nothing in a file says so; but such a column goes with what follows more than what came before explains.
-Here: that sign, for columns of numbers. Not here: features that are made as of a time (item_states.py), which cannot know.
-Measure: the partial rank correlation of the column with the positives of the held-out period, given those of all the time before it, and
-of an equally long time just before it.
+A column of [items] or [users] without a time counts as known at every time, so one that sums up the whole period gives the answer away in
+training and in measuring alike; a row of [item_history] with too early a date does the same. Nothing in a file says so; but such a column goes
+with what follows more than what came before explains.
+Here: that sign, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know;
+vectors, and columns that tell what one user will take but not how much of it (a favourite of the whole period), which show no such sign.
+Measure: the partial rank correlation of the column with the positives of the held-out period, given those of all the time before it, of an
+equally long time just before it, and of its last quarter. A category counts as the mean of what followed in the other half of the rows; where
+cells are missing, that they are counts as one too.
 
-Arrays: I items, P plain counts.
+Arrays: N items or users, P plain counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from infra.data.item_statistics import DAY_MS, count_positives
+from infra.data.feature_values import decode_features
+from infra.data.interactions import read_times
+from infra.data.item_embeddings import read_last_rows
+from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
-from schemas.features import Kind
+from infra.data.mapping import Source
+from schemas.features import Kind, Scope
 
-# Of 180 days with 22 held out a total has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price or a total until then 0.0.
-SUSPICIOUS = 0.5
-_ITEMS_LEAST = 50
+SUSPICIOUS = (
+    0.5  # of 180 days with 22 held out a total has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price or a total until then 0.0
+)
+_LEAST, _MOST = 50, 20_000  # items or users that are looked at
+_SEEDS = 0
+_TOLD = (Kind.NUMERIC, Kind.CATEGORICAL)
 
 
 def find_telling_features(sources: MappedSources) -> dict[str, float]:
-    """Features of [items] with a suspicious correlation, and that; none where there is too little to tell."""
-    if sources.period is None or "time" in sources.mapping.items.roles or sources.end_ms <= sources.now_ms:
+    """Columns, as "[items] features.total", with a suspicious correlation, and that; none where there is too little to tell."""
+    if sources.period is None or sources.end_ms <= sources.now_ms:
         return {}
-    before_PI, after_I = _counts(sources)
-    active_I = (before_PI[0] > 0) | (after_I > 0)
     found = {}
-    for name, value_I in _columns(sources):
-        known_I = active_I & np.isfinite(value_I)
-        if known_I.sum() >= _ITEMS_LEAST:
-            correlation = partial_rank_correlation(value_I[known_I], after_I[known_I], before_PI[:, known_I])
+    for asked in (*_of_items(sources), *_of_users(sources)):
+        for name in asked.names:
+            correlation = _strongest([row.get(name) for row in asked.rows], asked.given_PN, asked.after_N)
             if abs(correlation) >= SUSPICIOUS:
-                found[name] = round(correlation, 2)
+                found[f"[{asked.section}] features.{name}"] = round(correlation, 2)
     return found
 
 
-def _counts(sources: MappedSources) -> tuple[np.ndarray, np.ndarray]:
-    """(positives of each item before the period [P, I]: ever, and as long before it as it lasts; positives in it [I])."""
-    items, now, end = len(sources.item_rows.ids), sources.now_ms, sources.end_ms
-    days = (end - now) / DAY_MS
-    before = [count_positives(sources.positives, items, now, back) for back in (now / DAY_MS, days)]
-    return np.stack(before), count_positives(sources.positives, items, end, days)
+@dataclass(frozen=True)
+class _Asked:
+    """Columns of a section, what they say of each owner, and what was taken before a time and after it."""
+
+    section: str
+    names: Sequence[str]
+    rows: Sequence[Mapping[str, Any]]
+    given_PN: np.ndarray
+    after_N: np.ndarray
 
 
-def _columns(sources: MappedSources) -> Iterator[tuple[str, np.ndarray]]:
-    """The numbers of every numeric feature that a column of [items] holds, [I], NaN where missing."""
-    numeric = {feature.name for feature in sources.features if feature.kind is Kind.NUMERIC}
-    history = sources.mapping.item_history
-    dated = set(history.feature_columns()) if history is not None else set()
-    for name, column in sources.mapping.items.feature_columns().items():
-        if name in numeric - dated and column.value is None:
-            yield name, sources.states.numbers_at(name, sources.now_ms)
+def _of_items(sources: MappedSources) -> Iterator[_Asked]:
+    """Columns of [items] as told at the evaluation time; of [item_history] at a time before, when many of its rows were written."""
+    history, now, length = sources.mapping.item_history, sources.now_ms, sources.end_ms - sources.now_ms
+    dated = _columns(sources, history)
+    asked = [("items", [name for name in _columns(sources, sources.mapping.items) if name not in dated], now)]
+    if history is not None and (written := _busiest_time(sources, history, now - length)) is not None:
+        asked.append(("item_history", dated, written))
+    for section, names, time_ms in asked:
+        counts_PN, places = _counts(sources, len(sources.item_rows.ids), "item_X", time_ms)
+        if names and len(places) >= _LEAST:
+            yield _Asked(section, names, sources.states.told_at(places, time_ms), counts_PN[:-1], counts_PN[-1])
 
 
-def partial_rank_correlation(one_I: np.ndarray, other_I: np.ndarray, given_PI: np.ndarray) -> float:
+def _columns(sources: MappedSources, source: Source | None) -> list[str]:
+    """Names of the features of items that a section has columns of, and that can be asked."""
+    kinds = {f.name: f.kind for f in sources.features if f.scope is Scope.ITEM}
+    columns = source.feature_columns() if source is not None else {}
+    return [name for name, column in columns.items() if column.value is None and kinds[name] in _TOLD]
+
+
+def _busiest_time(sources: MappedSources, history: Source, until_ms: int) -> int | None:
+    """When the most rows of a history became known, of those up to a time: what is fresh tells the most of what follows."""
+    time_R = read_times(sources.table(history).sample, "time") + round(sources.mapping.known_after_days * DAY_MS)
+    times, rows = np.unique(time_R[(time_R >= int(sources.positives.time_X[0])) & (time_R <= until_ms)], return_counts=True)
+    return int(times[::-1][rows[::-1].argmax()]) if len(times) else None
+
+
+def _of_users(sources: MappedSources) -> Iterator[_Asked]:
+    """The features of users that columns hold, beside what they took before the evaluation time and after."""
+    users = sources.mapping.users
+    if users is None:
+        return
+    names = [
+        f.name for f in sources.features if f.scope is Scope.USER and f.kind in _TOLD and users.feature_columns()[f.name].value is None
+    ]
+    counts_PN, places = _counts(sources, len(sources.positives.user_ids), "user_X", sources.now_ms)
+    if not names:
+        return
+    table = sources.table(users)
+    last_R, place_of = read_last_rows(table, sources.id_kind)
+    at_N = np.array([place_of.get(sources.positives.user_ids[place], -1) for place in places.tolist()], np.int64)
+    counts_PN, at_N = counts_PN[:, at_N >= 0], at_N[at_N >= 0]
+    if len(at_N) >= _LEAST:
+        rows = decode_features(table.rows(table.spool.take(last_R[at_N])), users.feature_columns(), sources.features)
+        yield _Asked("users", names, rows, counts_PN[:-1], counts_PN[-1])
+
+
+def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tuple[np.ndarray, np.ndarray]:
+    """(positives of each owner [P + 1, N]: ever before a time, as long before it as the held-out period lasts, in the last quarter of that, and as
+    long after it; their places). Only owners with any; some of them where they are many."""
+    length, log = sources.end_ms - sources.now_ms, sources.positives
+    counts = []
+    for start, end in ((0, time_ms), (time_ms - length, time_ms), (time_ms - length // 4, time_ms), (time_ms, time_ms + length)):
+        count_N = np.zeros(owners, np.int64)
+        for block in log.blocks(log.before(start), log.before(end)):
+            owner_X = np.asarray(getattr(block, owner))
+            count_N += np.bincount(owner_X[owner_X < owners], minlength=owners)
+        counts.append(count_N)
+    places = np.flatnonzero((counts[0] > 0) | (counts[-1] > 0))
+    if len(places) > _MOST:
+        places = np.sort(np.random.default_rng(_SEEDS).choice(places, _MOST, replace=False))
+    return np.stack(counts)[:, places], places
+
+
+def _strongest(values: Sequence[Any], given_PN: np.ndarray, after_N: np.ndarray) -> float:
+    """Of a column as numbers, as categories and as cells that are there or not, the correlation that is farthest from 0."""
+    there = [value is not None for value in values]
+    found = [category_correlation(there, after_N, given_PN)]
+    if all(isinstance(value, float) for value in values if value is not None):
+        known_N = np.array(there)
+        number_N = np.array([value for value in values if value is not None], np.float64)
+        if known_N.sum() >= _LEAST:
+            found.append(partial_rank_correlation(number_N, after_N[known_N], given_PN[:, known_N]))
+    else:
+        found.append(category_correlation(values, after_N, given_PN))
+    return max(found, key=abs)
+
+
+def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: np.ndarray) -> float:
+    """The same of categories: each stands for the mean of what followed in one half of the rows, and is measured on the other."""
+    rank_N = _ranks(after_N)
+    _, code_N = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+    half_N = np.random.default_rng(_SEEDS).permutation(len(values)) % 2 == 0
+    found = []
+    for learnt_N in (half_N, ~half_N):
+        rows_V = np.bincount(code_N[learnt_N], minlength=code_N.max() + 1)
+        sum_V = np.bincount(code_N[learnt_N], rank_N[learnt_N], minlength=len(rows_V))
+        mean_V = (sum_V + rank_N[learnt_N].mean()) / (rows_V + 1)  # a category that is met here only counts as any other
+        found.append(partial_rank_correlation(mean_V[code_N[~learnt_N]], after_N[~learnt_N], given_PN[:, ~learnt_N]))
+    return float(np.mean(found))
+
+
+def partial_rank_correlation(one_N: np.ndarray, other_N: np.ndarray, given_PN: np.ndarray) -> float:
     """Correlation of the ranks of two, from each of which the ranks of what is given are taken away (least squares); 0 where one is constant."""
-    given_IP = np.stack([_ranks(given_I) for given_I in (*given_PI, np.zeros(len(one_I)))], axis=1)
-    left = []
-    for values_I in (one_I, other_I):
-        rank_I = _ranks(values_I)
-        left.append(rank_I - given_IP @ np.linalg.lstsq(given_IP, rank_I, rcond=None)[0])
+    given_NP = _explained(given_PN, len(one_N))
+    left = [_rest(values_N, given_NP) for values_N in (one_N, other_N)]
     size = float(np.linalg.norm(left[0]) * np.linalg.norm(left[1]))
-    return float(left[0] @ left[1]) / size if size > 1e-9 * len(one_I) else 0.0
+    return float(left[0] @ left[1]) / size if size > 1e-9 * len(one_N) else 0.0
 
 
-def _ranks(values_I: np.ndarray) -> np.ndarray:
+def _explained(given_PN: np.ndarray, owners: int) -> np.ndarray:
+    return np.stack([_ranks(given_N) for given_N in (*given_PN, np.zeros(owners))], axis=1)
+
+
+def _rest(values_N: np.ndarray, given_NP: np.ndarray) -> np.ndarray:
+    """The ranks of some values without what is given."""
+    rank_N = _ranks(values_N)
+    return np.asarray(rank_N - given_NP @ np.linalg.lstsq(given_NP, rank_N, rcond=None)[0])
+
+
+def _ranks(values_N: np.ndarray) -> np.ndarray:
     """Ranks from 0 to 1, equal values the mean of theirs."""
-    _, place_I, count_V = np.unique(values_I, return_inverse=True, return_counts=True)
-    return ((np.cumsum(count_V) - (count_V + 1) / 2) / len(values_I))[place_I]
+    _, place_N, count_V = np.unique(values_N, return_inverse=True, return_counts=True)
+    return np.asarray(((np.cumsum(count_V) - (count_V + 1) / 2) / len(values_N))[place_N])

@@ -1,6 +1,7 @@
 """A total of the whole period among the columns of the items is named; what was known before, and what says nothing, is not."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import numpy as np
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
-from infra.data.telling_features import find_telling_features, partial_rank_correlation
+from infra.data.telling_features import category_correlation, find_telling_features, partial_rank_correlation
 
-ITEMS, DAYS, HELD_OUT_FROM = 120, 59, 51
+ITEMS, USERS, DAYS, HELD_OUT_FROM = 120, 90, 59, 51
 MAPPING = """
 [items]
 file = "items.csv"
@@ -18,8 +19,26 @@ id = "id"
 [items.features]
 total = "total"
 rank = "rank"
+status = "status"
+gone = "gone"
 before = "before"
 price = "price"
+maker = "maker"
+[item_history]
+file = "weeks.csv"
+id = "id"
+time = "week"
+[item_history.features]
+sold_next = "sold_next"
+sold_last = "sold_last"
+[users]
+file = "users.csv"
+id = "id"
+[users.features]
+orders = "orders"
+state = "state"
+age = "age"
+city = "city"
 [behaviours]
 file = "log.csv"
 user = "user"
@@ -28,30 +47,91 @@ time = "day"
 [evaluation]
 from = 2024-02-21
 """
+TELLING = {
+    "[items] features.total",
+    "[items] features.rank",
+    "[items] features.status",
+    "[items] features.gone",
+    "[item_history] features.sold_next",
+    "[users] features.orders",
+    "[users] features.state",
+}
 
 
-def write_shop(folder: Path) -> Path:
-    """Items whose popularity comes and goes, with what somebody who knows the whole log would write about them."""
-    rng = np.random.default_rng(3)
-    peak, height = rng.uniform(0, 80, ITEMS), rng.lognormal(0, 1, ITEMS)
+def write_shop(folder: Path, seed: int = 3) -> Path:
+    """Items and users who come and go, with what somebody who knows the whole log would write about them, and what one of the time would."""
+    rng = np.random.default_rng(seed)
     log = []
+    rate_DI, rate_DU = (_comes_and_goes(rng, owners) for owners in (ITEMS, USERS))
     for day in range(DAYS):
-        rate = height * np.exp(-np.abs(day - peak) / 15)
-        log += [(int(rng.integers(40)), int(item), day) for item in rng.choice(ITEMS, 60, p=rate / rate.sum())]
-    total, before = Counter(item for _, item, _ in log), Counter(item for _, item, day in log if day < HELD_OUT_FROM)
-    cells = [(i, total[i], 1_000 - total[i], before[i], rng.integers(1, 90)) for i in range(ITEMS)]
-    dates = np.datetime64("2024-01-01") + np.arange(DAYS)
-    (folder / "items.csv").write_text("id,total,rank,before,price\n" + "".join(",".join(map(str, row)) + "\n" for row in cells))
-    (folder / "log.csv").write_text("user,item,day\n" + "".join(f"{user},{item},{dates[day]}\n" for user, item, day in log))
+        pairs = zip(rng.choice(USERS, 70, p=rate_DU[day]), rng.choice(ITEMS, 70, p=rate_DI[day]), strict=True)
+        log += [(int(user), int(item), day) for user, item in pairs]
+    dates = np.datetime64("2024-01-01") + np.arange(DAYS + 1)
+    sold, before = Counter(item for _, item, _ in log), Counter(item for _, item, day in log if day < HELD_OUT_FROM)
+    took = Counter(user for user, _, _ in log)
+    last = {item: day for _, item, day in log}
+    seen = {user: day for user, _, day in log}
+    cells = []
+    for i in range(ITEMS):
+        gone = dates[last.get(i, 0)] if last.get(i, 0) < HELD_OUT_FROM else ""
+        cells.append(
+            (
+                i,
+                sold[i],
+                1_000 - sold[i],
+                "over" if last.get(i, 0) < HELD_OUT_FROM else "on sale",
+                gone,
+                before[i],
+                rng.integers(1, 90),
+                f"m{rng.integers(9)}",
+            )
+        )
+    _write(folder / "items.csv", "id,total,rank,status,gone,before,price,maker", cells)
+    by_day = Counter((item, day) for _, item, day in log)
+    weeks = [
+        (i, dates[day], sum(by_day[i, d] for d in range(day, day + 7)), sum(by_day[i, d] for d in range(day - 7, day)))
+        for i in range(ITEMS)
+        for day in range(2, HELD_OUT_FROM, 7)
+    ]
+    _write(folder / "weeks.csv", "id,week,sold_next,sold_last", weeks)
+    _write(
+        folder / "users.csv",
+        "id,orders,state,age,city",
+        [
+            (u, took[u], "left" if seen.get(u, 0) < HELD_OUT_FROM else "here", rng.integers(18, 80), f"c{rng.integers(5)}")
+            for u in range(USERS)
+        ],
+    )
+    _write(folder / "log.csv", "user,item,day", [(user, item, dates[day]) for user, item, day in log])
     (folder / "shop.toml").write_text(MAPPING)
     return folder / "shop.toml"
 
 
-def test_a_total_and_a_final_rank_are_told_apart_from_what_was_known(tmp_path: Path) -> None:
+def _comes_and_goes(rng: np.random.Generator, owners: int) -> np.ndarray:
+    """Share of each owner on each day."""
+    peak, height = rng.uniform(0, 80, owners), rng.lognormal(0, 1, owners)
+    rate = height * np.exp(-np.abs(np.arange(DAYS)[:, None] - peak) / 15)
+    return np.asarray(rate / rate.sum(1, keepdims=True))
+
+
+def _write(path: Path, header: str, rows: Sequence[Sequence[object]]) -> None:
+    path.write_text(header + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+
+
+def test_what_knows_the_whole_log_is_told_apart_from_what_was_known(tmp_path: Path) -> None:
     sources = MappedCatalogue(read_mapping(write_shop(tmp_path)), tmp_path).sources
     found = find_telling_features(sources)
-    assert found.keys() == {"total", "rank"} and found["total"] > 0.5 and found["rank"] == -found["total"]
-    assert [doubt.split()[0] for doubt in find_doubts(sources)] == ["features.total", "features.rank"]
+    assert found.keys() == TELLING and found["[items] features.rank"] == -found["[items] features.total"]
+    doubts = find_doubts(sources)
+    assert [doubt.split(" goes ")[0] for doubt in doubts] == list(found) and sum("known_after_days" in doubt for doubt in doubts) == 1
+
+
+def test_categories_of_which_each_has_one_or_all_rows_say_nothing() -> None:
+    rng = np.random.default_rng(0)
+    after_N, given_N = rng.normal(size=400), rng.normal(size=(1, 400))
+    for values in (["same"] * 400, [f"own {n}" for n in range(400)], rng.integers(0, 9, 400).tolist(), rng.integers(0, 200, 400).tolist()):
+        assert abs(category_correlation(values, after_N, given_N)) < 0.15
+    assert category_correlation(["high" if x > 0 else "low" for x in after_N], after_N, given_N) > 0.7
 
 
 def test_what_is_given_explains_and_what_is_constant_says_nothing() -> None:

@@ -9,9 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from infra.files import sha256_of_file
 from schemas.errors import RejectedInput
-from schemas.events import CheckpointRecord
+from schemas.events import CheckpointRecord, describe_errors
 from schemas.limits import CHECKPOINT_BYTES_MAX, CHECKPOINT_HEADER_BYTES_MAX
 
 _LENGTH_BYTES = 8
@@ -19,7 +21,7 @@ _MANIFEST_KEY = "aif"
 
 
 def read_checkpoint_pointer(path: Path, label: str | None = None) -> CheckpointRecord:
-    """The record that points to the checkpoint at `path`. Raises RejectedInput (`checkpoint_unreadable`)."""
+    """The record that points to the checkpoint at `path`. Raises RejectedInput (`checkpoint_unreadable`, `bad_checkpoint_record`)."""
     try:
         size_bytes = path.stat().st_size
         if not 0 < size_bytes <= CHECKPOINT_BYTES_MAX:
@@ -33,6 +35,8 @@ def read_checkpoint_pointer(path: Path, label: str | None = None) -> CheckpointR
             feature_schema=manifest["schema_fingerprint"],
             label=label,
         )
+    except ValidationError as error:
+        raise RejectedInput("bad_checkpoint_record", f"{path} cannot be announced: {describe_errors(error)}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RejectedInput("checkpoint_unreadable", f"{path} is not a checkpoint of ours: {error}; `aif train` writes one") from error
 

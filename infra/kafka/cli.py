@@ -118,8 +118,15 @@ def users(file: Events, as_json: AsJson = False) -> None:
 
 @publish_app.command()
 def checkpoint(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it.")],
-    label: Annotated[str | None, typer.Option(help="A name for people, shown by `aif index list`.")] = None,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it, in a folder of AIF_BUILD__CHECKPOINT_ROOTS."
+        ),
+    ],
+    label: Annotated[
+        str | None, typer.Option(help="A name for people, shown by `aif index list`: letters, digits and _ . : -, at most 64.")
+    ] = None,
     check: Annotated[bool, typer.Option(help="Make the worker's checks here first.")] = True,
     as_json: AsJson = False,
 ) -> None:

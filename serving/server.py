@@ -33,7 +33,8 @@ from serving.calls.carried_state import CarriedStates
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
-from serving.calls.user_call import UserCall, Users
+from serving.calls.user_call import UserCall
+from serving.calls.user_halves import Users
 from serving.calls.user_moves import UserMoves
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork

@@ -26,7 +26,8 @@ from serving.bench.world import RankWorld, open_rank_world
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
-from serving.calls.user_call import UserCall, Users
+from serving.calls.user_call import UserCall
+from serving.calls.user_halves import Users
 from serving.garbage import calm_collector
 from serving.protocols.front import Front
 from serving.protocols.http_api import HttpApi, Views

@@ -30,7 +30,8 @@ from serving.bench.client import KINDS, Job
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
-from serving.calls.user_call import UserCall, Users
+from serving.calls.user_call import UserCall
+from serving.calls.user_halves import Users
 from serving.client import AifClient
 from serving.engine.loop import Engine
 from serving.engine.work import RankWork, UserState

@@ -1,6 +1,6 @@
 """Call 2: candidates in, top-k out, all from one version. And prerank, which is both calls in one.
 
-    plan the request -> choose the version -> find the user half (user_rungs.py) -> rank in the engine -> describe the answer
+    plan the request -> choose the version (version_choice.py) -> find the user half (user_rungs.py) -> rank in the engine -> describe the answer
 
 Here: these steps. Not here: scores (engine), the form of an answer (protocols/answer_body.py, protocols/open_inference.py).
 Version: the one of the request's token if it is resident. If not, the current one, and the answer says `version_changed`; a pinned request is refused.
@@ -21,8 +21,9 @@ from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.request_ids import decode_candidates
 from serving.calls.state_pool import prior_key
-from serving.calls.user_call import Asked, Users, check_consistency, choose_version
+from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
+from serving.calls.version_choice import check_consistency, choose_version
 from serving.calls.watermark_wait import is_reached, wait_for_watermark
 from serving.core.ladder import DEGRADED, Rung
 from serving.engine.work import RankResult, RankWork

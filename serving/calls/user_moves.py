@@ -20,7 +20,7 @@ from schemas.errors import AifError
 from schemas.ids import Id
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.state_pool import StateKey
-from serving.calls.user_call import FoundUser, Users
+from serving.calls.user_halves import FoundUser, Users
 from serving.engine.work import UserResult
 
 MOVE_S_MAX = 2.0

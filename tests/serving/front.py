@@ -15,7 +15,8 @@ from serving.calls.carried_state import CarriedStates
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
-from serving.calls.user_call import UserCall, Users
+from serving.calls.user_call import UserCall
+from serving.calls.user_halves import Users
 from serving.protocols.front import Front as SharedFront
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener

@@ -13,7 +13,7 @@ from schemas.ids import IdKind
 from schemas.token import VersionToken
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.state_pool import StateKey, StatePool, prior_key
-from serving.calls.user_call import Users
+from serving.calls.user_halves import Users
 from serving.calls.user_moves import MOVE_S_MAX, UserMoves
 from serving.core.admission import Costs, Job
 from serving.engine.work import RankWork, UserWork

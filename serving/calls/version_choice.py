@@ -1,0 +1,36 @@
+"""Which version answers a request: the one of its token if that is resident, else the current one, unless the request is pinned.
+
+Not here: versions coming and going (versions/version_follower.py), the wait for a watermark (watermark_wait.py).
+"""
+
+from schemas.errors import Incompatible, RejectedInput
+from schemas.requests import AtLeast
+from schemas.token import VersionToken
+from serving.calls.paced_engine import PacedEngine
+
+
+def check_consistency(consistency: str | AtLeast, token: VersionToken | None) -> bool:
+    """Whether the request is pinned to its token. Raises RejectedInput (`no_version_token`) if it is pinned and has no token."""
+    if consistency == "pinned" and token is None:
+        raise RejectedInput(
+            "no_version_token", 'consistency "pinned" needs the version_token of an earlier answer; send it, or ask for "latest"'
+        )
+    return consistency == "pinned"
+
+
+def choose_version(engine: PacedEngine, token: VersionToken | None, pinned: bool) -> VersionToken | None:
+    """The version that answers: the token's if it is resident, else the current one. None: nothing is live yet.
+
+    Raises Incompatible (`version_gone`) if the request is pinned to a version that is not resident.
+    """
+    status = engine.status()
+    if token is None:
+        return status.current
+    for report in status.residents:
+        if report.token.version == token.version:
+            return report.token
+    if pinned:
+        raise Incompatible(
+            "version_gone", f"version {token.version} is not resident any more; the current version token is {status.current}"
+        )
+    return status.current

@@ -26,7 +26,7 @@ Part = Callable[[int, int, int], None]  # (first row, row after the last, thread
 class _Job:
     """Calls that nobody has claimed yet, and the number of running ones. A call gets the number of the thread that runs it."""
 
-    def __init__(self, calls: Iterable[Callable[[int], object]]) -> None:
+    def __init__(self, calls: Iterable[Callable[[int], object]] = ()) -> None:
         self._calls = deque(calls)
         self._lock = threading.Lock()
         self._computing = 0
@@ -34,9 +34,19 @@ class _Job:
         self._last_done = threading.Semaphore(0)
         self._awaited = False
 
+    def add(self, call: Callable[[int], object]) -> None:
+        """One more call."""
+        with self._lock:
+            self._calls.append(call)
+
+    def has_more_than(self, threads: int) -> bool:
+        """Whether more calls wait than so many threads could begin now, those that run already among them. Not after an error: then none begins."""
+        with self._lock:
+            return self._error is None and len(self._calls) > threads - self._computing
+
     def work(self, thread: int) -> None:
         """Runs calls until none is left."""
-        while self._claim_and_call(thread):
+        while self.claim_and_call(thread):
             pass
 
     def finish(self) -> None:
@@ -48,7 +58,8 @@ class _Job:
         if self._error is not None:
             raise self._error
 
-    def _claim_and_call(self, thread: int) -> bool:
+    def claim_and_call(self, thread: int) -> bool:
+        """Runs the next call; False if none is left."""
         with self._lock:
             if not self._calls or self._error is not None:
                 return False
@@ -87,6 +98,28 @@ class _Helper:
             self._jobs.popleft().work(self._thread)
 
 
+class Beside:
+    """Calls for the helpers, who begin them in the order in which they were added. Used by one thread, the caller."""
+
+    def __init__(self, job: _Job, helpers: Sequence[_Helper]) -> None:
+        self._job, self._helpers = job, helpers
+
+    def add(self, call: Callable[[], object]) -> None:
+        """One more."""
+        self._job.add(lambda thread: call())
+        for helper in self._helpers:
+            helper.wake(self._job)
+
+    @property
+    def needs_caller(self) -> bool:
+        """Whether more calls wait than there are free helpers."""
+        return self._job.has_more_than(len(self._helpers))
+
+    def help(self) -> None:
+        """The caller runs the next one, if there is one."""
+        self._job.claim_and_call(0)
+
+
 class Workers:
     """`threads` in all, the caller among them; with `binds` each stays on a core of its own, the caller from its first shared request on."""
 
@@ -114,11 +147,12 @@ class Workers:
             self._busy.release()
 
     @contextlib.contextmanager
-    def beside(self, calls: Sequence[Callable[[], object]]) -> Iterator[None]:
-        """While the body runs, helpers run the calls in their order. At its end the caller runs those that were not begun. After it all are done."""
-        job = self._hand_over([partial(_call, call) for call in calls], len(calls))
+    def beside(self) -> Iterator["Beside"]:
+        """While the body runs, helpers run the calls that it adds. At its end the caller runs those that were not begun. After it all are done."""
+        self._open()
+        job = _Job()
         try:
-            yield
+            yield Beside(job, self._helpers)
         finally:
             job.work(0)
             job.finish()
@@ -126,8 +160,7 @@ class Workers:
     def _hand_over(self, calls: Sequence[Callable[[int], object]], helpers: int) -> _Job:
         """The job of these calls, with so many helpers woken for it."""
         job = _Job(calls)
-        if calls:
-            self._open()
+        self._open()
         for helper in self._helpers[:helpers]:
             helper.wake(job)
         return job
@@ -140,10 +173,6 @@ class Workers:
             while len(self._helpers) < self.threads - 1:
                 thread = len(self._helpers) + 1
                 self._helpers.append(_Helper(thread, self._cores[thread % len(self._cores)] if self._binds else None))
-
-
-def _call(call: Callable[[], object], thread: int) -> None:
-    call()
 
 
 def bind_to_core(core: int) -> None:

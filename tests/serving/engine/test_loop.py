@@ -229,9 +229,10 @@ class Meeting:
 
     def __init__(self, scorer: CpuScorer) -> None:
         self._scorer, self._met, self._other, self.order = scorer, threading.Barrier(2), threading.Event(), list[str]()
-        self.begun = lambda: None
+        self.entered, self.begun = threading.Event(), lambda: None
 
     def user_state(self, work: UserWork):
+        self.entered.set()
         self._met.wait(WAIT_S)
         self.begun()
         assert self._other.wait(WAIT_S)
@@ -272,6 +273,20 @@ def test_a_batchs_user_halves_are_made_beside_its_rankings_and_changes_wait_for_
     engine.run(lambda: None).result(WAIT_S)  # two turns: the change is applied in the first one at the latest
     assert meeting.order == ["rank", "user", "changes"]
     assert (engine.status().answered, engine.status().failed) == (2, 0)
+
+
+def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
+    monkeypatch.setattr("serving.engine.loop.LONG_HISTORY", 29)
+    version = make_version(SPECS["full"])
+    resident = resident_of(version, 1)
+    state = resident.scorer.user_state(UserWork(PROFILE, make_behaviours(version, 5)))
+    meeting = resident.scorer = Meeting(CpuScorer(version.parameters, 1, version.tables))
+    engine.install(resident).result(WAIT_S)
+    user = engine.submit_user(UserWork(PROFILE, make_behaviours(version, 30)))
+    assert meeting.entered.wait(WAIT_S)
+    assert engine.submit_rank(RankWork(version.ids, 20, state, context=CONTEXT)).result(WAIT_S).candidates == len(version.ids)
+    assert user.result(WAIT_S).state.behaviours == 30 and meeting.order == ["rank", "user"]
 
 
 def test_a_cancelled_request_is_not_computed(engine: Engine) -> None:

@@ -80,7 +80,9 @@ def test_calls_are_made_beside_the_callers_own_work_and_all_are_done_after_it() 
         met.wait(WAIT_S)  # ends only if the body runs meanwhile
         made.append(0)
 
-    with workers.beside([meet, lambda: made.append(1)]):
+    with workers.beside() as helpers:
+        helpers.add(meet)
+        helpers.add(lambda: made.append(1))
         met.wait(WAIT_S)
     assert made == [0, 1]
 
@@ -89,6 +91,10 @@ def test_calls_are_made_beside_the_callers_own_work_and_all_are_done_after_it() 
 def test_calls_that_no_helper_begins_are_made_by_the_caller(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(serving.engine.workers._Helper, "wake", lambda self, job: None)
     made, workers = list[str](), Workers(threads, binds=False)
-    with workers.beside([lambda: made.append(threading.current_thread().name)] * 3):
-        assert not made
+    with workers.beside() as helpers:
+        for _ in range(3):
+            helpers.add(lambda: made.append(threading.current_thread().name))
+        assert not made and helpers.needs_caller
+        helpers.help()
+        assert len(made) == 1
     assert made == [threading.current_thread().name] * 3

@@ -105,7 +105,6 @@ class JournaledDatabase:
     def _hold(self, entry_key: bytes, entry_bytes: int, rows: Mapping[str, Rows]) -> None:
         for family, (keys, values) in rows.items():
             self._held[family].put(keys, values, settled=False)
-            self._journal_bytes += ROW_COST_BYTES * keys.rows
         self._entries.append(entry_key)
         self._next_entry = _ENTRY_KEY.unpack(entry_key)[0] + 1
         self._journal_bytes += entry_bytes
@@ -145,9 +144,9 @@ class JournaledDatabase:
         return self._held[family].get(keys)
 
     def _fits(self) -> bool:
-        """Whether memory has room for all that is in table files, as far as RocksDB can say."""
-        facts = self._database.facts()
-        needed = _BYTES_OF_STORED * facts.bytes + ROW_COST_BYTES * facts.keys
+        """Whether memory has room for every family that is not held whole, as far as RocksDB can say."""
+        estimates = [self._database.estimate_rows(family) for family, held in self._held.items() if not held.is_complete]
+        needed = sum(_BYTES_OF_STORED * size + ROW_COST_BYTES * rows for rows, size in estimates)
         return self._held_bytes() + needed <= JOURNALED_ROWS_KEPT_BYTES_MAX
 
     def _read_all(self, family: str) -> None:
@@ -206,8 +205,8 @@ class JournaledDatabase:
         batch.plain.put(JOURNAL, key, entry)
         self._database.write(batch.plain, sync)
         self._hold(key, len(entry), rows)
-        if self._journal_bytes > JOURNAL_BYTES_MAX:
-            self.settle()
+        if self._journal_bytes > JOURNAL_BYTES_MAX or self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
+            self.begin_flush()  # with the entries gone there is hardly anything to write, which later there would be
 
     def _write_plainly(self, batch: JournaledBatch, sync: bool) -> None:
         """Rare: nothing of the journal may come back over what is removed."""

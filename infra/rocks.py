@@ -24,6 +24,8 @@ from typing import Self
 
 from rocksdict import (
     AccessType,
+    BlockBasedOptions,
+    Cache,
     Checkpoint,
     DBCompressionType,
     IngestExternalFileOptions,
@@ -42,6 +44,8 @@ from schemas.errors import AifError, Corrupted, Incompatible
 DEFAULT_FAMILY = "default"
 _CONFIG_NAME = "rocksdict-config.json"
 _MEMTABLES_BYTES = 64 << 20  # of one database, all column families together
+_BLOCKS_BYTES = 64 << 20  # of one database, all column families together: unpacked blocks of table files
+_BLOOM_BITS = 10  # a key: one that a table file lacks is known to be, without a look, 99 times of 100
 _INFO_LOGS_KEPT = 2
 _RUN_NAME = "run.ingest"  # a table file until RocksDB takes it over; one that a crash left is written over
 
@@ -177,6 +181,7 @@ class DiskFacts:
 
 _FLUSHING = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
 _FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
+_ROWS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-live-data-size")
 
 
 class Database:
@@ -192,13 +197,14 @@ class Database:
     def _open(self) -> None:
         access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
         self._failed = ""
+        blocks = Cache(_BLOCKS_BYTES)
         with MappedErrors(self.path, "open"):
             if not self.read_only:
                 self._fail_as_told()
             found = Rdict.list_cf(str(self.path), _options(False)) if (self.path / "CURRENT").exists() else []
             names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
-            families = {name: _options(False) for name in sorted(names)}
-            self._database = Rdict(str(self.path), _options(not self.read_only), families, access)
+            families = {name: _options(False, blocks) for name in sorted(names)}
+            self._database = Rdict(str(self.path), _options(not self.read_only, blocks), families, access)
             self._families = {name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)}
             self._handles: dict[str, object] = {name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)}
         self.is_open = True
@@ -322,6 +328,12 @@ class Database:
         with MappedErrors(self.path, "read of properties"):
             return DiskFacts(*(sum(family.property_int_value(name) or 0 for family in self._families.values()) for name in _FACTS))
 
+    def estimate_rows(self, family: str) -> tuple[int, int]:
+        """(rows, bytes) that the table files of a family hold, by RocksDB's own estimates; what newer files replace is left out."""
+        with MappedErrors(self.path, "read of properties"):
+            keys, whole, live = (self._families[family].property_int_value(name) or 0 for name in _ROWS)
+        return (keys * live // whole if whole else 0), live
+
     def reopen(self) -> None:
         """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""
         with contextlib.suppress(AifError):  # the old handle may fail once more while it closes
@@ -379,8 +391,13 @@ def _check_raw_mode(path: Path) -> None:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
 
 
-def _options(create: bool) -> Options:
+def _options(create: bool, blocks: Cache | None = None) -> Options:
+    tables = BlockBasedOptions()
+    tables.set_bloom_filter(_BLOOM_BITS, False)
+    if blocks is not None:
+        tables.set_block_cache(blocks)
     options = Options(raw_mode=True)
+    options.set_block_based_table_factory(tables)
     options.create_if_missing(create)
     options.create_missing_column_families(create)
     options.set_db_write_buffer_size(_MEMTABLES_BYTES)

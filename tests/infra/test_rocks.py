@@ -208,7 +208,7 @@ database.close()
     assert done.returncode == 0, done.stderr
 
 
-def test_the_facts_of_a_directory_count_keys_and_bytes_of_all_families(tmp_path: Path) -> None:
+def test_the_facts_of_a_directory_count_all_families_and_the_estimate_of_one_leaves_out_what_was_replaced(tmp_path: Path) -> None:
     with open_database(tmp_path / "db", ("a", "b")) as database:
         batch = database.new_batch()
         for n in range(100):
@@ -217,6 +217,12 @@ def test_the_facts_of_a_directory_count_keys_and_bytes_of_all_families(tmp_path:
         database.flush()
         facts = database.facts()
         assert facts.keys == 100 and facts.bytes > 0 and facts.compaction_debt_bytes == 0
+        rows, size = database.estimate_rows("a")
+        for _ in range(2):
+            database.ingest_rows("a", [(b"%03d" % n, bytes(100)) for n in range(0, 100, 2)])
+        assert database.facts().keys == 200
+        assert rows == 50 and size > 0 and 25 <= database.estimate_rows("a")[0] < 80
+        assert database.estimate_rows("default") == (0, 0)
 
 
 def test_pages_of_a_scan_are_its_rows_and_end_where_it_ends(tmp_path: Path) -> None:

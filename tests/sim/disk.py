@@ -218,6 +218,9 @@ class MemoryDatabase:
     def facts(self) -> DiskFacts:
         return DiskFacts(sum(map(len, self.directory.families.values())), 0, 0)
 
+    def estimate_rows(self, family: str) -> tuple[int, int]:
+        return len(self.directory.families[family]), 0
+
     def begin_flush(self) -> None:
         """Nothing of it can be seen."""
 

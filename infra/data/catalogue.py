@@ -1,8 +1,8 @@
 """What a catalogue is to the rest of the system: a schema, events in publish order, and held-out users to measure on.
 
 Here: the `Catalogue` protocol and what `evaluation()` returns. Not here: opening one (open_catalogue.py), how a source becomes events
-(world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so whoever publishes, trains or
-measures cannot tell them apart.
+(world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so publishing, training and
+measuring work in the same way for both.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ from schemas.ids import Id
 
 @dataclass(frozen=True)
 class HeldOutUser:
-    """A user to measure on: what is known of them at the evaluation time, and the right answer, which no impression tells.
+    """A user to measure on: what is known of them at the evaluation time, and the right answer, which is in no impression.
 
-    In the synthetic world such a user is in no impression at all; in mapped data, split by time, their earlier impressions may teach.
+    In the synthetic world such a user is in no impression at all. Mapped data is split by time, and training may use their earlier impressions.
     behaviours oldest first; candidates an array of ids (int64, or object for text); relevant ids are among the candidates.
     """
 
@@ -39,7 +39,7 @@ class HeldOutUser:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out users, the plain score to beat, and what the measure is called.
+    """Held-out users, a simple score to beat, and the name of the measure.
 
     popularity  a score per item from the same impressions (clicks times bid); an item that is absent scores 0
     measure     "HR": share of the teacher's top 10 found in our top k; "recall": hits / min(k, relevant)
@@ -52,12 +52,12 @@ class Evaluation:
     k: int = 100
 
     def popularity_of(self, candidates: np.ndarray) -> np.ndarray:
-        """The plain score of each candidate, [C] float64."""
+        """The popularity of each candidate, [C] float64."""
         return np.array([self.popularity.get(item, 0.0) for item in candidates.tolist()])
 
 
 class Catalogue(Protocol):
-    """A source of events. Iterators start afresh at every call and yield in publish order; the same source yields the same events.
+    """A source of events. Each call returns a new iterator, in publish order; the same source always yields the same events.
 
     `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}).
     """
@@ -73,10 +73,10 @@ class Catalogue(Protocol):
 
     @property
     def impression_count(self) -> int | None:
-        """How many `impressions()` yields; None where that is known only once they are made."""
+        """How many impressions there are; None if that is not known before they are made."""
 
     def items(self) -> Iterator[ItemFeaturesUpdate]:
-        """Every item; where features depend on time, several versions of an item, oldest first, with the time (ms) as version."""
+        """Every item. If features depend on time: several versions of an item, oldest first, with the time (ms) as version."""
 
     def new_items(self) -> Iterator[NewItem]:
         """The multimodal embedding of every item that has one."""
@@ -88,7 +88,7 @@ class Catalogue(Protocol):
         """Histories in order of time, held-out users included, nothing from after the evaluation time."""
 
     def impressions(self) -> Iterator[ImpressionRecord]:
-        """What training learns from, nothing from after the evaluation time. Raises Misconfigured if the source has nothing to learn from."""
+        """What training learns from, nothing from after the evaluation time. Raises Misconfigured if there is nothing to learn from."""
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
         """n later versions of random items with another price and bid. A larger seed gives later versions."""
@@ -97,4 +97,4 @@ class Catalogue(Protocol):
         """n items that are not in `items()`, each with its embedding if the catalogue has one."""
 
     def evaluation(self) -> Evaluation:
-        """Held-out users and the plain score to beat. Raises Misconfigured if the source has nothing to measure on."""
+        """Held-out users and the score to beat. Raises Misconfigured if there is nothing to measure on."""

@@ -1,4 +1,4 @@
-"""`aif import DIR --mapping FILE`: publish what CSV, JSON-lines or Parquet files hold. Only typer and the standard library at module level."""
+"""`aif import DIR --mapping FILE`: publishes the content of CSV, JSON-lines or Parquet files. Module level imports only typer and the standard library."""
 
 import datetime as dt
 import itertools
@@ -87,7 +87,7 @@ def _why_no_positives(catalogue: "MappedCatalogue") -> str:
 
 
 def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
-    """Counts and the first events of each kind; everything is made and nothing sent."""
+    """Counts and the first events of each kind. Makes all events and sends none."""
     from infra.data.reading_progress import counted
 
     counts, samples = dict.fromkeys(_TOPICS, 0), {}
@@ -99,7 +99,7 @@ def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
 
 
 def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -> dict[str, int]:
-    """Publishes everything, one progress bar a topic; how many events went to each."""
+    """Publishes everything, with a progress bar per topic. Returns the number of events by topic."""
     from infra.data.reading_progress import counted
 
     counts = dict.fromkeys(_TOPICS, 0)

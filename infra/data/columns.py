@@ -1,7 +1,7 @@
-"""What cells mean: Arrow arrays of any sensible type to ids, times, numbers, flags, categories, bags, vectors and texts.
+"""Decodes cells: Arrow arrays of any sensible type to ids, times, numbers, flags, categories, bags, vectors and texts.
 
-Here: pure decoding, forgiving in form and strict in content: a cell that cannot be read is missing (None, NaN, -1), and whoever asked
-decides whether that rejects the row. CSV cells arrive as text, Parquet cells typed; both give the same values.
+Here: pure decoding. A cell that cannot be read counts as missing (None, NaN, -1), and the caller decides whether that rejects the row. CSV cells arrive
+as text, Parquet cells with a type; both give the same values.
 """
 
 import datetime as dt
@@ -32,7 +32,7 @@ def plain(array: Array) -> pa.Array:
     """One array without dictionaries or chunks."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # combine_chunks of no chunk stays chunked
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks of an array without chunks stays chunked
         array = pa.array([], array.type)
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
@@ -63,7 +63,7 @@ def _text(value: Any) -> str | None:
 
 
 def decode_parts(array: Array, pattern: str) -> pa.Array:
-    """Of the text of each cell the part that a regular expression finds (its first group, where it has one); missing where it finds none."""
+    """The part of each cell's text that a regular expression matches (its first group, if it has one); missing if it does not match."""
     encoded, search = plain(array).dictionary_encode(), re.compile(pattern).search
     found = [search(text) if text is not None else None for text in decode_texts(encoded.dictionary)]
     parts = [match[min(1, match.re.groups)] if match is not None else None for match in found]
@@ -71,7 +71,7 @@ def decode_parts(array: Array, pattern: str) -> pa.Array:
 
 
 def decode_numbers(array: Array) -> np.ndarray:
-    """float64, NaN where the cell is missing or no finite number; a time counts in milliseconds, a flag as 0 or 1."""
+    """float64; NaN for a cell that is missing or not a finite number. A time is in milliseconds, a flag 0 or 1."""
     array = plain(array)
     if pa.types.is_temporal(array.type):
         times = decode_times(array)
@@ -95,13 +95,13 @@ def _number(value: Any) -> float:
 
 
 def holds_flags(array: Array, at_least: float | None = None) -> bool:
-    """Whether any cell is a word for a flag (true, yes, 1): then all cells of the column are read as such."""
+    """Whether any cell is a word for a flag (true, yes, 1); then all cells of the column are read as flags."""
     array = plain(array)
     return at_least is None and is_text(array) and any((text or "").strip().lower() in _FLAGS for text in array.unique().to_pylist())
 
 
 def decode_membership(array: Array, values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(flags, known), both bool: whether each cell is one of the values, and whether it is there at all."""
+    """(flags, known), both bool: whether each cell is one of the values, and whether it has a value."""
     encoded = plain(array).dictionary_encode()
     texts = [*decode_texts(encoded.dictionary), None]
     codes = encoded.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)
@@ -109,7 +109,7 @@ def decode_membership(array: Array, values: Sequence[str]) -> tuple[np.ndarray, 
 
 
 def decode_flags(array: Array, at_least: float | None = None, words: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(flags, known), both bool. Text like true, yes, 1 (`words`; None: found out); a number is true above 0, or from `at_least`."""
+    """(flags, known), both bool. Text is true if it is like true, yes, 1 (`words`; None: detected); a number above 0, or from `at_least` on."""
     array = plain(array)
     if holds_flags(array, at_least) if words is None else words:
         flags = [_FLAGS.get((text or "").strip().lower()) for text in array.to_pylist()]
@@ -120,7 +120,7 @@ def decode_flags(array: Array, at_least: float | None = None, words: bool | None
 
 
 def decode_times(array: Array, unit: str | None = None, form: str | None = None) -> np.ndarray:
-    """Milliseconds since 1970, int64; -1 where a cell is missing, no time, or before 1970. Times without a zone are UTC.
+    """Milliseconds since 1970, int64; -1 for a cell that is missing, not a time, or before 1970. Times without a zone are UTC.
 
     Numbers are seconds, milliseconds, microseconds or nanoseconds by their size (a second count reaches 10^11 in the year 5138).
     """
@@ -164,13 +164,13 @@ def _time_of_text(text: str | None, form: str | None) -> int:
 
 @dataclass
 class IdForm:
-    """What all cells of a column of ids have in common, however many there are."""
+    """The form that all cells of an id column share; collected over any number of cells."""
 
-    whole_numbers: bool = True  # each in its one spelling: "7", not "007"
-    fractions: bool = True  # each like "7.0"
+    whole_numbers: bool = True  # all in their normal spelling: "7", not "007"
+    fractions: bool = True  # all like "7.0"
 
     def see(self, array: Array) -> None:
-        """More cells of the column."""
+        """Adds more cells of the column."""
         self.whole_numbers = self.whole_numbers and fits_int64(array)
         if self.fractions:
             texts = decode_texts(plain(array).unique()) if not pa.types.is_integer(plain(array).type) else ["1"]
@@ -178,10 +178,10 @@ class IdForm:
 
 
 def decode_ids(array: Array, kind: IdKind, fractions: bool | None = None) -> list[Id | None]:
-    """Ids of the catalogue's kind; None where a cell is missing or no id of that kind.
+    """Ids of the catalogue's kind; None for a cell that is missing or not an id of that kind.
 
-    Whole numbers that a table of fractions wrote as "7.0" are "7": in any int64 id, and in a column of nothing else (`fractions`; None: the
-    cells are the whole column).
+    "7.0", as a table of floats writes the whole number 7, is the id "7": always for int64 ids; for text ids only if the whole column looks like that
+    (`fractions`; None: these cells are the whole column).
     """
     texts = decode_texts(array)
     if fractions is None:
@@ -200,7 +200,7 @@ def _id(text: str | None, kind: IdKind) -> Id | None:
 
 
 def fits_int64(array: Array) -> bool:
-    """Whether every cell that is there is a whole number in its one spelling ("7", not "007"): an int64 id."""
+    """Whether every cell with a value is a whole number in its normal spelling ("7", not "007"), and so an int64 id."""
     array = plain(pc.drop_null(array))
     if pa.types.is_integer(array.type):
         return not pa.types.is_uint64(array.type) or not len(array) or pc.max(array).as_py() < 2**63
@@ -209,8 +209,8 @@ def fits_int64(array: Array) -> bool:
 
 
 def decode_categories(array: Array, separator: str | None = None) -> list[int | str | None]:
-    """Values of a categorical feature: whole numbers stay numbers, all else is text of at most 1 KiB. Of several in a cell, set apart by the
-    separator, the first."""
+    """Values of a categorical feature: whole numbers stay numbers, everything else is text of at most 1 KiB. Of several values in a cell, separated by
+    `separator`, the first."""
     array = plain(array)
     if pa.types.is_integer(array.type):
         return array.to_pylist()  # type: ignore[no-any-return]
@@ -224,7 +224,7 @@ def _short(text: str) -> str:
 
 
 def decode_bags(array: Array, separator: str | None = None) -> list[list[Any] | None]:
-    """Values of a bag feature, at most 64 each: a list, JSON text, or text with a separator (found out per cell: | or ; or ,)."""
+    """Values of a bag feature, at most 64 each: a list, JSON text, or text with a separator (detected per cell: | or ; or ,)."""
     bags = []
     for cell in plain(array).to_pylist():
         values = _bag_of_text(cell, separator) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
@@ -254,7 +254,7 @@ def _json_list(text: str) -> list[Any] | None:
 
 
 def decode_vectors(array: Array, separator: str | None = None) -> list[list[float] | None]:
-    """Vectors from lists, JSON text, or text whose numbers are set apart by spaces, commas, semicolons or bars. None: not all finite numbers."""
+    """Vectors from lists, JSON text, or text whose numbers are separated by spaces, commas, semicolons or bars. None if not all numbers are finite."""
     return [_vector(cell, separator) for cell in plain(array).to_pylist()]
 
 
@@ -269,7 +269,7 @@ def _vector(cell: Any, separator: str | None) -> list[float] | None:
 
 
 def join_vectors(arrays: Sequence[Array]) -> list[list[float] | None]:
-    """Vectors from one numeric column per place; None where a place is missing."""
+    """Vectors from numeric columns, one per place; None for a row in which a place is missing."""
     numbers_RE = np.stack([decode_numbers(array) for array in arrays], axis=1)
     known = ~np.isnan(numbers_RE).any(axis=1)
     return [row if ok else None for row, ok in zip(numbers_RE.tolist(), known.tolist(), strict=True)]

@@ -1,16 +1,16 @@
-"""How often an item will be taken soon, as the past of all items says it: what `expected_days` in a mapping derives from behaviours.
+"""How often an item will be taken soon, predicted from the past of all items: the feature that `expected_days` in a mapping derives from behaviours.
 
-Here: the expectation as of a time. Not here: other statistics (item_statistics.py), who else takes the same items (taken_together.py).
-Why: how last month's counts are carried on into the next is the same for all users, and an error in it is an error of every answer. Months
-are few, so a network of many weights learns that differently with every seed; a dozen weights learnt from every item at every week do not.
+Here: the expectation as of a time. Not here: other statistics (item_statistics.py), items taken by the same users (taken_together.py).
+Why: how the counts of one month continue in the next is the same for all users, so an error in it affects every answer. The data has few months, and
+a network with many weights learns this differently with every seed; a dozen weights that are learnt from every item in every week do not.
 
     as of a time    log1p of: different takers in the window, in parts and in multiples of it, and ever; behaviours in the window; days
                     since the first and the last
     learnt from     those numbers at cuts a quarter of a window apart, and the takers in the window that follows each cut; items taken in
-                    the window before it. Each cut counts its takers against its own average item: seasons are not learnt
-    by              Poisson regression with a small ridge; with too few cuts what was taken in the last window is expected again
+                    the window before it. Takers are divided by the mean of their cut, so that seasons are not learnt
+    by              Poisson regression with a small ridge; with too few cuts, the count of the last window is the expectation
 
-Invariant: an expectation as of t is the same whatever comes at t or later: a cut is learnt from when its window is over.
+Invariant: an expectation as of t does not depend on anything at t or later: a cut is used only when its window is over.
 Source: scikit-learn, PoissonRegressor.
 
 Arrays: I items, X behaviours, P pairs of item and user, R examples, F numbers.
@@ -22,10 +22,10 @@ import numpy as np
 
 from infra.data.interactions import Interactions
 
-PAST_ROWS_MAX = 2_000_000  # of the behaviours before a time the latest: they are in memory
+PAST_ROWS_MAX = 2_000_000  # only the latest behaviours before a time are used, because they are in memory
 CUTS_MAX = 52
-EXAMPLES_MAX = 4_000  # of a cut
-AVERAGE = 100.0  # what is expected of the average item of the last window
+EXAMPLES_MAX = 4_000  # from one cut
+AVERAGE = 100.0  # the expectation for the average item of the last window
 _DAY_MS = 86_400_000
 _WINDOWS = (0.25, 0.5, 1.0, 2.0, 3.0, np.inf)
 _LATEST = 2  # place of the window itself among them
@@ -87,7 +87,7 @@ class ExpectedTakers:
 
 
 def past_numbers(positives: Interactions, items: int, time_ms: int, window_ms: int) -> np.ndarray:
-    """What a rate is read from, as of a time: [I, F] float64, 0 where there is nothing."""
+    """The inputs of the regression as of a time: [I, F] float64, 0 for nothing."""
     before = positives.before(time_ms)
     part = slice(max(0, before - PAST_ROWS_MAX), before)
     item_X, user_X, time_X = positives.item_X[part], positives.user_X[part], positives.time_X[part]
@@ -98,7 +98,7 @@ def past_numbers(positives: Interactions, items: int, time_ms: int, window_ms: i
     counts = [np.bincount(item_P[age_P <= share * window_ms], minlength=items) for share in _WINDOWS]
     counts.append(np.bincount(item_X[age_X <= window_ms], minlength=items))
     first_I, last_I = np.zeros(items), np.zeros(items)
-    last_I[item_X] = age_X / _DAY_MS  # of several behaviours the one that is written last stays
+    last_I[item_X] = age_X / _DAY_MS  # of several behaviours, the one written last stays
     first_I[item_X[::-1]] = age_X[::-1] / _DAY_MS
     return np.log1p(np.stack([*counts, first_I, last_I], axis=1))
 

@@ -39,7 +39,7 @@ def decode_feature(rows: LoadedRows, column: Column, feature: Feature) -> Sequen
 
 
 def decode_rows_of_vectors(rows: LoadedRows, column: Column, width: int, name: str) -> list[list[float] | None]:
-    """Vectors of that width; another width or a cell that is no vector is noted and left out. An empty cell is only left out."""
+    """Vectors of that width. A vector of another width, or a cell that is no vector, is noted as rejected; an empty cell is just left out."""
     arrays = rows.arrays(column)
     vectors = decode_vectors(arrays[0], column.separator) if len(arrays) == 1 and column.prefix is None else join_vectors(arrays)
     empty = arrays[0].is_null().to_pylist()

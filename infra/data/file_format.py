@@ -1,7 +1,6 @@
-"""How a CSV file is written, as a section of a mapping says it: what sets its cells apart, the names of its columns where no header tells
-them, whether cells may be quoted, and which bytes its characters are.
+"""The format of a CSV file as a section of a mapping describes it: delimiter, names of the columns if there is no header, quoting, encoding.
 
-Here: the keys, checked; and a separator of several characters as one byte. Not here: finding out what was left open (file_chunks.py).
+Here: the keys, checked; and replacing a delimiter of several characters by one byte. Not here: detecting what the mapping leaves open (file_chunks.py).
 """
 
 import codecs
@@ -13,12 +12,12 @@ from infra.data.mapping_section import Section
 
 FORMAT_KEYS = ("delimiter", "encoding", "header", "quoted")
 _DELIMITER_CHARS_MAX = 8
-_UNIT_SEPARATOR = "\x1f"  # what a longer delimiter becomes: no text has it
+_UNIT_SEPARATOR = "\x1f"  # replaces a longer delimiter; it occurs in no text
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """`delimiter` None: found out. `header` = names of the columns of a file without a line that tells them. `quoted`: whether "..." is one cell."""
+    """`delimiter` None: detected. `header`: the column names of a file without a header line. `quoted`: whether "..." is one cell."""
 
     delimiter: str | None = None
     encoding: str = "utf-8"
@@ -27,7 +26,7 @@ class FileFormat:
 
     @property
     def cell_end(self) -> str | None:
-        """The one character that sets cells apart in what is parsed; None: found out."""
+        """The one character between cells in the parsed text; None: detected."""
         return _UNIT_SEPARATOR if self.is_long else self.delimiter
 
     @property
@@ -70,19 +69,19 @@ def _read_header(section: Section) -> tuple[str, ...]:
 
 
 class OneByteDelimiter(io.RawIOBase):
-    """A stream in which every `delimiter` is one byte, so that a parser that knows no longer ones reads it."""
+    """A stream in which every `delimiter` is replaced by one byte, for a parser that supports only such delimiters."""
 
     def __init__(self, stream: BinaryIO, form: FileFormat) -> None:
         assert form.delimiter is not None and form.cell_end is not None
         self._stream, self._long, self._short = stream, form.delimiter.encode(), form.cell_end.encode()
-        self._begun = b""  # what may be the start of a delimiter that the next piece ends
+        self._begun = b""  # possibly the first part of a delimiter that continues in the next piece
 
     def readable(self) -> bool:
-        """It is for reading only."""
+        """Always true."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes; none at the end of the stream."""
+        """At most `size` bytes; empty at the end of the stream."""
         while True:
             piece = self._stream.read(size)
             found = (self._begun + piece).replace(self._long, self._short)
@@ -93,5 +92,5 @@ class OneByteDelimiter(io.RawIOBase):
 
 
 def _start_at_end(piece: bytes, delimiter: bytes) -> bytes:
-    """The longest end of a piece that a delimiter could begin with, shorter than it."""
+    """The longest end of a piece that may be the first part of a delimiter."""
     return next((delimiter[:n] for n in range(len(delimiter) - 1, 0, -1) if piece.endswith(delimiter[:n])), b"")

@@ -1,6 +1,6 @@
-"""From when until when is measured: the [evaluation] of a mapping, or the last part of the positives.
+"""The period that is held out for measuring: from the [evaluation] of a mapping, or the last part of the positives.
 
-Here: the two times, checked against the data. Not here: what is told before them and who is measured (mapped_catalogue.py).
+Here: its start and end, checked against the data. Not here: the events before it, and the users who are measured (mapped_catalogue.py).
 """
 
 import datetime as dt
@@ -18,14 +18,14 @@ Reject = Callable[[str, str], Misconfigured]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPeriod:
-    """[start, end) in ms since 1970: nothing from `start` on is told, and what is taken before `end` is right to find."""
+    """[start, end) in ms since 1970: nothing from `start` on becomes an event; items taken before `end` are the right answers."""
 
     start_ms: int
     end_ms: int
 
 
 def find_period(holdout: Holdout, positives: Interactions, history: Interactions, reject: Reject) -> HeldOutPeriod:
-    """The period of a catalogue with positives. Raises what `reject` makes of a time that does not read or lies outside."""
+    """The period of a catalogue with positives. Raises the error of `reject` for a time that cannot be read or is outside the data."""
     times = positives.time_X
     last = int(times[-1])
     if not holdout.hold_out:

@@ -1,4 +1,4 @@
-"""What a mapping leaves open about a feature, taken from the data: its kind, its buckets, its transform, mean, scale and default.
+"""Infers from the data what a mapping leaves open about a feature: kind, buckets, transform, mean, scale, default.
 
 Here: pure functions of the loaded columns, so the same files and the same mapping give the same schema and fingerprint. Not here: which
 features there are (mapping.py), how cells are decoded (columns.py).
@@ -20,7 +20,7 @@ from schemas.features import Feature, Kind, Scope, Transform
 from schemas.limits import REALTIME_BUCKETS_MAX
 
 BUCKETS_MIN, BUCKETS_MAX = 16, 1 << 20
-_SEEN_CELLS = 1_000  # cells looked at to tell a list of numbers from a bag
+_SEEN_CELLS = 1_000  # cells that are examined to distinguish a list of numbers from a bag
 
 
 def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.ChunkedArray], role: Kind | None = None) -> Feature:
@@ -41,7 +41,7 @@ def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.Chunk
 
 
 def _require_numbers(source: FeatureSource, arrays: Sequence[pa.ChunkedArray], numbers: np.ndarray) -> None:
-    """A column of which no cell is a number is named wrongly; one without cells says nothing."""
+    """Raises if a column has values and none is a number: then the mapping names the wrong column."""
     cells = pc.drop_null(arrays[0]) if arrays else ()
     if len(cells) and np.isnan(numbers).all():
         raise Misconfigured(
@@ -62,7 +62,7 @@ def make_feature(name: str, scope: Scope, kind: Kind, details: Mapping[str, Any]
 
 
 def guess_kind(column: Column, arrays: Sequence[pa.ChunkedArray]) -> Kind:
-    """The kind that the cells look like."""
+    """The kind that fits the cells."""
     if not arrays:
         return Kind.NUMERIC if isinstance(column.value, int | float) and not isinstance(column.value, bool) else Kind.CATEGORICAL
     if len(arrays) > 1 or column.prefix is not None:
@@ -77,7 +77,7 @@ def guess_kind(column: Column, arrays: Sequence[pa.ChunkedArray]) -> Kind:
 
 
 def _list_kind(cells: pa.Array) -> Kind:
-    """Vectors of one width with a fraction somewhere are an embedding."""
+    """Lists of one width with a fraction somewhere are an embedding, others a bag."""
     vectors = decode_vectors(cells)
     widths = {len(v) if v is not None else 0 for v in vectors}
     fractions = any(not x.is_integer() for v in vectors if v is not None for x in v)

@@ -1,4 +1,4 @@
-"""Who did what with which item when, as columns in order of time. The one form for histories, counts, samples and measures.
+"""Interactions (user, item, time, kind) as columns in order of time: the one form for histories, counts, samples and measures.
 
 Here: ids to places, times, kinds, order. Not here: what is sampled or measured from them (sampled_impressions.py).
 Rows of equal time keep the order of the file. Where a source has no times, the row number stands for it (in milliseconds).

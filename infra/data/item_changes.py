@@ -1,4 +1,4 @@
-"""What comes after the evaluation time: changed prices of items, and items that nobody knew.
+"""Events after the evaluation time: changed prices, and new items.
 
 Here: events that show freshness. Not here: the catalogue's own versions (mapped_catalogue.py). Deterministic by seed; a larger seed gives
 later versions. Arrivals are the items that the files date after the evaluation time, then copies of known items with other ids.
@@ -17,7 +17,7 @@ from schemas.ids import INT64_MAX, Id
 
 _CHANGES, _ARRIVALS = 20, 21
 _DECIMALS = 6
-_DRAWS_MAX = 8  # rounds in which two items with equal features may be drawn
+_DRAWS_MAX = 8  # how often to draw again if two items have equal features
 
 
 def drift_items(
@@ -85,7 +85,7 @@ def copy_items(sources: MappedSources, places: np.ndarray, n: int, seed: int) ->
 
 
 def _embedding(sources: MappedSources, new: Id, like: Id, rng: np.random.Generator | None) -> NewItem | None:
-    """The embedding of an item, or one near to it."""
+    """An embedding for a new item, near that of the item it is like."""
     if sources.embeddings is None or like not in sources.embeddings.place:
         return None
     vector: Any = sources.embeddings.vectors(np.array([sources.embeddings.place[like]]))[0]
@@ -98,7 +98,7 @@ def _embedding(sources: MappedSources, new: Id, like: Id, rng: np.random.Generat
 
 
 def _free_ids(sources: MappedSources, seed: int, n: int) -> list[Id]:
-    """Ids that no item has, apart for each seed."""
+    """Ids that no item has, different for each seed."""
     ids = sources.item_rows.ids
     if isinstance(ids[0], str):
         taken = set(ids)

@@ -1,4 +1,4 @@
-"""Multimodal embeddings of a mapped catalogue: vectors of a file, or made from its text columns.
+"""Multimodal embeddings of a mapped catalogue: vectors from a file, or made from text columns.
 
 Here: ids, width, vectors by place. Not here: events. A vector of another width is noted as rejected and left out.
 
@@ -25,7 +25,7 @@ _CHUNK = 4_096
 
 
 class ItemEmbeddings:
-    """Embeddings by place in `ids`; of several rows with one id the last counts. `later` = ids that texts may not be learned from."""
+    """Embeddings by place in `ids`; of several rows with one id the last one counts. `later`: ids whose texts must not be learnt from."""
 
     def __init__(self, table: LoadedTable, mapping: DataMapping, kind: IdKind, later: Collection[Id]) -> None:
         self._table, self._column, self._mapping = table, table.source.roles["vector"], mapping

@@ -1,8 +1,8 @@
 """Values of items over time: the rows of [item_history], each known from its own time on.
 
-Here: the latest value of each item as of a time. Not here: features from other places (item_states.py).
-A value is told as a code: the bits of a number, or the place of anything else among the different values; -1 = nothing told yet.
-Memory: one code per item and feature, and the different values of features that are no numbers; rows stay in a spool.
+Here: the latest value of each item as of a time. Not here: features from other sources (item_states.py).
+A value is represented by a code: the bits of a number, or for anything else its place among the distinct values; -1 = no value yet.
+Memory: one code per item and feature, and the distinct values of features that are not numbers; rows stay in a spool.
 
 Arrays: I items, R rows in order of the time from which they are known. Time is in milliseconds.
 """
@@ -66,7 +66,7 @@ class HistoryRows:
 def read_item_history(
     table: LoadedTable, kind: IdKind, items: Sequence[Id], features: dict[str, Feature], known_after_days: float, bounds: SpoolBounds
 ) -> HistoryRows:
-    """The rows of items that the catalogue has; each is known from `known_after_days` after its time."""
+    """Reads the rows of the catalogue's items; each counts as known from `known_after_days` after its time."""
     names = tuple(table.source.feature_columns())
     codes = {name: _Codes(features[name]) for name in names}
     schema = pa.schema([(name, pa.int64()) for name in (_ITEM, _KNOWN_FROM, *names)])
@@ -94,7 +94,7 @@ def _usable_batches(
 
 
 class HistoryFeature:
-    """The latest value of one feature of each item. Times are best asked for in ascending order: each goes on from the one before."""
+    """The latest value of one feature of each item. Ask for times in ascending order: each one continues from the one before."""
 
     def __init__(self, history: HistoryRows, name: str, items: int) -> None:
         self._codes, self._items = history.codes[name], items
@@ -122,10 +122,10 @@ class HistoryFeature:
         return self._codes_I.copy()
 
     def values(self, codes: np.ndarray) -> list[Any]:
-        """What codes stand for, None for nothing."""
+        """The values of codes, None for -1."""
         return self._codes.decode(codes)
 
     def numbers_at(self, time_ms: int) -> np.ndarray:
-        """A numeric feature of all items, [I] float64, NaN where nothing is told."""
+        """A numeric feature of all items as of a time, [I] float64, NaN for no value."""
         codes_I = self.codes_at(time_ms)
         return np.where(codes_I == _NOTHING, np.nan, codes_I.view(np.float64))

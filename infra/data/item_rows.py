@@ -1,6 +1,6 @@
-"""The rows of the items' file: which item each is of, oldest first, and when each item came to be.
+"""The rows of the items' file in order of time: the item of each row, and the creation time of each item.
 
-Here: rows in order of time (file order where the file tells no times), the latest of each item as of a time. Not here: what they say
+Here: rows in order of time (in file order if the file has no times), the latest row of each item as of a time. Not here: their values
 (item_states.py). Memory: ids with their places (about 200 bytes an item); rows stay in a spool.
 
 Arrays: I items, R rows of the file that count, in order of time. Time is in milliseconds.
@@ -18,13 +18,13 @@ from infra.data.spool import RowColumn, Spool, SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable
 from schemas.ids import Id, IdKind
 
-ALWAYS = -1  # created before all time
+ALWAYS = -1  # for an item without a creation time
 _ITEM, _TIME, _CREATED = "#item", "#time", "#created"
 
 
 @dataclass(frozen=True)
 class ItemRows:
-    """`item_R` = places in `ids`; `time_R` ascending; `created_I` when each item came to be."""
+    """`item_R`: places in `ids`; `time_R`: ascending; `created_I`: creation time of each item."""
 
     ids: Sequence[Id]
     table: LoadedTable
@@ -34,11 +34,11 @@ class ItemRows:
     created_I: np.ndarray
 
     def rows_at(self, rows: np.ndarray) -> LoadedRows:
-        """What the file says in some rows."""
+        """The cells of some rows."""
         return self.table.rows(self.spool.take(rows))
 
     def latest_rows(self, time_ms: int) -> np.ndarray:
-        """The row of each item as of a time (not after it); the oldest where all are after it: [I] int64."""
+        """The latest row of each item that is not after a time, or its oldest row if all are after it: [I] int64."""
         latest_I = np.full(len(self.ids), -1, np.int64)
         for first, item_R, time_R in self.blocks():
             early = np.flatnonzero(time_R <= time_ms)
@@ -55,7 +55,7 @@ class ItemRows:
 
 
 def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds) -> ItemRows:
-    """The items of the section [items]. A row without an id, or with a time that does not read, is rejected."""
+    """The items of the section [items]. A row without an id, or with a time that cannot be read, is rejected."""
     places = IdPlaces(kind)
     schema = table.spool.schema
     for name in (_ITEM, _TIME, _CREATED):

@@ -1,8 +1,7 @@
-"""What behaviours before a time say of each item: how many, of how many users, since when, with which others, and what is
-to be expected.
+"""Statistics of each item from behaviours before a time: how many, by how many users, since when, with which other items, and what to expect.
 
 Here: one derived feature as of any time (`ItemStatistic`), and counts. Not here: columns and histories of files (item_states.py).
-Invariant: a value as of t holds nothing from t or later. A negative number, and a vector of zeros, mean "nothing known".
+Invariant: a value as of t contains nothing from t or later. A negative number, and a vector of zeros, mean "nothing is known".
 
 Arrays: I items, X interactions, E width of a vector.
 """
@@ -22,7 +21,7 @@ _PAIRS_AT_ONCE = 4_000_000
 
 
 class ItemStatistic:
-    """The feature of a mapping that is made from behaviours; vectors only change at `grid_ms`, ascending."""
+    """A feature of a mapping that is derived from behaviours. Vectors change only at the times `grid_ms`, which ascend."""
 
     def __init__(self, source: FeatureSource, positives: Interactions, items: int, grid_ms: Sequence[int]) -> None:
         self._source, self._positives, self._items = source, positives, items
@@ -32,7 +31,7 @@ class ItemStatistic:
         self._expected = ExpectedTakers(positives, items, expected, grid_ms[-1]) if expected is not None else None
 
     def at(self, time_ms: int) -> np.ndarray:
-        """[I] or [I, E]."""
+        """The value of each item as of a time: [I], or [I, E] for vectors."""
         if self._together is not None:
             return self._together.at(time_ms)
         if self._expected is not None:
@@ -53,9 +52,10 @@ def count_positives(positives: Interactions, items: int, time_ms: int, days: flo
 
 
 def count_takers(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
-    """Different users with an interaction in the days before a time, [I] int64: one who takes often counts once.
+    """How many different users had an interaction in the days before a time, [I] int64.
 
-    Of a long window only every n-th item's pairs are in memory at once."""
+    For a long window, the pairs of only every n-th item are in memory at once.
+    """
     users, counts_I = max(1, len(positives.user_ids)), np.zeros(items, np.int64)
     rounds = -(-(positives.before(time_ms) - positives.before(time_ms - round(days * DAY_MS))) // _PAIRS_AT_ONCE)
     for turn in range(rounds):
@@ -65,7 +65,7 @@ def count_takers(positives: Interactions, items: int, time_ms: int, days: float)
 
 
 def days_since(positives: Interactions, items: int, time_ms: int, first: bool) -> np.ndarray:
-    """Whole days since the first (or last) interaction before a time, [I] float64; negative where there is none."""
+    """Whole days since the first (or last) interaction before a time, [I] float64; negative for an item without any."""
     days_I = np.full(items, _NEVER)
     for block in positives.blocks(0, positives.before(time_ms)):
         at_X = np.flatnonzero(block.item_X < items)

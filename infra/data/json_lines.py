@@ -1,9 +1,9 @@
-"""Files with one JSON object a line, as batches of text: what a CSV file of the same values would hold.
+"""Files with one JSON object per line, as batches of text cells, as a CSV file of the same values would have them.
 
 Here: lines to cells. Not here: which files and columns (file_chunks.py), what cells mean (columns.py).
-A text is its cell, a number, list or object its JSON, `null` or a key that is not there a missing cell. Columns are the keys of the first
-1,000 lines. Lines are counted from 1, blank ones too; one that is no object is rejected, unless it is the first: then the file is something else.
-Memory is bounded by one batch of about 8 MiB, and a line by as much.
+The cell of a text is the text; of a number, list or object its JSON; `null` or a missing key is a missing cell. Columns are the keys of the first 1,000
+lines. Lines are counted from 1, blank ones too. A line that is no object is rejected; if it is the first one, the file is refused.
+Memory is bounded by one batch of about 8 MiB, and the length of a line by the same.
 """
 
 import io

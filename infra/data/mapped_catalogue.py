@@ -1,9 +1,9 @@
-"""A catalogue from CSV, JSON-lines or Parquet files, as one mapping file says: the same events that any other publisher would send.
+"""A catalogue from CSV, JSON-lines or Parquet files, as described by a mapping file: the same events that any other publisher would send.
 
-Here: events of schemas/events.py in publish order, and the held-out users. Not here: what the files say (mapped_sources.py), which items
-a sampled request shows (sampled_impressions.py), requests that a file tells (shown_impressions.py).
+Here: events of schemas/events.py in publish order, and the held-out users. Not here: reading the files (mapped_sources.py), which items a sampled
+request shows (sampled_impressions.py), requests from a file (shown_impressions.py).
 Invariants: nothing from the evaluation time on is in items, behaviours or impressions; the same files and mapping give the same events.
-Held-out users are users with a history and something right to find after that time; their earlier impressions may teach.
+Held-out users have a history before that time and a right answer after it; training may use their earlier impressions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

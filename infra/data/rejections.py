@@ -1,6 +1,6 @@
-"""Rows that became no event, or of which a part was left out: named with file, row and reason.
+"""Rows that became no event, or of which a part was left out, with file, row and reason.
 
-Memory: the first 1,000 with their reasons; a million are told apart, and more are not counted.
+Memory: the first 1,000 rows are kept with their reasons; up to a million different rows are counted.
 """
 
 from dataclasses import dataclass, field

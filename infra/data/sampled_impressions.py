@@ -1,4 +1,4 @@
-"""Impressions and held-out users from positives alone: the recipe of catalogues that tell what was bought but not what was shown.
+"""Impressions and held-out users sampled from positives alone, for data that has what was bought but not what was shown.
 
     cut t       every `every_days`, the last one `window_days` before the evaluation begins
     request     one per user with a history before t and a positive in [t, t + window), at time t
@@ -6,8 +6,8 @@
     negatives   `negatives` for each, uniform over those items without what the user took in the window
     evaluation  the same at the time where the evaluation begins, with all candidates instead of a sample
 
-Here: which items, as places. Not here: events. Invariants: no window reaches into the evaluation; the order of the items of a request says
-nothing; the same interactions and seed give the same samples. Source: design section 8.
+Here: which items, as places. Not here: events. Invariants: no window reaches into the evaluation; the order of a request's items carries no information;
+the same interactions and seed give the same samples. Source: design section 8.
 
 Arrays: I items, P pool, X interactions.
 """

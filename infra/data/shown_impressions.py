@@ -1,7 +1,7 @@
-"""Impressions that a file tells: one row per shown item, grouped by a request column (or by user and time).
+"""Impressions from a file: one row per shown item, grouped by a request column (or by user and time).
 
-Here: rows to records. Not here: what is sampled where a file tells positives only (sampled_impressions.py).
-A request longer than 1,000 items is cut into several; an item that comes twice in one counts once, clicked if any row was.
+Here: rows to records. Not here: sampling from positives (sampled_impressions.py).
+A request of more than 1,000 items is cut into several. An item that occurs twice in one counts once, and as clicked if any of its rows was.
 Rows are sorted by time, then by request, then by the place of each request's first row, all in bounded memory (sorted_rows.py): the rows of
 a request need not lie together in the file.
 """
@@ -32,7 +32,7 @@ _FRACTIONS = (_POSITION,)
 
 
 class ShownRows:
-    """The rows of a file of impressions, which of them were clicked, and what else came of them."""
+    """The rows of a file of impressions, with clicks and other outcomes."""
 
     def __init__(self, table: LoadedTable) -> None:
         self.table, self.outcomes = table, table.source.outcomes

@@ -1,4 +1,4 @@
-"""Rows in the order of some of their columns, however many there are: sorted runs, merged.
+"""Any number of rows sorted by some of their columns: sorted runs, then merged.
 
 Here: one sort by columns of whole numbers or fractions, ascending; rows that are equal in all of them keep their order. Not here: where
 rows are kept (spool.py). Memory: `SpoolBounds.memory_bytes` of rows while a run is made, one block of each merged run afterwards.

@@ -1,8 +1,8 @@
-"""Rows of any number in bounded memory: Arrow batches, kept as they are up to a bound and in a temporary file beyond it.
+"""Any number of rows in bounded memory: Arrow batches, in memory up to a bound and in a temporary file beyond it.
 
-Here: appending, reading by block, by range of a column, by row. Not here: order (sorted_rows.py), what cells mean (columns.py).
-Invariants: what is read is what was appended, whichever place it was kept in; a column on disk has slices and single values only, so that
-nobody reads all of it by accident; the file has no name (nothing is left behind by a kill) and lies where TMPDIR says.
+Here: appending, reading by block, by range of a column, by row. Not here: sorting (sorted_rows.py), decoding cells (columns.py).
+Invariants: rows are read as they were appended, from memory or disk. A column on disk offers only slices and single values, so that nobody reads all of it
+by accident. The file has no name, so a kill leaves nothing behind; it is in the folder that TMPDIR names.
 """
 
 import io
@@ -21,8 +21,8 @@ from schemas.limits import MIB
 
 @dataclass(frozen=True, slots=True)
 class SpoolBounds:
-    """What stays in memory: `memory_bytes` of one table, and of the rows that are sorted at once; `block_rows` of one block on disk;
-    how many sorted runs are merged at once."""
+    """`memory_bytes`: of one table in memory, and of the rows that are sorted at once; `block_rows`: rows of a block on disk; and how many sorted runs are
+    merged at once."""
 
     memory_bytes: int = 64 * MIB
     block_rows: int = 8_192
@@ -30,7 +30,7 @@ class SpoolBounds:
 
 
 class Spool:
-    """Appended to until `finish`, then read as often as wanted."""
+    """A table of rows: appended to until `finish`, then read any number of times."""
 
     def __init__(self, schema: pa.Schema, bounds: SpoolBounds, on_disk: bool = False) -> None:
         self.schema, self._bounds = schema, bounds
@@ -46,11 +46,11 @@ class Spool:
 
     @property
     def on_disk(self) -> bool:
-        """Whether the rows are in a file."""
+        """Whether the rows are on disk."""
         return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Adds rows after those that are there."""
+        """Appends rows."""
         if not batch.num_rows:
             return
         self._pending.append(batch)
@@ -62,7 +62,7 @@ class Spool:
             self._write_pending()
 
     def finish(self) -> Self:
-        """Nothing more comes."""
+        """Ends appending."""
         if self.on_disk:
             self._write_pending()
             self._writer.close()
@@ -134,14 +134,14 @@ class Spool:
         return pa.concat_tables(parts).combine_chunks().take(pa.array(back))
 
     def column(self, name: str) -> "np.ndarray | DiskColumn":
-        """One column of whole numbers or fractions without missing cells: an array, or its like on disk."""
+        """One numeric column without missing cells: an array, or a `DiskColumn`."""
         if not self.on_disk:
             return _array(self._table.column(name))
         return DiskColumn(self, self._reader((self.schema.get_field_index(name),)), self._starts)
 
 
 class DiskColumn:
-    """A column on disk. Slices are arrays; single values are plain numbers; there is no more to it."""
+    """A column on disk. A slice is an array, a single value a plain number; nothing else is supported."""
 
     def __init__(self, spool: Spool, reader: pa.ipc.RecordBatchFileReader, starts: list[int]) -> None:
         self._spool, self._read, self._starts = spool, reader, np.array(starts)  # the spool: its file lives as long as it does

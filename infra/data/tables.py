@@ -1,4 +1,4 @@
-"""The rows of a section that count, with the columns its mapping names, and where each of them stands in which file.
+"""The rows of a section that pass its filter, with the columns that the mapping names, and the file and number of each row.
 
 Here: `LoadedRows`, some rows in memory; `LoadedTable`, all rows of a section, which need not fit there; `load_table`, which reads them once.
 Not here: files (file_chunks.py), what cells mean (columns.py).
@@ -26,12 +26,12 @@ from schemas.limits import MIB
 ROW, FILE = "#row", "#file"  # columns of ours beside those of the files
 SAMPLED_ROWS_MAX, SAMPLED_BYTES_MAX = 1_000_000, 64 * MIB
 ID_ROLES = ("id", "user", "item")
-Tell = Callable[[str, int, int | None], None]  # section, rows read, rows there are (None: not known)
+Tell = Callable[[str, int, int | None], None]  # section, rows read, rows in all (None: not known)
 
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """Some rows of a section in memory. The columns of `table` are those of the file and whatever was put beside them."""
+    """Some rows of a section in memory. `table` has the columns of the file and our own."""
 
     source: Source
     table: pa.Table
@@ -76,7 +76,7 @@ class LoadedRows:
         self.rejections.add(self.source.section, self.files[file], number, reason)
 
     def reject_cell(self, row: int, role: str, expected: str) -> None:
-        """Notes a row because the cell of a role does not read, with the column and what it holds."""
+        """Notes a row as rejected because the cell of a role cannot be read; names the column and the value."""
         column = self.source.roles[role]
         if column.value is not None:
             self.reject(row, f"{role} = {column.value!r} is no usable {expected}")

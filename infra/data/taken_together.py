@@ -1,4 +1,4 @@
-"""Vectors in which items that the same users took are near: what `taken_together` in a mapping derives from behaviours before a time.
+"""Vectors that are near for items which the same users took: the feature that `taken_together` in a mapping derives from behaviours before a time.
 
 Here: the vectors as of each time of a grid. Not here: which grid (mapped_catalogue.py), who else reads behaviours (item_states.py).
 Users x items, log1p(how often), each row over the fourth root of its items, each column over the root of its users and the average item's
@@ -19,7 +19,7 @@ from scipy.sparse import csr_array, diags_array
 
 from infra.data.interactions import Interactions
 
-TAKEN_ROWS_MAX = 2_000_000  # of the behaviours before a time the latest: they are in memory
+TAKEN_ROWS_MAX = 2_000_000  # only the latest behaviours before a time are used, because they are in memory
 _ITERATIONS = 4
 _DECIMALS = 4
 _USER_POWER = 0.25

@@ -1,4 +1,4 @@
-"""Embeddings where a file has none: text columns by TF-IDF and SVD, and groups of items by k-means over embeddings.
+"""Embeddings for files that have none, from text columns by TF-IDF and SVD; and groups of items by k-means over embeddings.
 
 Here: deterministic functions of texts and vectors (fixed seeds; values rounded, so that the last bits of a parallel sum do not show).
 What fits loads scikit-learn, over a second of a core; a mapping without texts never does.

@@ -1,7 +1,7 @@
 """Which rows of a file count: `where` in a mapping, as text ("is_cancel == false and quantity > 0") or as [[column, op, value], ...].
 
-Here: reading conditions and applying them to a batch. All conditions must hold; there is no `or` (`in` serves its commonest use).
-A missing cell fulfils `!=` and `not in`, and nothing else.
+Here: reading conditions and applying them to a batch. All conditions must hold; there is no `or` (`in` covers its most common use).
+A missing cell satisfies `!=` and `not in`, and no other condition.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The seeded synthetic world: users with tastes, items with attributes, and the true probability of a click.
 
-Here: what is true (latents, tastes, histories, the click probability). Not here: events (world_catalogue.py), training, Kafka.
+Here: the truth (latent vectors, tastes, histories, the click probability). Not here: events (world_catalogue.py), training, Kafka.
 Invariants: the same (seed, size) gives the same world; the first items of a larger world with as many categories are the items of
 a smaller one; latent vectors leave this file only as noisy views (`embeddings_of`).
 
@@ -28,14 +28,14 @@ STYLES, QUALITY_ATTRIBUTES, FACETS, FACET_WIDTH, INTERESTS = 4, 6, 6, 4, 4
 HISTORY_MAX, HISTORY_MIN, HISTORY_MEDIAN = 96, 12, 45
 RECENT = 20  # behaviours dominated by the current interest
 CHUNK_ITEMS = 65_536
-NOISE_CHUNK_ITEMS = 256  # so that the embedding of one item costs little
+NOISE_CHUNK_ITEMS = 256  # small chunks, so that the embedding of a single item is cheap
 SIGNALS = {"interest": 1.5, "current": 0.7, "style": 0.3, "facet": 0.9, "quality": 0.9, "price": 0.5}
 CLICK_BIAS = -4.5
 # Who clicked buys by other weights: what it costs and how good it is counts more than whether it pleases.
 PURCHASE = {"interest": 0.4, "quality": 0.8, "price": 1.0}
 PURCHASE_BIAS = -0.7
 
-_ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of random numbers: a change in one leaves the others alone
+_ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of random numbers: a change in one does not change the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WorldSize:
 
 @dataclass(frozen=True)
 class Items:
-    """What is true of the items, one row each. `latent_IZ` and `quality_I` are never published."""
+    """The true items, one row each. `latent_IZ` and `quality_I` are never published."""
 
     category_I: np.ndarray
     latent_IZ: np.ndarray
@@ -70,7 +70,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Users:
-    """What is true of the users, held-out ones last. Only the facets and the price level are published, with noise."""
+    """The true users, held-out ones last. Only the facets and the price level are published, with noise."""
 
     interests_UQ: np.ndarray  # categories
     centre_UQZ: np.ndarray  # where in the latent space

@@ -1,7 +1,7 @@
-"""The synthetic world as a catalogue: its schema, and its truth told as events.
+"""The synthetic world as a catalogue: its schema, and its truth as events.
 
-Here: which noisy views are published, when, and under which ids; the held-out users with the right answers. Not here: what is true
-(world.py). Invariants: no latent vector, taste or true quality is in any event; time stamps and versions are functions of the seed.
+Here: which noisy views are published, when, and under which ids; the held-out users with the right answers. Not here: the truth (world.py).
+Invariants: no latent vector, taste or true quality is in any event; time stamps and versions are functions of the seed.
 """
 
 from collections.abc import Iterator, Mapping

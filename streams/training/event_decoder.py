@@ -1,8 +1,8 @@
-"""Records of the five topics that training reads, decoded and checked like everywhere else: one decoder for topics, followed or not, and snapshots.
+"""Decodes and checks the records of the five topics that training reads: one decoder for a training, a follower and snapshots.
 
-Here: records to events, counts of what was refused. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records
-are skipped and counted. Dead letters are written by those who own the topics; impressions are read by training only, so whoever reads them from
-the log says what to do with a bad one (`refuse`, refused_impressions.py).
+Here: records to events, counts of refused ones. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records are skipped
+and counted. The other readers of a topic write its dead letters; impressions are read by training only, so a reader of the log passes `refuse`, which
+is called for each bad one (refused_impressions.py).
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from streams.training.impressions import Events
 
 TRAINING_TOPICS = (ITEM_FEATURES, NEW_ITEMS, USER_FEATURES, USER_BEHAVIOURS, IMPRESSIONS)  # in the order of the fields of `Events`
 CONTEXT_TOPICS = TRAINING_TOPICS[:-1]  # what impressions are joined with
-Refuse = Callable[[SourceRecord, RejectedInput], None]  # what becomes of a record of impressions that does not read
+Refuse = Callable[[SourceRecord, RejectedInput], None]  # called for a record of impressions that cannot be decoded
 Offsets = Mapping[str, Mapping[str, int]]  # topic -> partition (as text, for JSON) -> offset
 
 

@@ -1,4 +1,4 @@
-"""Users as columns for training: profiles, and every behaviour of every user, one user's side by side in log order.
+"""Users as columns for training: profiles, and the behaviours of all users; those of one user lie together, in log order.
 
 Here: events to columns through the one fold of schemas/users.py, and "the history as of". Not here: impressions (impressions.py).
 
@@ -35,7 +35,7 @@ class Histories:
     features: FeatureTensors
 
     def ends_as_of(self, users: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
-        """For each (user, time) the end of their behaviours strictly before it: what was known when the request came."""
+        """For each (user, time), the end of the user's behaviours strictly before that time: what was known when the request came."""
         spans = zip(self.begin_U[users].tolist(), self.end_U[users].tolist(), time_ms.tolist(), strict=True)
         return np.array([begin + np.searchsorted(self.time_H[begin:end], at) for begin, end, at in spans], np.int64)
 
@@ -44,7 +44,7 @@ _NOTHING = BehaviourEvent("", "", 0)
 
 
 def fold_users(users: Iterable[UserFeaturesRecord], behaviours: Iterable[Behaviour]) -> dict[Id, UserHistory]:
-    """Histories of all users, folded as serving folds them; a place in the iteration stands for an offset, all of a user's for one record."""
+    """Histories of all users, folded as in serving. The place in the iteration replaces the offset; all behaviours of a user count as one record."""
     found: dict[Id, UserHistory] = {}
     for offset, profile in enumerate(users):
         fold_profile(found.setdefault(profile.user_id, UserHistory()), offset, profile.features)
@@ -57,8 +57,8 @@ def fold_users(users: Iterable[UserFeaturesRecord], behaviours: Iterable[Behavio
 
 
 def build_histories(spec: ModelSpec, items: ItemTable, found: Mapping[Id, UserHistory]) -> Histories:
-    """Columns of the folded histories. A late event stands where the log has it; time within a user is made non-decreasing for the search."""
-    events = [e for history in found.values() for e in history.behaviours] or [_NOTHING]  # so that a masked place has something to point to
+    """Columns of the folded histories. A late event keeps its place in the log; the times of a user are made non-decreasing for the search."""
+    events = [e for history in found.values() for e in history.behaviours] or [_NOTHING]  # so that a masked place has a row to point to
     count_U = np.fromiter((len(h.behaviours) for h in found.values()), np.int64, len(found))
     end_U = np.cumsum(count_U)
     time_H = np.fromiter((e.time_ms for e in events), np.int64, len(events))

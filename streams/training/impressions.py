@@ -1,9 +1,9 @@
-"""Impressions joined with histories and items as of their time, as request-grouped batches: the user half runs once per request.
+"""Impressions joined with histories and items as of their time, in batches of requests: the user half runs once per request.
 
 Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
-No leak: a history ends strictly before the impression, an item's row is the latest version not after it. That holds for the items of
-the history, too: serving joins them with the rows of now, so training with the rows of then would learn from what serving never sees.
-A request that comes twice in what is joined counts once (`told_once`): all of the log in a training, a round in a follower.
+No leak: a history ends strictly before the impression, and an item's row is the latest version that is not after it. The same holds for the items of the
+history: serving joins them with the rows at the time of the request, and not with those at the time of the behaviour.
+A request that occurs twice counts once (`told_once`), within the whole log in a training, within a round in a follower.
 
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks
 beside the click.
@@ -26,12 +26,12 @@ from schemas.users import UserHistory
 from streams.training.histories import Histories, build_histories, fold_users
 from streams.training.item_table import NOT_AN_ITEM, ItemTable, build_item_table
 
-_NUMBER_MAX = 1e30  # sums of a request's stay finite in fp32
+_NUMBER_MAX = 1e30  # the sum over a request stays finite in fp32
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B requests. `rows_BC`, `rows_BL` index the item table (-1 = none); `users` lacks the behaviours' vectors: `with_vectors` adds them."""
+    """B requests. `rows_BC`, `rows_BL` index the item table (-1 = none). The behaviours' vectors in `users` are empty; trainer.py adds them."""
 
     users: UserInputs
     rows_BL: Tensor
@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Every impression of the log with what it needs; `batch` picks some."""
+    """All impressions of the log, joined; `batch` selects some."""
 
     spec: ModelSpec
     items: ItemTable
@@ -107,7 +107,7 @@ class TrainingSet:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that change with anything that training reads: a resumed run must see what the killed one saw."""
+        """16 hex digits that change with anything that training reads: a resumed run must read the same data as the killed one."""
         found = hashlib.sha256()
         tables = (self.items.inputs, self.items.realtime_RQ, self.items.category_R, self.items.bid_R, self.items.signatures_RW)
         histories = self.histories
@@ -145,9 +145,9 @@ class Events:
 
 
 def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events, every_item: bool = False) -> TrainingSet:
-    """Columns of all impressions. Shown items that the log does not describe are masked and counted; requests without any are left out.
+    """Joins all impressions. Shown items without features in the log are masked and counted; requests without any known item are left out.
 
-    `every_item`: the item table holds all items of the log, not only those that are shown or met: to ask about others later.
+    `every_item`: the item table contains all items of the log, not only those in impressions and histories, so that others can be scored later.
     """
     return join_folded(
         spec, w_hash_KM, events.items, events.new_items, fold_users(events.users, events.behaviours), events.impressions, every_item
@@ -163,7 +163,7 @@ def join_folded(
     impressions: Sequence[ImpressionRecord],
     every_item: bool = False,
 ) -> TrainingSet:
-    """The same from histories that are folded already; users of impressions that are not among them are cold."""
+    """The same from folded histories; a user who is not among them is cold."""
     impressions = told_once(impressions)
     folded = dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users}
     met = {b.item_id for history in folded.values() for b in history.behaviours}
@@ -195,10 +195,10 @@ def join_folded(
 
 
 def told_once(impressions: Iterable[ImpressionRecord]) -> list[ImpressionRecord]:
-    """The first of each request: of the same id, user, time and items.
+    """The first impression of each request. Two are of the same request if id, user, time and items are equal.
 
-    A dead letter that is sent again is a second record of its request, and once its first one reads, after an upgrade, both are there; so it is
-    where a publisher was not sure and sent twice. An id alone does not make them the same: nobody promised that ids are never used again.
+    Both records of a request can be valid if a dead letter was sent again and an upgrade made the first one readable too, or if a publisher was not sure and
+    sent it twice. The id alone does not decide: ids may be used again.
     """
     found: dict[tuple[Id | int, ...], ImpressionRecord] = {}
     for i in impressions:
@@ -221,7 +221,7 @@ class _Columns:
         return out_QC
 
     def numbers(self, value: Callable[[ShownItem], float], fill: float) -> np.ndarray:
-        """The same of one number per shown item, float32; a bid of 1e300 is an accepted event, and must not become an infinity in a loss."""
+        """One number per shown item, padded, float32. Clipped: a bid of 1e300 is an accepted event and must not make a loss infinite."""
         values = np.fromiter(map(value, self.listed), np.float64, len(self.listed)).clip(max=_NUMBER_MAX)
         return self.padded(values.astype(np.float32), fill)
 

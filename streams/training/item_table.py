@@ -1,9 +1,9 @@
 """Items as columns for training: one row per version of an item's features, found by id and time.
 
-Here: events to columns, and "the row as of". Not here: which rows a batch needs (batches.py).
-A row's time is its event version: publishers that use milliseconds as version get features as of the impression, the latest version not
-after it; an item that is told of only later was not known then, and is left out: its first features may know what came of the impression.
-With a smaller counter as version the latest row is always taken, with one beyond any time in milliseconds the oldest.
+Here: events to columns, and "the row as of". Not here: which rows a batch needs (impressions.py).
+A row's time is its event version. If publishers use milliseconds as version, training gets the features as of the impression: the latest version not
+after it. An item whose first version is later was not known then and is left out: its features may contain what came of the impression.
+If the version is a small counter, the latest row is always used; if it is larger than any time in milliseconds, the oldest.
 
 Arrays: R rows, I items, Q realtime features, M multimodal width, W signature bytes.
 """
@@ -23,14 +23,14 @@ from schemas.model.lsh import encode_signatures
 from schemas.model.spec import ModelSpec
 
 NOT_AN_ITEM = -1
-_TIME_MS_MAX = 10**14  # the year 5138: a version above is no time in milliseconds
+_TIME_MS_MAX = 10**14  # the year 5138; a larger version is not a time in milliseconds
 
 
 @dataclass(frozen=True)
 class ItemTable:
     """Rows sorted by (item, version). `index` maps an id to its item number; `begin_I`, `end_I` bound its rows.
 
-    multimodal_RM is what the signatures were made of, float32, zeros for a row without: the exact forms of Eq. 7 are measured on it.
+    multimodal_RM: the embeddings behind the signatures, float32, zeros for a row without one; the exact forms of Eq. 7 are measured on them.
     """
 
     index: Mapping[Id, int]
@@ -50,7 +50,7 @@ class ItemTable:
         return np.fromiter((self.index.get(item, NOT_AN_ITEM) for item in ids), np.int64, len(ids))
 
     def rows_as_of(self, items: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
-        """The row of each item as of each time (same shape); NOT_AN_ITEM where the item is, or was not known by then."""
+        """The row of each item as of each time (same shape); NOT_AN_ITEM if `items` has that, or if the item was not known yet."""
         known = np.maximum(items, 0)
         low, high = self.begin_I[known], self.end_I[known]
         while (high - low > 1).any():  # bisection of all at once: version[low] <= time, or low is the first
@@ -68,7 +68,7 @@ def build_item_table(
     new_items: Iterable[NewItem],
     wanted: Collection[Id] | None,
 ) -> ItemTable:
-    """Columns of the items in `wanted` (None: all). Deletes are passed over: an impression of an item that is gone still teaches."""
+    """Columns of the items in `wanted` (None: all). Deletes are ignored: an impression of a deleted item is still worth learning from."""
     embeddings = _latest_embeddings(spec, new_items, wanted)
     kept = [u for u in updates if u.op == "upsert" and (wanted is None or u.item_id in wanted)]
     index = {item: number for number, item in enumerate(dict.fromkeys(u.item_id for u in kept))}

@@ -1,8 +1,8 @@
-"""Requests of a batch whose histories are about as long, so that short ones are not padded to the longest.
+"""Groups the requests of a batch by the length of their histories, so that short ones are not padded to the longest.
 
-Here: the groups and what belongs to one. Not here: what is computed of them (trainer.py). A shop's longest history is twenty times its median;
-padded to it, four fifths of a batch's attention and similarities are of nothing. Nothing depends on padding, so logits are the same (up to
-rounding); the groups of a batch are a function of its lengths alone.
+Here: the groups and their members. Not here: what is computed with them (trainer.py). A shop's longest history is twenty times its median; with padding
+to the longest, four fifths of a batch's attention and similarities would be computed on padding. No result depends on padding, so logits are the same up
+to rounding. The groups depend only on the lengths.
 
 Arrays: B users, G of one group, L behaviours.
 """

@@ -1,10 +1,10 @@
-"""Records of impressions that do not read, sent to their dead-letter topic: nobody else reads that topic, so nobody else can.
+"""Sends records of impressions that cannot be decoded to their dead-letter topic. Only training reads impressions, so only training can do this.
 
-Here: which were sent before, sending, trying again. Not here: what a dead letter looks like (infra/kafka/dead_letters.py), what is wrong with a
+Here: which letters were sent before, sending, trying again. Not here: the form of a dead letter (infra/kafka/dead_letters.py), what is wrong with a
 record (event_decoder.py).
-Invariants: training never waits longer than `_SETTLE_S_MAX` for a dead letter and never fails for one; one source position is one dead letter,
-however often it is read (a set of positions: what the topic holds already is read once, before the first is sent). What the broker did not take is
-tried again, and beyond `_WAITING_BYTES_MAX` left to the next reading of the log, which is kept for longer than a training runs.
+Invariants: training never waits longer than `_SETTLE_S_MAX` for a dead letter and never fails because of one. A source position gets one dead letter,
+however often it is read: the positions in the topic are read once, before the first letter is sent. Letters that the broker did not take are tried
+again; beyond `_WAITING_BYTES_MAX` they are left to the next reading of the log, which is retained for longer than a training runs.
 """
 
 import logging
@@ -52,7 +52,7 @@ class RefusedImpressions:
         self._waiting_bytes += size
 
     def settle(self) -> int:
-        """Sends what waits; how many the broker has not taken by then."""
+        """Sends the waiting letters. Returns how many the broker has not taken."""
         before = len(self._waiting) + 1
         while self._waiting and len(self._waiting) < before:  # a round is as many as the client's queue holds
             before = len(self._waiting)
@@ -86,7 +86,7 @@ class RefusedImpressions:
 
     @cached_property
     def _known(self) -> set[Position]:
-        """Positions of which there is a dead letter. Where the broker does not tell, a second letter of the same position is harmless."""
+        """Positions that have a dead letter. If they cannot be read, a second letter for a position is harmless."""
         try:
             letters = read_dead_letters(self._bootstrap, self._prefix, IMPRESSIONS)
         except AifError as error:

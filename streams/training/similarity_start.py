@@ -1,9 +1,9 @@
-"""Where a fit starts: an item is its own embedding, a behaviour its item's vector, a user the mean of theirs, and the head reads how like
-that a candidate is.
+"""Initial weights for a fit: an item's vector is its embedding, a behaviour is its item's vector, a user the mean of the behaviours, and the head reads
+the similarity of candidate and user.
 
-Here: the weights of a fresh network that say so. Not here: anything that a fit or serving does; every weight stays free to learn.
-Why: with random projections between a history and a candidate, their inner product (the plainest collaborative filtering) has to be found
-by chance; a few hundred steps on a shop's purchases do not find it. The rest of the network starts as it always does.
+Here: these weights of a new network. Not here: fitting; every weight can still be learnt.
+Why: with random projections between history and candidate, training has to find their inner product (the simplest collaborative filtering) by chance,
+and a few hundred steps on a shop's purchases do not. The other weights start as usual.
 
     FFN of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings, as many columns as
                             fit; not the multimodal one (DIN and SimTier read how like that is)

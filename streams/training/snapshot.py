@@ -1,12 +1,12 @@
-"""A snapshot of the topics for training: one Parquet file a topic, a manifest with offsets and digests. The same offsets give the same bytes.
+"""A snapshot of the topics for training: a Parquet file per topic, and a manifest with offsets and digests. The same offsets give the same bytes.
 
     snapshot.json              format, identity of the index, and of every topic: first and end offsets, records, sha256 of its file
     <topic>.parquet            partition, offset, timestamp_ms, key, value: the records as they are in the log, by partition and offset
 
-Here: writing it in bounded memory, and reading it as `TopicEvents` reads the topics. Not here: decoding (event_decoder.py): what training refuses
-in the log it refuses in the file, so both give the same batches. Of the compacted topic only the last record of each key is
-taken, so that what the broker has compacted so far does not show; a record that a newer one has replaced since is gone from both.
-Nothing is in the bytes but the log: no time of writing, no name of a machine, row groups cut by records and bytes.
+Here: writing it in bounded memory, and reading it as `TopicEvents` reads the topics. Not here: decoding (event_decoder.py); it refuses the same records in
+log and file, so both give the same batches. Of the compacted topic only the last record of each key is written, so that the file does not depend on how
+far the broker has compacted.
+The bytes depend on the log alone: they contain no time of writing and no machine name, and row groups are cut by records and bytes.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _COMPACTED = frozenset(topic.name for topic in TOPICS if topic.compacted)
 
 @dataclass(frozen=True)
 class LogRange:
-    """Which records of which log. Offsets by topic and partition; `ends` are not in it."""
+    """A range of the log: offsets by topic and partition, from `begins` to before `ends`."""
 
     begins: Offsets
     ends: Offsets
@@ -50,7 +50,7 @@ class LogRange:
 
 @dataclass(frozen=True)
 class LogAddress:
-    """Where the log is, and what its bytes mean: the identity of the index."""
+    """Where the log is, and the identity of the index, which says how to read it."""
 
     bootstrap: str
     prefix: str
@@ -59,13 +59,13 @@ class LogAddress:
     kind: IdKind
 
     def range_now(self) -> LogRange:
-        """Everything that is retained now."""
+        """Everything that the log holds now."""
         ends = fetch_ends(self.bootstrap, self.prefix)
         return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
 
 
 def write_snapshot(directory: Path, log: LogAddress, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:
-    """The snapshot, whole or not at all. Raises Misconfigured (`snapshot_exists`), Incompatible (`offset_gone`)."""
+    """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`), Incompatible (`offset_gone`)."""
     if directory.exists():
         raise Misconfigured("snapshot_exists", f"{directory} is there already; a snapshot never changes: name another folder")
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _records(log: LogAddress, topic: str, wanted: LogRange) -> Iterator[SourceRe
 
 
 def _groups(records: Iterator[SourceRecord]) -> Iterator[list[SourceRecord]]:
-    """Row groups: where one ends depends on the records alone."""
+    """Cuts records into row groups; where one ends depends only on the records."""
     group: list[SourceRecord] = []
     size = 0
     for record in records:

@@ -1,10 +1,10 @@
-"""A fit in several processes on one machine: torch's own DDP over gloo, the same gradients as one process over the whole batch.
+"""A fit in several processes on one machine: torch's DDP over gloo, with the gradients that one process has for the whole batch.
 
 Here: `fit_in_processes`. Not here: the loop and the step (trainer.py), which every process runs as it would alone.
-All draw the same batch and each computes the logits of its share of the requests. The logits of the others are gathered, so everybody has the loss of the
-whole batch (its parts are means over requests with pairs, over shown items, over positives: the mean of means over shares would be another
-loss), with gradient through its own share only; what DDP makes of the gradients is their sum. Then all take the same step.
-The data is held once per process.
+All processes draw the same batch, and each computes the logits of its share of the requests. The logits of the others are gathered, so every process has
+the loss of the whole batch, with gradient through its own share only. (The parts of the loss are means over requests with pairs, over shown items, over
+positives, so a mean of the shares' losses would be another loss.) DDP sums the gradients, and all processes take the same step.
+Each process holds the data.
 
 Arrays: B requests, C shown items, T tasks.
 """
@@ -30,7 +30,7 @@ from streams.training.impressions import Batch, TrainingSet
 from streams.training.trainer import Team, TrainOptions, TrainReport, fit, task_logits
 from streams.training.trainer_state import StateFile
 
-_SILENT_S_MAX = 300.0  # a process that does not answer for so long is dead
+_SILENT_S_MAX = 300.0  # a process that does not answer for this long counts as dead
 _STOP_S_MAX = 30.0
 
 
@@ -42,7 +42,7 @@ def fit_in_processes(
     progress: Callable[[float], None] = lambda _: None,
     states: StateFile | None = None,
 ) -> TrainReport:
-    """`fit` with the work shared by `processes`, of which this one leads. Raises what `fit` does, Unavailable (`team_failed`)."""
+    """`fit` with the work shared by `processes`, led by this one. Raises as `fit`, and Unavailable (`team_failed`)."""
     with tempfile.TemporaryDirectory(prefix="aif-team-") as folder:
         meeting = Path(folder) / "meeting"
         context = multiprocessing.get_context("spawn")
@@ -64,7 +64,7 @@ def fit_in_processes(
 def _help(
     rank: int, processes: int, meeting: Path, network: AifNetwork, data: TrainingSet, options: TrainOptions, states: StateFile | None
 ) -> None:
-    """In another process: the same fit, of which only the gradients leave it."""
+    """Runs in another process: the same fit, of which only the gradients are used."""
     torch.set_num_threads(1)
     with _open_team(rank, processes, meeting, network) as team:
         fit(network, data, options, states=states, team=team)

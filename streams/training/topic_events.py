@@ -1,7 +1,7 @@
-"""The log as training reads it: every event of the input topics up to now.
+"""Reads the log for training: every event of the input topics up to now.
 
-Here: topics to `Events`. Not here: decoding (event_decoder.py), joining (impressions.py), reading on for ever (following/). Reading stops at
-the end offsets taken at the start, so a run on a busy log ends.
+Here: topics to `Events`. Not here: decoding (event_decoder.py), joining (impressions.py), following the log for ever (following/). Reading stops at the
+end offsets that were read at the start, so it also ends on a busy log.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ class TopicEvents:
             return Events(*(events.result() for events in found.values()))
 
     def _read(self, topic: str, until: Offsets | None) -> list[Any]:
-        """In the order of the log, partition by partition: how a broker interleaves them must not show in what is learnt."""
+        """One partition after the other, each in log order: how the broker interleaves them must not change what is learnt."""
         end = None if until is None else partitions_of(until, topic)
         records = read_topic(self._bootstrap, topic, end=end, prefix=self._prefix)
         return self._decoder.decode(topic, in_log_order(records))

@@ -17,6 +17,7 @@ from prometheus_client import Counter
 
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
+from schemas.token import VersionToken
 from serving.core.admission import (
     QUEUED_WORK_MAX,
     Costs,
@@ -51,6 +52,15 @@ class PacedEngine:
         self._turned_away = 0  # refused requests that `offered` does not include yet
         self._refused: dict[str, Counter] = {}  # by reason
         self.costs, self.offered = Costs(), Offered()
+
+    @property
+    def current(self) -> VersionToken | None:
+        """The engine's."""
+        return self._engine.current
+
+    def find_token(self, version: int) -> VersionToken | None:
+        """The engine's."""
+        return self._engine.find_token(version)
 
     def status(self) -> EngineStatus:
         """The engine's status."""

@@ -6,6 +6,7 @@ Here: these steps. Not here: scores (engine), the form of an answer (protocols/a
 Version: the one of the request's token if it is resident. If not, the current one, and the answer says `version_changed`; a pinned request is refused.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class RankCall:
             half = Half(Rung.INLINE, work=found.work(None), found=found)
             result = await self._score(plan, half, deadline)
         self._keep(plan, half, result)
-        self._sample(plan.work(half), result)
+        asyncio.get_running_loop().call_soon(self._sample, plan.work(half), result)  # when the answer is on its way, as all counting
         return result, half.rung
 
     async def _score(self, plan: _Plan, half: Half, deadline: Deadline) -> RankResult:
@@ -128,7 +129,7 @@ class RankCall:
 
     def _describe(self, plan: _Plan, result: RankResult, rung: Rung) -> Ranked:
         degraded = _degraded(plan, result, rung)
-        self._count(result, rung, degraded)
+        asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
         return Ranked(plan.asked.request_id, result, rung, degraded)
 
     def _count(self, result: RankResult, rung: Rung, degraded: Sequence[str]) -> None:

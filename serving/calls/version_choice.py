@@ -23,14 +23,11 @@ def choose_version(engine: PacedEngine, token: VersionToken | None, pinned: bool
 
     Raises Incompatible (`version_gone`) if the request is pinned to a version that is not resident.
     """
-    status = engine.status()
     if token is None:
-        return status.current
-    for report in status.residents:
-        if report.token.version == token.version:
-            return report.token
-    if pinned:
+        return engine.current
+    resident = engine.find_token(token.version)
+    if resident is None and pinned:
         raise Incompatible(
-            "version_gone", f"version {token.version} is not resident any more; the current version token is {status.current}"
+            "version_gone", f"version {token.version} is not resident any more; the current version token is {engine.current}"
         )
-    return status.current
+    return resident or engine.current

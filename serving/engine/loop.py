@@ -30,6 +30,7 @@ import numpy as np
 
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
+from schemas.token import VersionToken
 from serving.engine.candidates import find_candidates
 from serving.engine.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.scorers import compile_kernels
@@ -87,6 +88,17 @@ class Engine:
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
         """Call 2; or both calls in one turn, if the work has `user` and no state."""
         return self._submit(work)
+
+    @property
+    def current(self) -> VersionToken | None:
+        """The token of the version that answers, from any thread; None: nothing is live yet."""
+        current = self._current
+        return None if current is None else current.token
+
+    def find_token(self, version: int) -> VersionToken | None:
+        """The token of a version if it is resident, from any thread."""
+        resident = self._find(version)
+        return None if resident is None else resident.token
 
     def status(self) -> EngineStatus:
         """A snapshot from any thread."""

@@ -95,7 +95,10 @@ class GrpcApi:
                     encoded = await answer(await self._read_message(context, name), context, received_s)
                 except Exception as error:
                     failure, status = error, grpc_status(error).name
-            self._front.record(f"grpc {name}", status, time.monotonic() - received_s, name == _INFER and status != _REFUSED)
+            took_s, ranked = time.monotonic() - received_s, name == _INFER and status != _REFUSED
+            asyncio.get_running_loop().call_soon(
+                self._front.record, f"grpc {name}", status, took_s, ranked
+            )  # when the answer is on its way
             if failure is not None:
                 await abort(context, failure, name)
             return encoded

@@ -50,6 +50,9 @@ class FakeEngine:
         )
         return EngineStatus("cpu", self.current, residents, 0, 0, 0, 0, 0)
 
+    def find_token(self, version: int) -> VersionToken | None:
+        return next((token for token in (self.current, self.previous) if token is not None and token.version == version), None)
+
     def known(self, item: Id) -> bool:
         number = int(item)
         return 0 <= number < self.rows

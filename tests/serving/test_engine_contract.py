@@ -125,6 +125,7 @@ def test_the_status_names_the_current_version_and_all_residents(subject: Subject
     subject.flip(1)
     subject.flip(2)
     status = subject.engine.status()
-    assert status.current == TOKENS[2]
+    assert status.current == subject.engine.current == TOKENS[2]
+    assert [subject.engine.find_token(version) for version in (1, 2, 3)] == [TOKENS[1], TOKENS[2], None]
     assert {report.token for report in status.residents} == {TOKENS[1], TOKENS[2]}
     assert all(report.watermark and report.rows > 0 for report in status.residents)

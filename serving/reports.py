@@ -137,12 +137,15 @@ class Reporter:
             {"bootstrap.servers": self._bootstrap, "allow.auto.create.topics": False, "message.timeout.ms": 10_000, "log_level": 2}
         )
         while not self._stopped.wait(self._every_s):
-            report = self.make_report()
-            if report is not None:
-                self._send(producer, report)
+            try:
+                self._send(producer, self.make_report())
+            except Exception as error:  # without reports a version would never be rolled back: log it, and make the next one
+                self._say(repr(error))
         producer.flush(_CLOSE_S_MAX)
 
-    def _send(self, producer: Producer, report: ServerReport) -> None:
+    def _send(self, producer: Producer, report: ServerReport | None) -> None:
+        if report is None:
+            return
         try:
             producer.produce(self._topic, encode_record(report), self._server_id, partition=0, on_delivery=self._delivered)
             producer.poll(0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from infra.metrics import Metrics
+from infra.processes import wait_until
 from schemas.token import VersionToken
 from serving.core.parity_figures import ParityFigures
 from serving.engine.work import RankResult
@@ -85,3 +86,16 @@ def test_quantiles_of_a_histogram_lie_in_their_bucket() -> None:
     p50, p99, p100 = quantiles_ms(counts, (0.5, 0.99, 1.0))
     assert p50 is not None and 1.0 < p50 < 10.0 and p99 == pytest.approx(100.0) and p100 == pytest.approx(100.0)
     assert quantiles_ms({}, (0.5,)) == quantiles_ms({0.1: 0}, (0.5,)) == [None]
+
+
+def test_a_report_that_cannot_be_made_is_no_end_of_the_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter, calls = Reporter(Metrics(), "127.0.0.1:9", "", "host:1", 0.01, lambda: FOUR), list[int]()
+
+    def fail() -> None:
+        calls.append(1)
+        raise ValueError("odd")
+
+    monkeypatch.setattr(reporter, "make_report", fail)
+    reporter.start()
+    wait_until(lambda: len(calls) > 1, 10, "a second report to be tried")
+    reporter.close()

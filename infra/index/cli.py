@@ -134,12 +134,11 @@ def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> N
 
 @index_app.command()
 def rollback(version: FormerVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Make the backup version live again and hold: nothing is promoted by itself until `release`. A frozen one is revived first."""
-    from schemas.errors import Incompatible
+    """Make the backup version live again and hold: nothing is promoted by itself until `release`. A frozen one is revived first.
 
-    backup = _open_log().refresh().backup if version is None else version
-    if backup is None:
-        raise Incompatible("no_backup", "there is no backup version to go back to; `aif index list` shows what there is")
+    A backup that was itself rolled back from has to be named: the same command again would undo the first.
+    """
+    backup = _backup(_open_log().refresh()) if version is None else version
     if not _revive(backup, reason, as_json, "rollback"):
         _decide("rollback", backup, reason, as_json)
 
@@ -184,6 +183,20 @@ def abort(version: Version, reason: Reason = "", as_json: AsJson = False) -> Non
 def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
     """Remove a frozen version for ever."""
     _decide("drop", version, reason, as_json)
+
+
+def _backup(state: "ControlState") -> int:
+    from schemas.errors import Incompatible
+
+    if state.backup is None:
+        raise Incompatible("no_backup", "there is no backup version to go back to; `aif index list` shows what there is")
+    status = state.versions[state.backup]
+    if status.turned_away:
+        raise Incompatible(
+            "backup_turned_away",
+            f"the backup, version {status.version}, was {status.reason}; name it to go there: rollback {status.version}",
+        )
+    return status.version
 
 
 def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:

@@ -25,7 +25,10 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The broker and its topics, the versions and their age, what is behind. `--watch` shows the whole system live."""
+    """The broker and its topics, the versions and their age. `--watch` shows the whole system live: owners, what is behind, freshness.
+
+    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do.
+    """
     from infra.clock import SystemClock
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions
@@ -47,7 +50,7 @@ def status(
 
 
 def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:
-    """A row for each topic, and the state of the broker. `behind`: records after the sealed offsets of the served version."""
+    """A row for each topic, and the state of the broker. `unsealed`: records after the sealed offsets of the served version."""
     from infra.kafka.admin import end_offsets, fetch_topics
     from schemas.errors import AifError
 
@@ -63,7 +66,7 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
             "topic": name,
             "partitions": topic.partitions,
             "records": sum(ends[name].values()),
-            "behind": sum(ends[name].values()) - sealed[name] if name in sealed else "",
+            "unsealed": sum(ends[name].values()) - sealed[name] if name in sealed else "",
         }
         for name, topic in found.items()
     ]

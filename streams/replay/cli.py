@@ -79,6 +79,8 @@ def replay(
             _print_forecast(run, plan, as_json)
             return
         _say_plan(plan)
+        if directory is not None:
+            say(f"working in {directory}: where this is ended, the same command goes on")
         began = time.monotonic()
         outcome, version = run.run(plan, folder, adopt, directory is not None)
     _print(outcome, version, batch_size, time.monotonic() - began, as_json)
@@ -239,7 +241,7 @@ def _print(outcome: "Replayed", version: int | None, batch_size: int, seconds: f
             "rows": s.rows,
             "replayed": s.digest[:16],
             "live": s.seal.digest[:16] if s.seal else "",
-            "equal": s.equal,
+            "equal": "" if s.equal is None else s.equal,
         }
         for s in outcome.shards
     ]

@@ -74,6 +74,8 @@ def test_decisions_change_what_is_served(store: IndexStore) -> None:
     assert _run("index", "release")["held"] is False
     back = _run("index", "rollback", "--reason", "worse clicks")
     assert (back["live"], back["backup"], back["held"]) == (0, 1, True)
+    with pytest.raises(AifError, match="rolled back from: worse clicks"):
+        _run("index", "rollback")  # once more by mistake would bring back what was left
     assert _run("index", "promote", "1")["live"] == 1
 
 
@@ -136,3 +138,12 @@ def test_status_says_what_it_can_though_the_broker_is_away(store: IndexStore) ->
 
 def test_status_of_an_empty_store_says_that_nothing_is_served(store: IndexStore) -> None:
     assert _run("status")["served"] == "nothing"
+
+
+@pytest.mark.parametrize("arguments", [("diff", "0", "0"), ("show",), ("list",)])
+def test_people_see_what_has_parts_as_tables_and_no_python(store: IndexStore, arguments: tuple[str, ...]) -> None:
+    empty = CliRunner().invoke(build_app(), ["index", "list"])
+    assert (empty.stdout, empty.stderr) == ("", "no versions\n")
+    publish_version(store)
+    shown = CliRunner().invoke(build_app(), ["index", *arguments]).stdout
+    assert "0.0" in shown and "{'" not in shown and "[{" not in shown

@@ -1,7 +1,7 @@
 """The one place that opens RocksDB: databases and checkpoints.
 
 Here: `Database` (owner of every handle of one directory), and the map from RocksDB's errors to ours. Not here: directories made with the SST
-writer (infra/sst_directory.py), which column families and keys exist (streams/shard.py).
+writer (infra/sst_directory.py), which column families and keys exist (streams/shard/shard.py).
 
 Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).

@@ -51,9 +51,9 @@ from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.increments_floor import measure_floor
-from streams.shard import Shard, open_shard
-from streams.shard_decode import encode_canonical
-from streams.shard_reader import ShardReader, open_shard_reader
+from streams.shard.decode import encode_canonical
+from streams.shard.reader import ShardReader, open_shard_reader
+from streams.shard.shard import Shard, open_shard
 from streams.stored.kernels import load_kernels
 
 _ROUNDS = 3  # floor and build in turns, the best of each

@@ -7,7 +7,7 @@ import typer
 
 from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_settings
 from streams.replay.cli import register as register_replay
-from streams.shard_cli import register as register_shards
+from streams.shard.cli import register as register_shards
 from streams.training.cli import register as register_train
 from streams.training.evaluation.cli import register as register_eval
 from streams.training.following.cli import register as register_online

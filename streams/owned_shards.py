@@ -19,8 +19,8 @@ from schemas.errors import Incompatible
 from schemas.index.control import Init
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
 from streams.core.gaps import GapWatch, Partition, Remedy, plan_runs
-from streams.shard_start import LogRange, fetch_log_ranges, start_shard
-from streams.shard_task import ShardTask
+from streams.shard.start import LogRange, fetch_log_ranges, start_shard
+from streams.shard.task import ShardTask
 
 _log = logging.getLogger("aif.streams.owned")
 

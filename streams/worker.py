@@ -1,6 +1,6 @@
 """`aif worker`: one process that owns shards. Here is only the wiring; every part has its own file.
 
-    an event     Kafka -> Faust (faust_shell.py) -> agents -> owned_shards.py -> shard_task.py -> shard.py
+    an event     Kafka -> Faust (faust_shell.py) -> agents -> owned_shards.py -> shard/task.py -> shard/shard.py
     a version    control log -> versions/reconcile.py, in a thread of its own -> shard tasks, builder processes
     besides      metrics page, ready line, clean stop at SIGTERM, Ctrl-C or the end of the terminal
 
@@ -37,11 +37,11 @@ from streams.agents.new_items import handle_new_items
 from streams.builders.template import open_builder_template
 from streams.faust_shell import ShellApp, add_agent, make_app, stop_process
 from streams.garbage import settle_garbage_collection
-from streams.outbox_sender import OutboxSender
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
-from streams.shard import Shard
-from streams.shard_task import ShardTask
+from streams.shard.outbox_sender import OutboxSender
+from streams.shard.shard import Shard
+from streams.shard.task import ShardTask
 from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
 

@@ -1,7 +1,7 @@
 """The worker's numbers for Prometheus: what every micro-batch did, and lag against the end of the partitions.
 
 Here: from results and offsets to metrics. Not here: the table of names and the page (infra/metrics.py). The exact counts are the shards' own
-(streams/shard.py); these begin at 0 with the process.
+(streams/shard/shard.py); these begin at 0 with the process.
 """
 
 from collections import Counter, deque
@@ -14,7 +14,7 @@ from infra.rocks import DiskFacts
 from schemas.index.lifecycle import State
 from schemas.index.manifest import ENCODED, WORK_SKIPPED
 from schemas.topics import SHARD_TOPICS
-from streams.batch_result import BatchResult
+from streams.shard.batch_result import BatchResult
 
 EndOffsets = Callable[[str], Mapping[int, int]]  # by whole topic name
 Place = tuple[str, int]  # topic, shard

@@ -1,6 +1,6 @@
 """The agent of new-items: embeddings of items go to the shards of their partitions (docs/PROTOCOL.md, A).
 
-Here: what Faust's agent calls. Not here: the agent's shell (streams/faust_shell.py), the shard (streams/shard.py).
+Here: what Faust's agent calls. Not here: the agent's shell (streams/faust_shell.py), the shard (streams/shard/shard.py).
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from schemas.errors import AifError
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowBlock, RowLayout
 from streams.builders.jobs import BuildJob
-from streams.shard_reader import ShardReader
+from streams.shard.reader import ShardReader
 
 
 class BaseRows:

@@ -25,7 +25,7 @@ from streams.builders.base_rows import BaseRows, open_base
 from streams.builders.jobs import BuildJob, BuildResult
 from streams.builders.slices import SLICE_ITEMS, BuildSlices
 from streams.encoders import Encoder
-from streams.shard_reader import ShardReader, open_shard_reader
+from streams.shard.reader import ShardReader, open_shard_reader
 from streams.stored.item_block import ItemBlock
 
 Progress = Callable[[int], None]  # rows done so far

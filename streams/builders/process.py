@@ -1,6 +1,6 @@
 """A builder process: it takes jobs from its parent over a private socket, one after another, until the parent is gone.
 
-Here: the loop, and which function does which job. Not here: the work (full_part.py, sealer.py, streams/shard_snapshot.py, canary.py), the parent's
+Here: the loop, and which function does which job. Not here: the work (full_part.py, sealer.py, streams/shard/snapshot.py, canary.py), the parent's
 side (pool.py).
 Forked from the worker's template, or started as `python -m streams.builders.process STORE_URL FD` (template.py). It stays alive between versions and
 ends when the socket closes; the kernel kills it when the parent dies. It computes with one thread: who wants more speed starts more processes, and the
@@ -20,7 +20,7 @@ from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, 
 from streams.builders.sealer import write_seal
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
-from streams.shard_snapshot import write_snapshot
+from streams.shard.snapshot import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
 # A build gets what increments and requests leave: a quarter of a core that they want too, a whole core that is idle.

@@ -1,7 +1,7 @@
 """The jobs that builders are doing for the shards of this process, from the checkpoint of a shard to the result.
 
 Here: which job runs for which shard, and the checkpoint directories. Not here: which job is due (streams/versions/reconcile.py), the work (full_part.py,
-sealer.py, streams/shard_snapshot.py), the processes (pool.py).
+sealer.py, streams/shard/snapshot.py), the processes (pool.py).
 Invariants: a key has one job at a time; a job is given up if its shard was given away, or was opened again by another task; no directory
 outlives its job, nor this process (the next process empties `scratch` at its start).
 """
@@ -19,7 +19,7 @@ from infra.index.parts import new_unique
 from schemas.errors import Unavailable
 from streams.builders.jobs import BuildJob, Job, describe_job
 from streams.builders.pool import Ticket
-from streams.shard import Shard
+from streams.shard.shard import Shard
 
 T = TypeVar("T")
 JobKey = tuple[int, int]  # shard, version
@@ -29,7 +29,7 @@ _FLUSH_POLL_S, _FLUSH_POLLS_MAX = 0.02, 250  # after these the checkpoint itself
 
 
 class OwnedShard(Protocol):
-    """What is needed of a shard's serial task (streams/shard_task.py)."""
+    """What is needed of a shard's serial task (streams/shard/task.py)."""
 
     @property
     def number(self) -> int: ...

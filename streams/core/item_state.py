@@ -1,7 +1,7 @@
 """The state of one item in a shard: two components, each with one source topic, and the fold of updates into them (protocol A3, A4).
 
-Here: the components, their bytes, and what an update does to them. Not here: decoding of records (streams/shard_decode.py), rows of a version
-(streams/shard_rows.py), storage (streams/shard.py).
+Here: the components, their bytes, and what an update does to them. Not here: decoding of records (streams/shard/decode.py), rows of a version
+(streams/shard/rows.py), storage (streams/shard/shard.py).
 Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or
 redelivery folds to the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that
 keeps its order; it never touches the embedding.

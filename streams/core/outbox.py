@@ -1,6 +1,6 @@
 """The outbox: messages that a micro-batch has to send to Kafka. They are stored in its WriteBatch until the broker has acknowledged them.
 
-Here: an entry and its bytes. Not here: sending (streams/outbox_sender.py). Entries are sent in the order of their sequence; after a restart everything
+Here: an entry and its bytes. Not here: sending (streams/shard/outbox_sender.py). Entries are sent in the order of their sequence; after a restart everything
 left is sent again, which is harmless: rows carry orders, dead letters carry their source position.
 Invariant (I8): the dead letters of one record share its bytes. Only the last of them holds the value, because entries are removed in order;
 256 rejected updates of a record of 4 MiB would be a write of 1 GiB otherwise.

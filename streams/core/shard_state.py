@@ -1,6 +1,6 @@
 """What a shard knows about itself besides its items: next offsets, counters, sequences, its versions, its identity; and their bytes.
 
-Here: values and their JSON. Not here: items (item_state.py), what is waiting to be sent (outbox.py), storage (streams/shard.py).
+Here: values and their JSON. Not here: items (item_state.py), what is waiting to be sent (outbox.py), storage (streams/shard/shard.py).
 Invariant (I1): per topic consumed = applied + superseded + dead_lettered, counted in updates, written in the batch that does them.
 """
 
@@ -68,7 +68,7 @@ class ShardVersion:
 class ShardState:
     """What changes with every micro-batch. `source_ms` is the record time of the newest source record, 0 before the first.
 
-    work: by version (as text) and cause, rows computed and work that was not needed, since the version began here (streams/shard_rows.py).
+    work: by version (as text) and cause, rows computed and work that was not needed, since the version began here (streams/shard/rows.py).
     """
 
     next_offsets: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(SHARD_TOPICS, 0))

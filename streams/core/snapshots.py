@@ -1,6 +1,6 @@
 """When a shard takes a snapshot. Pure.
 
-Not here: the files (streams/shard_snapshot.py), the start (streams/shard_start.py), removal (schemas/index/retention.py).
+Not here: the files (streams/shard/snapshot.py), the start (streams/shard/start.py), removal (schemas/index/retention.py).
 Invariants: between two snapshots of a shard that gets updates lie at most `interval_ms`, which is at most half of the shortest retention of its topics
 (A6, A8), so the log always completes the last two snapshots; and at most about `updates_max` updates, so a new owner is ready in seconds.
 """

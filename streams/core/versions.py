@@ -29,7 +29,7 @@ REWRITE_SHARE = 0.5  # incremental rows over rows of the full part: beyond it a 
 
 
 class VersionFacts(Protocol):
-    """What a shard knows of a version (streams/shard.py)."""
+    """What a shard knows of a version (streams/shard/shard.py)."""
 
     @property
     def behind(self) -> bool:

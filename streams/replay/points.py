@@ -30,7 +30,7 @@ from streams.core.replay_plan import (
     plan_shard_replay,
 )
 from streams.core.shard_state import encode_identity
-from streams.shard_snapshot import list_snapshots
+from streams.shard.snapshot import list_snapshots
 
 _SEAL = re.compile(r"\d{1,18}\.\d{1,9}(-[0-9a-f]{8}.*)?")
 _OFFSET = re.compile(r"\d{1,18}")

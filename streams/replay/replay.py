@@ -1,7 +1,7 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
 Here: one shard from its base through its records to rows and digests; going on after a kill. Not here: where it begins and ends (points.py),
-adoption as a version (adopt.py), applying (streams/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
+adoption as a version (adopt.py), applying (streams/shard/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
 
 Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
 directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row anew. So
@@ -36,9 +36,9 @@ from streams.builders.full_part import encode_blocks
 from streams.core.replay_plan import ShardReplay
 from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource
-from streams.shard import Shard, open_shard
-from streams.shard_reader import open_shard_reader
-from streams.shard_snapshot import decode_stored_snapshot, restore_snapshot
+from streams.shard.reader import open_shard_reader
+from streams.shard.shard import Shard, open_shard
+from streams.shard.snapshot import decode_stored_snapshot, restore_snapshot
 
 DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
 _PLAN_NAME = "replay.json"

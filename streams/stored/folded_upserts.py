@@ -1,7 +1,7 @@
 """Upserts of many items folded at once: stored features in, the components after the batch out, as bytes in one buffer.
 
 Here: `fold_upserts`. Not here: the fold rule, which is core/item_state.py `fold_features`, one update at a time, and the specification; items that
-deletes or embeddings touch too (core/item_change.py); rows (streams/upsert_rows.py).
+deletes or embeddings touch too (core/item_change.py); rows (streams/shard/upsert_rows.py).
 Invariant: the bytes of a component are those of `encode_features_component(fold_features(...))`, and outcomes and steps are what ItemChange would say.
 
 Arrays: U upserts in their order, I items that they touch, S steps that told something new of a live item, T bytes.

@@ -1,6 +1,6 @@
 """Items of a shard as it stores them, many at once: keys, orders, features, embeddings, cut out of the stored bytes without a Python object an item.
 
-Here: `ItemBlock` and `EmbeddingValues`. Not here: reading them (streams/shard_reader.py), the bytes of one component (core/item_state.py), columns
+Here: `ItemBlock` and `EmbeddingValues`. Not here: reading them (streams/shard/reader.py), the bytes of one component (core/item_state.py), columns
 (item_columns.py).
 
 Arrays: R items, T bytes, M width of the embedding.

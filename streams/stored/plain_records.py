@@ -1,7 +1,7 @@
 """Records of item-features that publishers wrote plainly, many of them in one compiled pass.
 
 Here: `read_plain_records`, and the kernel on its way into a process. Not here: one record (record_texts.py), the models that judge every other
-record (streams/shard_decode.py).
+record (streams/shard/decode.py).
 A record with one update costs a quarter of what it does alone: arrays and the call are made once.
 
 Arrays: T bytes, N records, U updates of all of them, with 9 numbers each.

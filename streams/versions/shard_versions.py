@@ -25,7 +25,7 @@ from streams.builders.slices import remove_other_slices, remove_slices, slices_f
 from streams.core.shard_state import ShardVersion
 from streams.core.versions import Build, MarkBehind, Rewrite, SealShard, ShardAction, ShardFacts, Start, Stop, plan_shard
 from streams.encoders import Encoders
-from streams.shard import Shard
+from streams.shard.shard import Shard
 from streams.versions.attempts import Attempts
 from streams.versions.log_ends import LogEnds
 from streams.versions.publication import Publication

@@ -1,6 +1,6 @@
 """When a shard of this worker takes its next snapshot, and the job for it.
 
-Here: what is known of the newest snapshot of each shard. Not here: the plan (core/snapshots.py), the files (streams/shard_snapshot.py), removal
+Here: what is known of the newest snapshot of each shard. Not here: the plan (core/snapshots.py), the files (streams/shard/snapshot.py), removal
 of old ones (infra/index/retention.py).
 Invariant: the store is asked once after a shard was opened; from then on this worker is the only one that writes snapshots of it.
 """
@@ -16,7 +16,7 @@ from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 from streams.builders.jobs import SnapshotJob
 from streams.builders.running_jobs import OwnedShard, create_checkpoint, on_shard
 from streams.core.snapshots import SnapshotFacts, plan_snapshot
-from streams.shard_snapshot import describe_checkpoint_job, list_snapshots
+from streams.shard.snapshot import describe_checkpoint_job, list_snapshots
 
 SNAPSHOT = -1  # stands for the version in the key of a snapshot job
 

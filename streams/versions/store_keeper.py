@@ -16,7 +16,7 @@ from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from schemas.index.retention import RetentionRules, plan_drops, plan_removals
 from streams.builders.running_jobs import OwnedShard, on_shard
-from streams.shard import Shard
+from streams.shard.shard import Shard
 from streams.versions.publication import append_entry
 
 _EVERY_S_MAX = 600.0

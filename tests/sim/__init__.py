@@ -19,7 +19,7 @@ Read it in this order:
     plants.py    bugs to be found, one switch each
     __main__.py  `python -m tests.sim --histories N | --seed S [--plant NAME]`
 
-What is real: streams/{shard,shard_rows,shard_decode,shard_outbox,shard_reader,shard_start}.py, streams/versions, of streams/builders the parts, the
-seals and the running jobs, infra/index/control_log.py, streams/core, schemas/index. What is modelled: threads, Faust, the producer, RocksDB, part files, the
+What is real: of streams/shard all but the task and the sender, streams/versions, of streams/builders the parts, the seals and the running jobs,
+infra/index/control_log.py, streams/core, schemas/index. What is modelled: threads, Faust, the producer, RocksDB, part files, the
 checkpoint's own checks, the engine's tables. test_fakes.py holds the models to the real things.
 """

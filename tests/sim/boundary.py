@@ -16,9 +16,9 @@ import streams.builders.base_rows
 import streams.builders.full_part
 import streams.builders.running_jobs
 import streams.builders.sealer
-import streams.shard_fold
-import streams.shard_snapshot
-import streams.shard_start
+import streams.shard.fold
+import streams.shard.snapshot
+import streams.shard.start
 from infra.clock import Clock
 from infra.index.parts import full_part_path, incremental_part_path, is_tombstone
 from schemas.errors import Corrupted, Unavailable
@@ -27,8 +27,8 @@ from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
 from streams.builders.jobs import SnapshotJob
-from streams.shard import COLUMN_FAMILIES, Shard
-from streams.shard_reader import ShardReader
+from streams.shard.reader import ShardReader
+from streams.shard.shard import COLUMN_FAMILIES, Shard
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database
 from tests.sim.haste import shortcuts
 from tests.sim.store import MemoryStore
@@ -142,14 +142,14 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
         (streams.builders.sealer, "read_full_part", boundary.read_full_part),
         (streams.builders.sealer, "new_unique", unique),
         (streams.builders.running_jobs, "new_unique", unique),
-        (streams.shard_fold, "TOGETHER_MIN", 1 if boundary.world.seed % 4 == 2 else streams.shard_fold.TOGETHER_MIN),
+        (streams.shard.fold, "TOGETHER_MIN", 1 if boundary.world.seed % 4 == 2 else streams.shard.fold.TOGETHER_MIN),
         (streams.builders.running_jobs, "shutil", removal),
-        (streams.shard_snapshot, "open_shard_reader", boundary.open_shard_reader),
-        (streams.shard_start, "open_shard", boundary.open_shard),
-        (streams.shard_start, "restore_snapshot", boundary.restore_snapshot),
-        (streams.shard_start, "_has_files", boundary.has_files),
-        (streams.shard_start, "_set_aside", boundary.set_aside),
-        (streams.shard_start, "shutil", removal),
+        (streams.shard.snapshot, "open_shard_reader", boundary.open_shard_reader),
+        (streams.shard.start, "open_shard", boundary.open_shard),
+        (streams.shard.start, "restore_snapshot", boundary.restore_snapshot),
+        (streams.shard.start, "_has_files", boundary.has_files),
+        (streams.shard.start, "_set_aside", boundary.set_aside),
+        (streams.shard.start, "shutil", removal),
     ]
 
 

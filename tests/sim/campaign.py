@@ -19,7 +19,7 @@ from schemas.index.retention import StoreFile
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import ShardState, ShardVersion, TopicCounts
 from streams.core.versions import Revision, SealShard, ShardFacts
-from streams.shard_decode import DecodedRecord
+from streams.shard.decode import DecodedRecord
 from tests.sim.history import Outcome, run_history
 from tests.sim.oracle import ExpectedRow, ItemEmbedding, ItemFeatures
 from tests.sim.plain_values import unfrozen

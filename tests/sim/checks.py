@@ -29,7 +29,7 @@ from schemas.topics import SHARD_TOPICS
 from streams.core.item_state import decode_embedding_component, decode_features_component
 from streams.core.shard_state import TopicCounts
 from streams.core.versions import plan_promotion, plan_wish
-from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, increment_prefix
+from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, increment_prefix
 from tests.sim.encoder import SimEncoder, encoder_of
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of

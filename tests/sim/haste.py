@@ -19,10 +19,10 @@ import schemas.index.control
 import schemas.index.control_entry
 import schemas.index.manifest
 import streams.core.shard_state
-import streams.shard
-import streams.shard_decode
-import streams.shard_rows
-import streams.shard_snapshot
+import streams.shard.decode
+import streams.shard.rows
+import streams.shard.shard
+import streams.shard.snapshot
 import streams.stored.upserts
 import streams.versions.publication
 import streams.versions.reconcile
@@ -49,7 +49,7 @@ _NOTHING_READ = ControlState()
 _real_fields = dataclasses.fields
 _control_path = functools.cache(control_path)
 _find_unsettled = JournaledDatabase._unsettled_rows
-_decode_plain_records, _narrow = streams.shard_decode._decode_plain_records, streams.shard_decode._to_float32
+_decode_plain_records, _narrow = streams.shard.decode._decode_plain_records, streams.shard.decode._to_float32
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def _decode_plain_record(value: bytes, partition: int, offset: int, kind: IdKind
 
 
 def decode_each_record(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Any] | None]:
-    """`_decode_plain_records` of streams/shard_decode.py, record by record."""
+    """`_decode_plain_records` of streams/shard/decode.py, record by record."""
     return [_decode_plain_record(r.value or b"", r.partition, r.offset, kind, shards) for r in records]
 
 
@@ -204,7 +204,7 @@ def shortcuts(is_compiled: bool) -> list[tuple[Any, str, object]]:
     cached_manifest, cached_seal = functools.cache(decode_manifest), functools.cache(decode_seal)
     cached_snapshot = functools.cache(decode_snapshot)
     few: list[tuple[Any, str, object]] = [
-        (streams.shard_decode, "_decode_plain_records", decode_each_record),
+        (streams.shard.decode, "_decode_plain_records", decode_each_record),
         (infra.journaled_rocks, "encode_journal_entry", encode_plain_journal_entry),
     ]
     return [
@@ -217,7 +217,7 @@ def shortcuts(is_compiled: bool) -> list[tuple[Any, str, object]]:
         (infra.index.retention, "decode_snapshot", cached_snapshot),
         (streams.versions.publication, "decode_manifest", cached_manifest),
         (streams.versions.publication, "decode_seal", cached_seal),
-        (streams.shard_snapshot, "decode_snapshot", cached_snapshot),
+        (streams.shard.snapshot, "decode_snapshot", cached_snapshot),
     ]
 
 
@@ -230,9 +230,12 @@ _ALWAYS: list[tuple[Any, str, object]] = [
     (streams.versions.reconcile, "IndexEvent", functools.lru_cache(_ROWS_MAX)(IndexEvent)),
     (JournaledDatabase, "_unsettled_rows", _unsettled_rows),
     (schemas.index.manifest, "decode_layout", decode_known_layout),
-    (streams.shard_decode, "decode_updates", functools.lru_cache(_RECORDS_MAX)(decode_updates)),
-    (streams.shard_decode, "_to_float32", _to_float32),
+    (streams.shard.decode, "decode_updates", functools.lru_cache(_RECORDS_MAX)(decode_updates)),
+    (streams.shard.decode, "_to_float32", _to_float32),
     *((module, "_JSON", QuickEncoder()) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
     *((module, "json", QuickJson) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
-    *((module, "join_stored", join_known) for module in (infra.journaled_rocks, streams.shard, streams.shard_rows, streams.stored.upserts)),
+    *(
+        (module, "join_stored", join_known)
+        for module in (infra.journaled_rocks, streams.shard.shard, streams.shard.rows, streams.stored.upserts)
+    ),
 ]

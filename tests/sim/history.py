@@ -245,7 +245,7 @@ class History:
 
     def retain(self) -> None:
         """The broker removes old records: of the source topics up to a snapshot's offsets, of index-deltas up to the published positions."""
-        from streams.shard_snapshot import list_snapshots
+        from streams.shard.snapshot import list_snapshots
 
         world = self.world
         shard = world.random.randrange(world.shards)

@@ -15,7 +15,7 @@ import numpy as np
 
 import streams.builders.sealer
 import streams.core.versions
-import streams.shard
+import streams.shard.shard
 import streams.versions.shard_versions
 import tests.sim.server
 import tests.sim.worker
@@ -27,10 +27,10 @@ from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.sealer import SealPoint
 from streams.core.item_state import StoredFeatures
 from streams.core.shard_state import ShardState
-from streams.shard import META, STATE_KEY, Shard
-from streams.shard_fold import FoldedBatch
-from streams.shard_outbox import Outgoing, put_outbox
-from streams.shard_reader import ShardReader
+from streams.shard.fold import FoldedBatch
+from streams.shard.outbox import Outgoing, put_outbox
+from streams.shard.reader import ShardReader
+from streams.shard.shard import META, STATE_KEY, Shard
 from streams.versions.shard_versions import ShardVersions
 from tests.sim.boundary import Boundary, replaced
 from tests.sim.disk import MemoryDatabase
@@ -88,7 +88,7 @@ def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
     def put_rows(shard: Shard, batch: JournaledBatch, folded: FoldedBatch, *others: Any) -> ShardState:
         for item in folded.items:
             if isinstance(item.features, StoredFeatures) and item.features.dead:
-                batch.delete(streams.shard.FEATURES, item.key)
+                batch.delete(streams.shard.shard.FEATURES, item.key)
         return put(shard, batch, folded, *others)
 
     return [(Shard, "_put_rows", put_rows)]
@@ -198,11 +198,11 @@ def _apply_other_topic(world: World, shard: Shard) -> None:
 @_plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
 def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     def commit(shard: Shard, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
-        put_outbox(batch, streams.shard.OUTBOX, outgoing.entries)
+        put_outbox(batch, streams.shard.shard.OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         shard._database.write(batch, sync=sync)
         offsets = shard._database.new_batch()
-        offsets.put(META, STATE_KEY, streams.shard.encode_shard_state(after))
+        offsets.put(META, STATE_KEY, streams.shard.shard.encode_shard_state(after))
         shard._database.write(offsets, sync=sync)
         shard.state = after
 

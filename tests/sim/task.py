@@ -1,4 +1,4 @@
-"""A shard in the hands of a simulated worker: what streams/shard_task.py is without threads. Not here: the worker (worker.py).
+"""A shard in the hands of a simulated worker: what streams/shard/task.py is without threads. Not here: the worker (worker.py).
 
 Steps come one after the other; batches of one topic may hold what came before; the sender puts outbox entries into their topics in order, any prefix may
 be there when the process dies, and only what was acknowledged is removed.
@@ -13,7 +13,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible, Unavailable
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from streams.core.gaps import GapWatch, Remedy
-from streams.shard import Shard
+from streams.shard.shard import Shard
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OUTBOX_PAGE = 1_000
-REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})  # of streams/shard_task.py
+REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})  # of streams/shard/task.py
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Task:
         self.broken = False  # its database must be opened again before the next step
 
     def _run(self, step: Callable[[Shard], T]) -> T:
-        """As streams/shard_task.py: after a write that failed the directory is opened again before the next step."""
+        """As streams/shard/task.py: after a write that failed the directory is opened again before the next step."""
         try:
             if self.broken:
                 self.shard.recover()

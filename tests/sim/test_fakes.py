@@ -22,7 +22,7 @@ from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer
 from schemas.index.manifest import Part, PartFile, Seal
 from schemas.topics import ITEM_FEATURES
 from streams.core.shard_state import ShardState, TopicCounts
-from streams.shard_decode import _decode_plain_records
+from streams.shard.decode import _decode_plain_records
 from streams.stored.plain_records import load_records
 from tests.sim.boundary import Boundary
 from tests.sim.chance import QuickRandom

@@ -24,8 +24,8 @@ from streams.builders.jobs import BuildJob, CanaryJob, Job, SealJob, SnapshotJob
 from streams.builders.pool import Ticket
 from streams.builders.sealer import write_seal
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.shard import Shard
-from streams.shard_start import LogRange, start_shard
+from streams.shard.shard import Shard
+from streams.shard.start import LogRange, start_shard
 from streams.versions.attempts import StepReport
 from streams.versions.publication import append_entry
 from streams.versions.reconcile import Reconciler, ReconcileSettings

@@ -16,7 +16,7 @@ from schemas.index.control import Init
 from schemas.index.layout import RowLayout, row_layout
 from schemas.model.spec import ModelSpec
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.shard import EMBEDDINGS, FEATURES, INCREMENTS, Shard, open_shard
+from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, Shard, open_shard
 
 SHARDS = 2
 INIT = Init(SHARDS, 2, IdKind.INT64, {ITEM_FEATURES: "t.item-features", NEW_ITEMS: "t.new-items"}, {ITEM_FEATURES: "A", NEW_ITEMS: "B"})

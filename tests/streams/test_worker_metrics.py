@@ -6,8 +6,8 @@ from infra.metrics import Metrics
 from infra.rocks import DiskFacts
 from schemas.index.manifest import WORK_SKIPPED
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.batch_result import BatchResult
 from streams.core.shard_state import TopicCounts
+from streams.shard.batch_result import BatchResult
 from streams.worker_metrics import LagClock, WorkerMetrics
 from tests.streams.shard_world import ManualClock
 

@@ -39,7 +39,7 @@ from streams.builders.process import run_job
 from streams.core.item_state import encode_raw_features
 from streams.core.misbehaviour import ReportHistory
 from streams.encoder import EncoderCache, RowEncoder
-from streams.shard import Shard, open_shard
+from streams.shard.shard import Shard, open_shard
 from streams.versions.attempts import StepReport
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from tests.streams.shard_world import ManualClock, features_record, new_items_record
@@ -197,7 +197,7 @@ def _updates(records: list[SourceRecord]) -> "itertools.chain[tuple[SourceRecord
 
 
 class Task:
-    """A shard without a thread: steps run at once. Has the interface of streams.shard_task.ShardTask that reconciling needs."""
+    """A shard without a thread: steps run at once. Has the interface of streams.shard.task.ShardTask that reconciling needs."""
 
     def __init__(self, world: World, number: int, directory: Path) -> None:
         self.number, self.world, self.admitted = number, world, False

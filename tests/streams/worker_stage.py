@@ -29,7 +29,7 @@ from schemas.index.control import Init
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from streams.core.shard_state import Counters, TopicCounts
-from streams.shard import Shard, open_shard
+from streams.shard.shard import Shard, open_shard
 
 SHARDS = 2
 WAIT_S = 60.0

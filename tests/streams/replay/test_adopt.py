@@ -14,7 +14,7 @@ from schemas.model.item_network import encoder_fingerprint
 from streams.builders.full_part import encode_blocks
 from streams.replay.adopt import Adoption
 from streams.replay.parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
-from streams.shard_reader import open_shard_reader
+from streams.shard.reader import open_shard_reader
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import SCHEMA, Worker, World, encoder_of
 

@@ -42,13 +42,13 @@ from streams.builders.sealer import digest_blocks
 from streams.builders.template import start_from
 from streams.encoder import EncoderCache
 from streams.encoders import LazyEncoders
-from streams.outbox_sender import OutboxSender
 from streams.replay.cli import register
 from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
 from streams.replay.replay import ReplayPace, run_replay
-from streams.shard import Shard, open_shard
-from streams.shard_snapshot import describe_checkpoint_job, write_snapshot
-from streams.shard_task import ShardTask
+from streams.shard.outbox_sender import OutboxSender
+from streams.shard.shard import Shard, open_shard
+from streams.shard.snapshot import describe_checkpoint_job, write_snapshot
+from streams.shard.task import ShardTask
 from streams.versions.log_ends import KafkaLogEnds
 from streams.versions.messages import VersionMessages
 from streams.versions.publication import Publication

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform
 from streams.core.item_state import encode_raw_features
-from streams.shard_decode import encode_canonical
+from streams.shard.decode import encode_canonical
 from streams.stored.feature_texts import ABSENT, BOOLEAN, FLOAT, LIST, TEXT, WHOLE, FeatureTexts, read_cells
 from streams.stored.item_columns import ItemColumns, PlainColumns, encode_columns, encode_plain_columns
 

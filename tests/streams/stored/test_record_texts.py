@@ -12,7 +12,7 @@ from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_update
 from schemas.ids import IdKind, partition_of
 from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate
-from streams.shard_decode import _decode_plain_records, _features_update, decode_source_records
+from streams.shard.decode import _decode_plain_records, _features_update, decode_source_records
 from streams.stored.plain_records import load_records, read_plain_records
 
 

@@ -11,8 +11,8 @@ from infra.index.verify import verify_version
 from schemas.errors import Corrupted
 from schemas.index.lifecycle import State
 from schemas.index.retention import RetentionRules, plan_removals
-from streams.shard_snapshot import list_snapshots
-from streams.shard_start import LogRange, start_shard
+from streams.shard.snapshot import list_snapshots
+from streams.shard.start import LogRange, start_shard
 from streams.versions.snapshot_keeper import SnapshotTimes
 from streams.versions.store_keeper import KeepSettings
 from tests.streams.shard_world import upsert

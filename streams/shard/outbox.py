@@ -1,6 +1,6 @@
 """The outbox of a shard in its database: entries that join a WriteBatch, and pages of those that are still owed.
 
-Here: numbering, writing and reading. Not here: the bytes of an entry (core/outbox.py), when it is sent (streams/shard_task.py).
+Here: numbering, writing and reading. Not here: the bytes of an entry (core/outbox.py), when it is sent (task.py).
 Invariant: a page is bounded in bytes, whatever the sizes of the entries (I8).
 """
 

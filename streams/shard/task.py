@@ -1,6 +1,6 @@
 """The one serial task of a shard: every batch, seal and version step of it runs on one thread, one after the other.
 
-Here: `ShardTask`: queueing, retry of what is transient, the outbox on its way to the broker. Not here: what a batch does (streams/shard.py), who hands
+Here: `ShardTask`: queueing, retry of what is transient, the outbox on its way to the broker. Not here: what a batch does (shard.py), who hands
 batches in (streams/agents), who starts versions (streams/versions/reconcile.py).
 Invariants: nothing runs beside a micro-batch (two interleaving writers built stale rows in 1,068 of 4,000 histories). No batch is applied before
 the shard is admitted: the versions of the control log are in it and have their encoders (protocol A7).
@@ -17,10 +17,10 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Unavailable
-from streams.batch_result import BatchResult
 from streams.core.outbox import OutboxEntry
-from streams.outbox_sender import OutboxSender
-from streams.shard import Shard
+from streams.shard.batch_result import BatchResult
+from streams.shard.outbox_sender import OutboxSender
+from streams.shard.shard import Shard
 
 T = TypeVar("T")
 

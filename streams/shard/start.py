@@ -2,7 +2,7 @@
 
     the directory, else the newest snapshot that the log can complete, else offset 0 if the log still starts at 0, else a named refusal
 
-Here: the choice, setting a directory that fails aside, the comparison with the log. Not here: the files of snapshots (shard_snapshot.py), versions and
+Here: the choice, setting a directory that fails aside, the comparison with the log. Not here: the files of snapshots (snapshot.py), versions and
 their encoders (streams/versions/reconcile.py), topic ids (the index's identity is compared by infra/index/control_log.py and is inside directory and snapshot).
 
     the directory ...                      then
@@ -31,8 +31,8 @@ from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import encode_identity
-from streams.shard import Shard, open_shard
-from streams.shard_snapshot import FoundSnapshot, list_snapshots, restore_snapshot
+from streams.shard.shard import Shard, open_shard
+from streams.shard.snapshot import FoundSnapshot, list_snapshots, restore_snapshot
 
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1

@@ -13,11 +13,11 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Corrupted
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS
-from streams import shard_fold
-from streams.batch_result import BatchResult
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate
-from streams.shard import INCREMENTS, Shard, increment_prefix
-from streams.shard_fold import TOGETHER_MIN, split_updates
+from streams.shard import fold as shard_fold
+from streams.shard.batch_result import BatchResult
+from streams.shard.fold import TOGETHER_MIN, split_updates
+from streams.shard.shard import INCREMENTS, Shard, increment_prefix
 from streams.stored.kernels import load_kernels
 from streams.stored.upserts import Upserts
 from tests.streams.shard_world import (

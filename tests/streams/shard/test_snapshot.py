@@ -12,9 +12,9 @@ from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.shard import Shard
-from streams.shard_snapshot import describe_checkpoint_job, list_snapshots, restore_snapshot, write_snapshot
-from streams.shard_start import LogRange, start_shard
+from streams.shard.shard import Shard
+from streams.shard.snapshot import describe_checkpoint_job, list_snapshots, restore_snapshot, write_snapshot
+from streams.shard.start import LogRange, start_shard
 from tests.streams.shard_world import (
     INIT,
     ITEMS,

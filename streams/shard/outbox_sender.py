@@ -1,6 +1,6 @@
 """Sends a shard's outbox: one idempotent producer per shard, in the order of the sequence, and says what the broker has acknowledged.
 
-Here: `OutboxSender`. Not here: what is in the outbox (streams/shard.py), when it is read (streams/shard_task.py).
+Here: `OutboxSender`. Not here: what is in the outbox (shard.py), when it is read (task.py).
 Invariants: an entry is confirmed only when it and every entry before it were acknowledged. What was not acknowledged is still in the shard and
 is sent again after a restart. A delivery never times out: while the broker is away the queue fills, and then `send` holds the shard back (I8).
 """

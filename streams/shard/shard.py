@@ -5,8 +5,8 @@
     outbox       sequence -> message that is owed to Kafka   meta        state, identity, one entry a version
 
 Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), its versions, its
-outbox. Not here: decoding (shard_decode.py), the fold (shard_fold.py), rows (shard_rows.py, upsert_rows.py), the outbox in the database
-(shard_outbox.py), the serial task (shard_task.py), start checks (shard_start.py), reading a checkpoint (shard_reader.py).
+outbox. Not here: decoding (decode.py), the fold (fold.py), rows (rows.py, upsert_rows.py), the outbox in the database
+(outbox.py), the serial task (task.py), start checks (start.py), reading a checkpoint (reader.py).
 Invariants: nothing outside this directory is ever the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1);
 same log, same offsets: same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
 """
@@ -28,7 +28,6 @@ from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, plan_delta_cuts
 from schemas.topics import DEAD_LETTER_PREFIX, SHARD_TOPICS
-from streams.batch_result import BatchResult, StageWatch
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
 from streams.core.outbox import OutboxEntry, encode_outbox_key
@@ -45,13 +44,14 @@ from streams.core.shard_state import (
     fold_work,
 )
 from streams.core.stale import dependencies_of
-from streams.shard_decode import DecodedRecord, decode_source_records
-from streams.shard_fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
-from streams.shard_outbox import Outgoing, put_outbox, read_outbox
-from streams.shard_rows import RowChanges, RowEncoder, encode_row_changes
+from streams.shard.batch_result import BatchResult, StageWatch
+from streams.shard.decode import DecodedRecord, decode_source_records
+from streams.shard.fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
+from streams.shard.outbox import Outgoing, put_outbox, read_outbox
+from streams.shard.rows import RowChanges, RowEncoder, encode_row_changes
+from streams.shard.upsert_rows import encode_upsert_rows
 from streams.stored.folded_upserts import is_fold_loaded
 from streams.stored.packed_changes import PackedChanges, pack_changes
-from streams.upsert_rows import encode_upsert_rows
 
 INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
 JOURNALED = (FEATURES, EMBEDDINGS, INCREMENTS)

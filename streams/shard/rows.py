@@ -2,7 +2,7 @@
 items are gone.
 
 Here: the plan per version and the calls of its encoder. Not here: many upserts at once (upsert_rows.py), what is stale (core/stale.py), the
-arithmetic (streams/encoder.py), the WriteBatch (streams/shard.py).
+arithmetic (streams/encoder.py), the WriteBatch (shard.py).
 Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch; any
 other row is encoded. Both ways give the same bits.
 """

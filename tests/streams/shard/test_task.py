@@ -12,10 +12,10 @@ from infra.rocks import Batch, Database
 from schemas.errors import Unavailable
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
-from streams.batch_result import BatchResult
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
-from streams.shard_task import ShardTask
+from streams.shard.batch_result import BatchResult
+from streams.shard.task import ShardTask
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -85,8 +85,8 @@ def test_a_full_disk_pauses_the_shard_and_it_goes_on_by_itself_with_nothing_lost
 
     monkeypatch.setattr(Database, "write", failing_write)
     monkeypatch.setattr(Database, "_open", failing_open)
-    monkeypatch.setattr("streams.shard_task._REOPEN_EVERY_S", 0.01)
-    monkeypatch.setattr("streams.shard_task._RETRY_S_MAX", 0.05)
+    monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.01)
+    monkeypatch.setattr("streams.shard.task._RETRY_S_MAX", 0.05)
     for record in log(6):
         asyncio.run(task.apply([record]))  # type: ignore[list-item]
     assert next(opens, None) is None and next(faults, "used") == "used"
@@ -107,7 +107,7 @@ def test_a_full_disk_pauses_the_shard_and_it_goes_on_by_itself_with_nothing_lost
 
 def test_a_shard_without_batches_also_comes_back_from_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task, _ = open_task(tmp_path / "s")
-    monkeypatch.setattr("streams.shard_task._REOPEN_EVERY_S", 0.0)
+    monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.0)
 
     def full(_: object) -> None:
         raise Unavailable("disk_full", "no space left on device")

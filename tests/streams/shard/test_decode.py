@@ -11,7 +11,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import encode_raw_features
-from streams.shard_decode import _to_float32, decode_source_records, encode_canonical
+from streams.shard.decode import _to_float32, decode_source_records, encode_canonical
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(1 << 63), (1 << 63) - 1)
 VALUES = NUMBERS | st.booleans() | st.none() | st.text(max_size=8)

@@ -1,7 +1,7 @@
 """A micro-batch folded into the components that a shard has stored: many upserts together, every other update item by item.
 
 Here: who goes which way, what is read for it, what is counted. Not here: the fold of one item (core/item_change.py), of many upserts
-(stored/folded_upserts.py), rows, the WriteBatch (streams/shard.py).
+(stored/folded_upserts.py), rows, the WriteBatch (shard.py).
 Invariant: both ways give the same components, rows and counts; an item goes one way only within a batch, because its steps are in one order.
 """
 
@@ -21,7 +21,7 @@ from streams.core.item_state import (
     encode_features_component,
 )
 from streams.core.shard_state import TopicCounts
-from streams.shard_decode import DecodedRecord, Update
+from streams.shard.decode import DecodedRecord, Update
 from streams.stored.folded_upserts import FoldedUpserts, find_items, fold_upserts
 from streams.stored.upserts import Upserts
 

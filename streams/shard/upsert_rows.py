@@ -1,8 +1,8 @@
-"""Row changes of one version for the folded upserts of a micro-batch: the same rows as shard_rows.py makes item by item, from whole columns.
+"""Row changes of one version for the folded upserts of a micro-batch: the same rows as rows.py makes item by item, from whole columns.
 
 Here: which rows to rewrite without the network, which to encode, and their bytes. Not here: the fold (stored/folded_upserts.py), the arithmetic
-(streams/encoder.py), the WriteBatch (streams/shard.py).
-Invariant: as in shard_rows.py: a row is rewritten only from a stored row whose input hash is that of the components before the batch.
+(streams/encoder.py), the WriteBatch (shard.py).
+Invariant: as in rows.py: a row is rewritten only from a stored row whose input hash is that of the components before the batch.
 
 Arrays: I items, S steps of them, R rows, B bytes of an order and a row.
 """
@@ -15,7 +15,7 @@ from infra.joined import Joined, join_rows, pack_into
 from schemas.index.layout import ORDER
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL
 from streams.core.stale import Dependencies, Stale
-from streams.shard_rows import RowChanges, RowEncoder, decode_increment_hash
+from streams.shard.rows import RowChanges, RowEncoder, decode_increment_hash
 from streams.stored.changed_inputs import compare_inputs
 from streams.stored.folded_upserts import APPEARED, CHANGED, FoldedUpserts
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
-from streams.shard import EMBEDDINGS, FEATURES
-from streams.shard_reader import ShardReader
+from streams.shard.reader import ShardReader
+from streams.shard.shard import EMBEDDINGS, FEATURES
 
 RAW = b'{"price":1}'
 

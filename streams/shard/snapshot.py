@@ -1,6 +1,6 @@
 """Snapshots of shards in the index store: put from a checkpoint, found, and restored into a new owner's directory (protocol A7, A8).
 
-Here: the files. Not here: when one is taken (core/snapshots.py), which one a shard starts from and the checks of the log (shard_start.py), which
+Here: the files. Not here: when one is taken (core/snapshots.py), which one a shard starts from and the checks of the log (start.py), which
 are removed (schemas/index/retention.py).
 Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together; its manifest is put last,
 so half of a snapshot is never one. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and appears
@@ -21,7 +21,7 @@ from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
 from streams.builders.jobs import SnapshotJob
 from streams.core.shard_state import encode_identity
-from streams.shard_reader import open_shard_reader
+from streams.shard.reader import open_shard_reader
 
 _MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]
 _OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-")  # beside *.sst and *.log: what RocksDB needs to open the directory

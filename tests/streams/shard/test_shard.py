@@ -19,8 +19,8 @@ from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
-from streams.shard import Shard, open_shard
-from streams.shard_reader import open_shard_reader
+from streams.shard.reader import open_shard_reader
+from streams.shard.shard import Shard, open_shard
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -120,7 +120,7 @@ def test_dead_letters_of_one_record_share_its_bytes_until_the_last_is_confirmed(
 
 
 def test_a_page_of_the_outbox_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.shard_outbox.OUTBOX_PAGE_BYTES", 10_000)
+    monkeypatch.setattr("streams.shard.outbox.OUTBOX_PAGE_BYTES", 10_000)
     shard = open_test_shard(tmp_path / "s")
     shard.apply([features_record(i, {"op": "upsert", "note": "x" * 4_000}) for i in range(9)])
     pages, after = [], -1
@@ -305,7 +305,7 @@ def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_lose
 def test_large_changes_are_cut_into_delta_records_and_only_the_last_claims_the_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.shard.plan_delta_cuts", lambda ends: plan_delta_cuts(ends, 1_500))
+    monkeypatch.setattr("streams.shard.shard.plan_delta_cuts", lambda ends: plan_delta_cuts(ends, 1_500))
     shard = open_test_shard(tmp_path / "s")
     shard.start_version(HashEncoder(0), {})
     result = shard.apply([features_record(0, *(upsert(item, 1) for item in ITEMS[:20]))])

@@ -24,8 +24,8 @@ from schemas.ids import encode_index_key
 from schemas.index.layout import decode_delta, decode_increment, is_newer
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
-from streams.shard import Shard
-from streams.shard_reader import StoredItem, open_shard_reader
+from streams.shard.reader import StoredItem, open_shard_reader
+from streams.shard.shard import Shard
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,

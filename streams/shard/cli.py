@@ -29,7 +29,7 @@ def describe_shard(directory: Path) -> dict[str, Any]:
     import shutil
     import tempfile
 
-    from streams.shard_reader import open_shard_reader
+    from streams.shard.reader import open_shard_reader
 
     with tempfile.TemporaryDirectory(prefix="aif-shard-") as folder:
         copy = Path(folder, "copy")

@@ -15,7 +15,7 @@ from schemas.model.spec import ModelSpec
 
 
 class Encoder(Protocol):
-    """What streams/encoder.py `RowEncoder` is to those who use one."""
+    """What a shard, a builder and a replay need of the encoder of a version (streams/encoder.py `RowEncoder`)."""
 
     version: int
     spec: ModelSpec
@@ -26,7 +26,7 @@ class Encoder(Protocol):
     fingerprint: str
 
     def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Rows [R] of the layout's dtype."""
+        """Rows [R] of the layout's dtype, every column computed."""
         ...
 
     def rewrite(
@@ -36,7 +36,7 @@ class Encoder(Protocol):
         embeddings: Sequence[np.ndarray | None],
         signature_stale: np.ndarray,
     ) -> np.ndarray:
-        """Rows [R], vector and bridge kept."""
+        """Rows [R] with the old vector and bridge weights, the rest computed anew; signatures only where `signature_stale`."""
         ...
 
 

@@ -10,51 +10,23 @@ other row is encoded. Both ways give the same bits.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from infra.joined import Joined, join_runs, join_stored
 from schemas.index.layout import ORDER, RowLayout, decode_increment
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
-from schemas.model.spec import ModelSpec
 from streams.core.item_change import ItemChange
 from streams.core.item_state import encode_order, order_of
 from streams.core.stale import Dependencies, Stale
+from streams.encoders import Encoder
 from streams.stored.changed_inputs import find_changed_inputs
 from streams.stored.feature_texts import FeatureTexts
 from streams.stored.item_block import EmbeddingValues
 
-# Work skipped and done, by cause; counted for people, not part of any invariant.
-_VECTOR, _SIGNATURE = int(Stale.VECTOR), int(Stale.SIGNATURE)  # operators of flags cost more than the rest of the plan
-REMOVED = "rows_removed"
-
-
-class RowEncoder(Protocol):
-    """What a shard needs of a version's encoder (streams/encoder.py)."""
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def spec(self) -> ModelSpec: ...
-    @property
-    def layout(self) -> RowLayout: ...
-    @property
-    def checkpoint_sha256(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-
-    def encode(self, raw_features: Sequence[Any], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Rows [R] of the layout's dtype, every column computed."""
-        ...
-
-    def rewrite(
-        self, old_rows: np.ndarray, raw_features: Sequence[Any], embeddings: Sequence[np.ndarray | None], signature_stale: np.ndarray
-    ) -> np.ndarray:
-        """Rows [R] with the old vector and bridge weights, the rest recomputed; signatures only where `signature_stale`."""
-        ...
-
-
+REMOVED = "rows_removed"  # a cause of work, as those in schemas/index/manifest.py
+_VECTOR, _SIGNATURE = int(Stale.VECTOR), int(Stale.SIGNATURE)  # as numbers: operators of flags cost more than the rest of the plan
 _AT_ONCE_MIN = 8  # items; below it arrays cost more than they save
 _HASH_AT = int(ORDER.fields["input_hash"][1]) if ORDER.fields else 0
 _DEAD_AT = ORDER.itemsize - 1  # the byte after the hash, and the last
@@ -83,7 +55,7 @@ class RowChanges:
         return (join_runs([keys for keys, _ in runs]), join_runs([values for _, values in runs])) if runs else None
 
 
-def encode_row_changes(encoder: RowEncoder, dependencies: Dependencies, items: Sequence[ItemChange], old_values: OldValues) -> RowChanges:
+def encode_row_changes(encoder: Encoder, dependencies: Dependencies, items: Sequence[ItemChange], old_values: OldValues) -> RowChanges:
     """The increments of one version for the items of one micro-batch."""
     result = RowChanges()
     to_encode: list[ItemChange] = []
@@ -115,7 +87,7 @@ def _remove(item: ItemChange, result: RowChanges) -> None:
         result.work[SKIPPED_NO_FEATURES if item.features is None else SKIPPED_IDENTICAL] += 1
 
 
-def _rewrite(encoder: RowEncoder, items: Sequence[tuple[ItemChange, Stale]], old_values: OldValues, result: RowChanges) -> list[ItemChange]:
+def _rewrite(encoder: Encoder, items: Sequence[tuple[ItemChange, Stale]], old_values: OldValues, result: RowChanges) -> list[ItemChange]:
     """Rewrites what has a usable old row; the rest is given back to be encoded."""
     if not items:
         return []
@@ -153,7 +125,7 @@ def decode_increment_hash(layout: RowLayout, value: bytes) -> int | None:
     return int.from_bytes(value[_HASH_AT:_DEAD_AT], "little")
 
 
-def _encode(encoder: RowEncoder, items: Sequence[ItemChange], result: RowChanges) -> None:
+def _encode(encoder: Encoder, items: Sequence[ItemChange], result: RowChanges) -> None:
     if items:
         _add(items, encoder.encode(*_inputs(items)), result)
         result.work[ENCODED] += len(items)

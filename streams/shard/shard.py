@@ -44,11 +44,12 @@ from streams.core.shard_state import (
     fold_work,
 )
 from streams.core.stale import dependencies_of
+from streams.encoders import Encoder
 from streams.shard.batch_result import BatchResult, StageWatch
 from streams.shard.decode import DecodedRecord, decode_source_records
 from streams.shard.fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
 from streams.shard.outbox import Outgoing, put_outbox, read_outbox
-from streams.shard.rows import RowChanges, RowEncoder, encode_row_changes
+from streams.shard.rows import RowChanges, encode_row_changes
 from streams.shard.upsert_rows import encode_upsert_rows
 from streams.stored.folded_upserts import is_fold_loaded
 from streams.stored.packed_changes import PackedChanges, pack_changes
@@ -81,7 +82,7 @@ class Shard:
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
         self.number, self.init = number, init
         self._database, self._clock = JournaledDatabase(database, JOURNALED), clock
-        self._encoders: dict[int, RowEncoder] = {}
+        self._encoders: dict[int, Encoder] = {}
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
         self._outbox_from: int | None = None  # the first entry that may be left; None after opening
@@ -214,7 +215,7 @@ class Shard:
         self._add_watermark_if_due(after, outgoing)
         return fold_work(after, done)
 
-    def _encode_rows(self, encoder: RowEncoder, folded: FoldedBatch) -> RowChanges:
+    def _encode_rows(self, encoder: Encoder, folded: FoldedBatch) -> RowChanges:
         prefix, dependencies = increment_prefix(encoder.version), dependencies_of(encoder.spec.schema)
 
         def old_rows_of(keys: Joined) -> Joined:
@@ -271,7 +272,7 @@ class Shard:
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
-    def start_version(self, encoder: RowEncoder, want_end_offsets: Mapping[str, int], *, behind: bool = False) -> ShardVersion:
+    def start_version(self, encoder: Encoder, want_end_offsets: Mapping[str, int], *, behind: bool = False) -> ShardVersion:
         """Writes `building v`: from the next micro-batch on its rows and deltas are written. Synced; a checkpoint taken after it holds it (B6).
 
         behind: this worker's encoder has another fingerprint than the version; components go on, its rows do not (B5).
@@ -287,7 +288,7 @@ class Shard:
             self._encoders[started.version] = encoder
         return started
 
-    def attach_encoder(self, encoder: RowEncoder) -> None:
+    def attach_encoder(self, encoder: Encoder) -> None:
         """After a reopen: the encoder of a version that is in `needs_encoders`. Raises Incompatible (`other_encoder`)."""
         known = self._versions[encoder.version]
         if (known.checkpoint_sha256, known.encoder_fingerprint) != (encoder.checkpoint_sha256, encoder.fingerprint):

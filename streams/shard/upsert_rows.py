@@ -15,14 +15,15 @@ from infra.joined import Joined, join_rows, pack_into
 from schemas.index.layout import ORDER
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL
 from streams.core.stale import Dependencies, Stale
-from streams.shard.rows import RowChanges, RowEncoder, decode_increment_hash
+from streams.encoders import Encoder
+from streams.shard.rows import RowChanges, decode_increment_hash
 from streams.stored.changed_inputs import compare_inputs
 from streams.stored.folded_upserts import APPEARED, CHANGED, FoldedUpserts
 
 OldRows = Callable[[Joined], Joined]  # stored increments of this version by index key
 
 
-def encode_upsert_rows(encoder: RowEncoder, dependencies: Dependencies, upserts: FoldedUpserts, old_rows_of: OldRows) -> RowChanges:
+def encode_upsert_rows(encoder: Encoder, dependencies: Dependencies, upserts: FoldedUpserts, old_rows_of: OldRows) -> RowChanges:
     """The increments of one version. Raises Corrupted (`bad_increment`)."""
     result = RowChanges()
     changed, appeared = upserts.places(CHANGED), upserts.places(APPEARED)
@@ -51,9 +52,7 @@ def _find_changed_inputs(upserts: FoldedUpserts, dependencies: Dependencies) -> 
     return differ_I
 
 
-def _find_usable_rows(
-    encoder: RowEncoder, upserts: FoldedUpserts, places: np.ndarray, old_rows_of: OldRows
-) -> tuple[np.ndarray, np.ndarray]:
+def _find_usable_rows(encoder: Encoder, upserts: FoldedUpserts, places: np.ndarray, old_rows_of: OldRows) -> tuple[np.ndarray, np.ndarray]:
     """The places whose stored row was made from the components as they were before this batch, and those rows."""
     values = old_rows_of(upserts.keys.take(places))
     row_bytes = ORDER.itemsize + encoder.layout.row_bytes

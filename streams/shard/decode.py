@@ -1,7 +1,8 @@
-"""From a record of item-features or new-items to updates and rejections, each judged alone (protocol A2, A4, A5).
+"""From a record of item-features or new-items to its updates and rejections; each update is judged alone (protocol A2, A4, A5).
 
-Here: decoding and what it decides. Not here: the fold (core/item_state.py), dead letters (infra/kafka/dead_letters.py).
-Invariant: accept or reject is a pure function of topic, partition and the record's bytes; together every update is here exactly once.
+Here: decoding, and what is accepted. Not here: the fold (core/item_state.py), dead letters (infra/kafka/dead_letters.py).
+Invariant: whether an update is accepted is a pure function of topic, partition and the bytes of the record. Every update is either accepted or rejected,
+once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from streams.stored.upserts import Upserts
 
 Update = FeaturesUpdate | EmbeddingUpdate
 
-_FLOAT32_MAX = float(np.finfo(np.float32).max)  # a little above it numbers still round down to it
+_FLOAT32_MAX = float(np.finfo(np.float32).max)  # numbers a little above it are still rounded down to it
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 
 
@@ -43,8 +44,8 @@ class DecodedRecord:
 
 
 def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> list[DecodedRecord]:
-    """Decodes records of either topic of one shard, each judged alone; those that are plainly written are read together. Never raises for bad
-    bytes: they are rejections."""
+    """Decodes records of both topics of one shard. Each is judged alone, but those that are plainly written are read together. Never raises for bad
+    bytes: they become rejections."""
     places = [i for i, r in enumerate(records) if r.topic == ITEM_FEATURES and r.value is not None and len(r.value) <= RECORD_BYTES_MAX]
     plain = _decode_plain_records([records[i] for i in places], kind, shards) if places else []
     updates_at = dict(zip(places, plain, strict=True))
@@ -52,7 +53,7 @@ def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards:
 
 
 def _decode_plain_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Update] | None]:
-    """The updates of each record as publishers write it, without the models; None where only they can judge it."""
+    """The updates of each record that is written as publishers write it, read without the pydantic models; None if only the models can judge it."""
     read = read_plain_records([value for r in records if (value := r.value) is not None], kind, records[0].partition, shards)
     if read is None:
         return [None] * len(records)
@@ -71,7 +72,7 @@ def _decode_plain_records(records: Sequence[SourceRecord], kind: IdKind, shards:
 
 
 def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Joined) -> list[Update] | None:
-    """The updates of a plain record that has not only plain upserts."""
+    """The updates of a plain record that also has deletes, or upserts that only Python can read. None if only the models can judge it."""
     value, at, updates = record.value, read.updates_of(n), list[Update]()
     assert value is not None
     for index, (key, fields) in enumerate(zip(keys.cut(at.start, at.stop).present(), read.fields_U9[at].tolist(), strict=True)):
@@ -81,7 +82,7 @@ def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Joined
         elif op == UPSERT_BY_PYTHON:
             try:
                 update = ItemFeaturesUpdate.model_validate_json(value[begin:end])
-            except ValueError:  # its neighbours are judged with it
+            except ValueError:  # then the models judge the whole record
                 return None
             updates.append(FeaturesUpdate(key, version, record.offset, index, False, encode_canonical(update.features), update.features))
         else:
@@ -120,7 +121,7 @@ def encode_canonical(features: Mapping[str, Any]) -> bytes:
 
 
 def _writers_agree(raw: bytes) -> bool:
-    """Only what is not plain ASCII, escapes and exponents of numbers are written in two ways."""
+    """The two writers differ only in escapes, in exponents of numbers, and in text that is not plain ASCII."""
     if not raw.isascii() or b"\\" in raw or b"\x7f" in raw:
         return False
     return b"0e" not in raw.translate(_DIGITS_AS_ZERO)
@@ -157,7 +158,7 @@ def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> Decode
 
 
 def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes | None]:
-    """Each as float32 bytes; None: a number of it has no float32. Those of a record are turned together."""
+    """Each embedding as float32 bytes; None if one of its numbers is outside float32. All of a record are converted together."""
     ends = list(accumulate(map(len, embeddings)))
     wide = np.fromiter(chain.from_iterable(embeddings), np.float64, ends[-1] if ends else 0)
     with np.errstate(over="ignore"):

@@ -1,8 +1,8 @@
 """A micro-batch folded into the components that a shard has stored: many upserts together, every other update item by item.
 
-Here: who goes which way, what is read for it, what is counted. Not here: the fold of one item (core/item_change.py), of many upserts
+Here: which update goes which way, what is read for it, what is counted. Not here: the fold of one item (core/item_change.py), of many upserts
 (stored/folded_upserts.py), rows, the WriteBatch (shard.py).
-Invariant: both ways give the same components, rows and counts; an item goes one way only within a batch, because its steps are in one order.
+Invariant: both ways give the same components, rows and counts. Within a batch all updates of an item go the same way, because they have an order.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ from streams.stored.folded_upserts import FoldedUpserts, find_items, fold_upsert
 from streams.stored.upserts import Upserts
 
 FEATURES, EMBEDDINGS = "features", "embeddings"
-TOGETHER_MIN = 8  # upserts; below it arrays cost more than they save
+TOGETHER_MIN = 8  # upserts; for fewer, arrays cost more than they save
 
 Component = tuple[str, bytes, bytes]  # column family, key, value
 
 
 class StoredRows(Protocol):
-    """Values of a column family by key: what the fold needs of a database."""
+    """What the fold needs of a database: values of a column family by key."""
 
     def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of `keys` in their order."""
@@ -45,14 +45,14 @@ class StoredRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoldedBatch:
-    """Every item of a micro-batch once: in `items`, or in `upserts` (None: there were too few of them)."""
+    """Every item of a micro-batch, once: in `items`, or in `upserts` (None if there were too few)."""
 
     items: list[ItemChange]
     upserts: FoldedUpserts | None
     counts: dict[str, TopicCounts]
 
     def components(self) -> Iterator[Component]:
-        """What is to be stored of `items`."""
+        """The changed components of `items`, to be stored."""
         for item in self.items:
             if item.features is not None and item.features is not item.before_features:
                 yield FEATURES, item.key, encode_features_component(item.features)

@@ -1,4 +1,4 @@
-"""The outbox of a shard in its database: entries that join a WriteBatch, and pages of those that are still owed.
+"""The outbox of a shard in its database: entries for a WriteBatch, and pages of the entries that are still to be sent.
 
 Here: numbering, writing and reading. Not here: the bytes of an entry (core/outbox.py), when it is sent (task.py).
 Invariant: a page is bounded in bytes, whatever the sizes of the entries (I8).
@@ -25,7 +25,7 @@ OUTBOX_PAGE_BYTES = 16 << 20
 
 
 class Outgoing:
-    """Outbox entries of one WriteBatch, numbered on."""
+    """The outbox entries of one WriteBatch, with their numbers."""
 
     def __init__(self, next_sequence: int, next_delta: int) -> None:
         self.next_sequence, self.next_delta = next_sequence, next_delta
@@ -39,13 +39,13 @@ class Outgoing:
         self.next_sequence += 1
 
     def add_delta(self, kind: IdKind, header: DeltaHeader, rows: int = 0, packed: bytes = b"") -> None:
-        """A delta record with so many packed changes; the sequence in its header is `next_delta`."""
+        """One more delta record, with `rows` packed changes; the sequence in its header is `next_delta`."""
         self.add(INDEX_DELTAS, header.shard, None, encode_packed_delta(kind, header, rows, packed), ())
         self.next_delta += 1
 
 
 def put_outbox(batch: JournaledBatch, family: str, entries: Sequence[OutboxEntry]) -> None:
-    """Puts the entries of one WriteBatch into it; the bytes that several share are there once."""
+    """Puts the entries into their WriteBatch. A value that several of them share is stored once."""
     for entry, value_at in zip(entries, plan_shared_values(entries), strict=True):
         batch.put(family, encode_outbox_key(entry.sequence), encode_outbox_entry(entry, value_at))
 

@@ -1,8 +1,8 @@
-"""Sends a shard's outbox: one idempotent producer per shard, in the order of the sequence, and says what the broker has acknowledged.
+"""Sends the outbox of a shard with one idempotent producer, in the order of the sequence, and tells what the broker has acknowledged.
 
 Here: `OutboxSender`. Not here: what is in the outbox (shard.py), when it is read (task.py).
-Invariants: an entry is confirmed only when it and every entry before it were acknowledged. What was not acknowledged is still in the shard and
-is sent again after a restart. A delivery never times out: while the broker is away the queue fills, and then `send` holds the shard back (I8).
+Invariants: an entry is confirmed only when it and every entry before it were acknowledged. What was not acknowledged is still in the shard and is sent
+again after a restart. A delivery never times out: while the broker is away the queue fills up, and then `send` makes the shard wait (I8).
 """
 
 import threading
@@ -21,7 +21,7 @@ _FLUSH_S_MAX = 5.0
 
 
 class OutboxSender:
-    """One producer and the thread that serves its callbacks. `send` is called by one thread, the shard's.
+    """One producer, and the thread that runs its callbacks. Only the thread of the shard calls `send`.
 
     on_confirmed(sequence)  everything up to it was acknowledged; called from this object's thread
     on_failure(error)       the broker refused for good (a topic is gone): the process must stop
@@ -58,11 +58,11 @@ class OutboxSender:
                 self._producer.poll(_POLL_S)
 
     def end_sending(self) -> None:
-        """Lets a `send` that waits for room go; to be followed by `close`."""
+        """Ends a `send` that waits for room. `close` has to follow."""
         self._closing.set()
 
     def close(self) -> None:
-        """Gives the last messages a few seconds, then lets go; what is left is in the shard."""
+        """Waits a few seconds for the last messages, then ends. What is left is still in the shard."""
         self._producer.flush(_FLUSH_S_MAX)
         self._ended.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""A shard's checkpoint directory, read: items in key order, increments of a version, offsets and counts of that one moment.
+"""Reads the checkpoint of a shard: items in key order, increments of a version, offsets and counts, all of one moment.
 
 Here: `ShardReader`. Not here: who takes the checkpoint (streams/builders/running_jobs.py). Two reads of a live shard disagree; a seal or
 a build therefore reads only from a checkpoint (protocol B8). The directory must be private and writable (infra/rocks.py says why).
@@ -46,7 +46,7 @@ class StoredItem:
 
 
 class ShardReader:
-    """A read-only view of one moment of a shard. Close it before the directory is removed."""
+    """A read-only view of one moment of a shard. It has to be closed before the directory is removed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -55,16 +55,16 @@ class ShardReader:
 
     @property
     def next_offsets(self) -> dict[str, int]:
-        """Next offset per source topic at the checkpoint."""
+        """Next offset of each source topic at the checkpoint."""
         return dict(self.state.next_offsets)
 
     def work_of(self, version: int) -> dict[str, int]:
-        """Rows computed and work that was not needed for a version since it began here, by cause."""
+        """Rows computed for a version, and work that was not needed, by cause, since the version began in this shard."""
         return dict(self.state.work.get(str(version), {}))
 
     @property
     def source_ms(self) -> int:
-        """Record time of the newest source record in it, 0 = none."""
+        """Time of the newest source record, 0 = there is none."""
         return self.state.source_ms
 
     @property
@@ -90,7 +90,7 @@ class ShardReader:
                 yield StoredItem(key, encode_stored_order(features, embedding), features, embedding)
 
     def scan_blocks(self, start_key: bytes = b"", end_key: bytes | None = None, rows: int = SLICE_ROWS) -> Iterator[ItemBlock]:
-        """The same items, `rows` in a block, fewer only in the last: what a build reads."""
+        """The same items in blocks of `rows`, fewer only in the last block: what a build reads."""
         embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key, end_key), rows)
         scan = self._database.scan(FEATURES, start_key, end_key)
         keys: list[bytes] = []

@@ -1,7 +1,6 @@
-"""Row changes of one version for the items of one micro-batch, one by one: which rows to encode, which to rewrite without the network, which
-items are gone.
+"""Rows of one version for the items of one micro-batch, one by one: which to encode, which to rewrite without the network, which items are gone.
 
-Here: the plan per version and the calls of its encoder. Not here: many upserts at once (upsert_rows.py), what is stale (core/stale.py), the
+Here: the plan for one version, and the calls of its encoder. Not here: many upserts at once (upsert_rows.py), what is stale (core/stale.py), the
 arithmetic (streams/encoder.py), the WriteBatch (shard.py).
 Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch; any
 other row is encoded. Both ways give the same bits.
@@ -35,7 +34,7 @@ OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increm
 
 @dataclass(slots=True)
 class RowChanges:
-    """What a version's rows become: (index key, increment value) one by one, or keys and values side by side; and the work it took."""
+    """New rows of a version: as pairs (index key, increment value), or as keys and values side by side; and the work that they took."""
 
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
     together: list[tuple[Joined, Joined]] = field(default_factory=list)
@@ -48,7 +47,7 @@ class RowChanges:
         return self
 
     def joined(self) -> tuple[Joined, Joined] | None:
-        """All keys and values, those one by one first; None: nothing changed."""
+        """All keys and values side by side, those of the pairs first; None if nothing changed."""
         runs = list(self.together)
         if self.changes:
             runs.insert(0, (join_stored([key for key, _ in self.changes]), join_stored([value for _, value in self.changes])))
@@ -88,7 +87,7 @@ def _remove(item: ItemChange, result: RowChanges) -> None:
 
 
 def _rewrite(encoder: Encoder, items: Sequence[tuple[ItemChange, Stale]], old_values: OldValues, result: RowChanges) -> list[ItemChange]:
-    """Rewrites what has a usable old row; the rest is given back to be encoded."""
+    """Rewrites the items that have a usable old row. Returns the others, which are to be encoded."""
     if not items:
         return []
     kept, old_rows, left = [], [], []
@@ -118,7 +117,7 @@ def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> bytes | No
 
 
 def decode_increment_hash(layout: RowLayout, value: bytes) -> int | None:
-    """The input hash of an increment, None for a tombstone, without making arrays of it. Raises Corrupted (`bad_increment`)."""
+    """The input hash of an increment, None for a tombstone. Makes no array, which would cost more. Raises Corrupted (`bad_increment`)."""
     if len(value) != ORDER.itemsize + layout.row_bytes or value[_DEAD_AT]:
         decode_increment(layout, value)  # a tombstone, or not what was written
         return None

@@ -2,13 +2,13 @@
 
     features     index key -> features component            embeddings  index key -> embedding component
     increments   version (u64 big-endian) + index key -> order and row, of every version that receives increments
-    outbox       sequence -> message that is owed to Kafka   meta        state, identity, one entry a version
+    outbox       sequence -> message still to be sent        meta        state, identity, one entry for each version
 
-Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), its versions, its
-outbox. Not here: decoding (decode.py), the fold (fold.py), rows (rows.py, upsert_rows.py), the outbox in the database
+Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), the versions of the shard,
+its outbox. Not here: decoding (decode.py), the fold (fold.py), rows (rows.py, upsert_rows.py), the outbox in the database
 (outbox.py), the serial task (task.py), start checks (start.py), reading a checkpoint (reader.py).
-Invariants: nothing outside this directory is ever the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1);
-same log, same offsets: same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
+Invariants: only this directory is the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1). The same log to the same
+offsets gives the same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def open_shard(directory: Path, number: int, init: Init, clock: Clock) -> "Shard
 
 
 class Shard:
-    """See the module. `versions` are those this shard keeps rows for; encoders are attached after a reopen."""
+    """See the module. `versions` are those that this shard keeps rows for. After the shard is opened, their encoders have to be attached."""
 
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
         self.number, self.init = number, init
@@ -116,12 +116,12 @@ class Shard:
 
     @property
     def next_offsets(self) -> dict[str, int]:
-        """Next offset per source topic: everything before is in the shard."""
+        """Next offset of each source topic: everything before it is in the shard."""
         return dict(self.state.next_offsets)
 
     @property
     def counters(self) -> Counters:
-        """Counts of updates per topic since offset 0."""
+        """Counts of updates of each topic, since offset 0."""
         return self.state.counters
 
     @property
@@ -130,7 +130,7 @@ class Shard:
         return dict(self._versions)
 
     def needs_encoders(self) -> list[ShardVersion]:
-        """Versions that receive increments and have no encoder yet: nothing can be applied before they are attached."""
+        """Versions that receive increments and have no encoder yet. Nothing can be applied before they have one."""
         return [v for v in self._versions.values() if not v.behind and v.version not in self._encoders]
 
     # --- a micro-batch ---------------------------------------------------------------------------------------------
@@ -138,8 +138,9 @@ class Shard:
     def apply(self, records: Sequence[SourceRecord], on_written: Callable[[Sequence[OutboxEntry]], None] = lambda _: None) -> BatchResult:
         """Applies records, each topic's in offset order: one WriteBatch, or several where there are more than WRITE_BATCH_UPDATES_MAX updates.
 
-        on_written: gets what each of them put into the outbox as soon as it is written, so that readers do not wait for the last one.
-        Records below the next offset are dropped. Raises Incompatible (`offset_gap`) and Unavailable (`encoder_missing`) before anything is written.
+        on_written: gets what each WriteBatch put into the outbox as soon as it is written, so that readers do not wait for the last one.
+        Records below the next offset are dropped as duplicates. Raises Incompatible (`offset_gap`) and Unavailable (`encoder_missing`) before it
+        writes anything.
         """
         missing = self.needs_encoders()
         if missing:
@@ -202,7 +203,7 @@ class Shard:
     def _put_rows(
         self, batch: JournaledBatch, folded: FoldedBatch, after: ShardState, outgoing: Outgoing, result: BatchResult
     ) -> ShardState:
-        """Rows and deltas for EVERY version that receives increments; the state with the work of each."""
+        """Adds rows and deltas for EVERY version that receives increments. Returns the state with the work that was done for each."""
         done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
             rows = self._encode_rows(encoder, folded)
@@ -227,7 +228,7 @@ class Shard:
         return rows
 
     def _add_deltas(self, version: int, changes: PackedChanges, after: ShardState, outgoing: Outgoing) -> None:
-        """Only the last record of a batch claims the batch's offsets: the earlier ones do not hold all its rows."""
+        """Only the last delta record of a batch names the offsets after the batch, because the earlier ones do not hold all of its rows."""
         ends = changes.ends_R.tolist()
         cuts = plan_delta_cuts(ends)
         for cut in cuts:
@@ -237,7 +238,7 @@ class Shard:
             outgoing.add_delta(self.init.id_kind, header, cut.stop - cut.start, packed.tobytes())
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
-        """For each version that receives rows: what is claimed of a frozen one stands still, though a server may not have heard of the freeze."""
+        """One for each version that receives rows. So nothing is claimed of a frozen version, also to a server that has not heard of the freeze."""
         now = self._clock.monotonic()
         if now - self._watermark_at >= WATERMARK_EVERY_S:
             for version in [v.version for v in self._versions.values() if not v.behind] or [WATERMARK_VERSION]:
@@ -246,7 +247,7 @@ class Shard:
             self._watermark_at, self._watermarked = now, after
 
     def _commit(self, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
-        """The one place where the shard moves on: outbox and state join the batch, which is written whole."""
+        """The one place where the shard moves on: outbox and state are added to the batch, which is then written as a whole."""
         put_outbox(batch, OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
@@ -256,13 +257,13 @@ class Shard:
         self.state = after
 
     def watermark_due_in_s(self) -> float | None:
-        """Seconds until `write_watermark` should be called, None if readers were told about all offsets (B16)."""
+        """Seconds until `write_watermark` should be called; None if readers have been told all offsets (B16)."""
         if self._watermarked is not None and self._watermarked.next_offsets == self.state.next_offsets:
             return None
         return max(0.0, self._watermark_at + WATERMARK_EVERY_S - self._clock.monotonic())
 
     def write_watermark(self) -> list[OutboxEntry]:
-        """Puts the source offsets into the outbox if readers lack them and the last time was long enough ago."""
+        """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago. Returns what it put there."""
         if (due := self.watermark_due_in_s()) is None or due > 0:
             return []
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
@@ -273,9 +274,9 @@ class Shard:
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def start_version(self, encoder: Encoder, want_end_offsets: Mapping[str, int], *, behind: bool = False) -> ShardVersion:
-        """Writes `building v`: from the next micro-batch on its rows and deltas are written. Synced; a checkpoint taken after it holds it (B6).
+        """Writes `building v`: from the next micro-batch on, its rows and deltas are written. Synced, so that a checkpoint taken after it has it (B6).
 
-        behind: this worker's encoder has another fingerprint than the version; components go on, its rows do not (B5).
+        behind: the fingerprint of this worker's encoder is not the version's; then components are written, but no rows of this version (B5).
         """
         started = ShardVersion(
             encoder.version, encoder.checkpoint_sha256, encoder.fingerprint, behind, dict(want_end_offsets), dict(self.state.next_offsets)
@@ -289,7 +290,7 @@ class Shard:
         return started
 
     def attach_encoder(self, encoder: Encoder) -> None:
-        """After a reopen: the encoder of a version that is in `needs_encoders`. Raises Incompatible (`other_encoder`)."""
+        """Attaches the encoder of a version that `needs_encoders` names. Raises Incompatible (`other_encoder`)."""
         known = self._versions[encoder.version]
         if (known.checkpoint_sha256, known.encoder_fingerprint) != (encoder.checkpoint_sha256, encoder.fingerprint):
             raise Incompatible(
@@ -317,10 +318,10 @@ class Shard:
         self._encoders.pop(version, None)
 
     def forget_increments(self, version: int, before: Mapping[str, int], after_key: bytes, rows_max: int) -> bytes | None:
-        """Removes rows of a version whose last change lies before the offsets `before`, which its full part holds. Tombstones stay: a reader must
-        know their order. Looks at up to `rows_max` entries after `after_key`; where it stopped, None at the end. A kill in between leaves more rows
-        than needed, never fewer."""
-        self._database.settle()  # else a row that is removed would come back with the journal
+        """Removes rows of a version whose last change lies before the offsets `before`, because its full part has them. Tombstones stay, because readers
+        need their order. Looks at up to `rows_max` entries from `after_key` on. Returns the key to go on from, None at the end. A kill in between
+        leaves more rows than needed, never fewer."""
+        self._database.settle()  # otherwise a removed row would come back from the journal
         prefix, batch, last = increment_prefix(version), self._database.new_batch(), None
         scan = self._database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))
         for key, value in itertools.islice(scan, rows_max):
@@ -359,23 +360,23 @@ class Shard:
         return self._database.facts()
 
     def begin_flush(self) -> None:
-        """Writes what only memory and the log hold to table files, in the background: a checkpoint then finds little to write."""
+        """Begins to write what is only in memory and the log to table files, in the background. A checkpoint then finds little to write."""
         self._database.begin_flush()
 
     def is_flushing(self) -> bool:
-        """Whether that still goes on."""
+        """Whether that is still going on."""
         return self._database.is_flushing()
 
     def create_checkpoint(self, directory: Path) -> None:
-        """A consistent copy of everything at this moment, for builders and seals: hard links, and what memory holds is written; milliseconds after
-        a flush, 0.7 s with 40 MB in memory."""
+        """Makes a consistent copy of everything at this moment, for builders and seals: it writes what is in memory, and makes hard links. It takes
+        milliseconds after a flush, 0.7 s with 40 MB in memory."""
         failpoint("before-checkpoint")
         self._database.create_checkpoint(directory)
 
     def recover(self) -> None:
-        """Reopens the database: the way out of a full disk, after which every write fails otherwise. Raises Unavailable while that lasts.
+        """Reopens the database. After a full disk every write fails until that is done. Raises Unavailable while the disk is full.
 
-        The state is read again, because a write that failed may be there all the same; what readers were told is not certain either.
+        The state is read again, because a write that failed may be there all the same. What readers were told is forgotten, because it is uncertain too.
         """
         self._database.reopen()
         self._read_state()

@@ -1,10 +1,10 @@
-"""Snapshots of shards in the index store: put from a checkpoint, found, and restored into a new owner's directory (protocol A7, A8).
+"""Snapshots of shards in the index store: writing one from a checkpoint, finding them, restoring one for a new owner (protocol A7, A8).
 
 Here: the files. Not here: when one is taken (core/snapshots.py), which one a shard starts from and the checks of the log (start.py), which
 are removed (schemas/index/retention.py).
-Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together; its manifest is put last,
-so half of a snapshot is never one. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and appears
-under its name in one rename: a kill in between leaves a folder that nobody opens and the next start removes.
+Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together. Its manifest is put last, so a
+snapshot that is not complete is not found. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and gets
+its name in one rename: a kill before that leaves a folder that nobody opens and the next start removes.
 """
 
 import shutil
@@ -36,7 +36,7 @@ class FoundSnapshot:
 
 
 def write_snapshot(store: IndexStore, job: SnapshotJob) -> ShardSnapshot:
-    """Puts the checkpoint of a shard into the store. The checkpoint directory is used up: its files may be the store's afterwards."""
+    """Puts the checkpoint of a shard into the store. The checkpoint must not be used afterwards, because its files may be the store's."""
     folder = Path(job.checkpoint_directory)
     names = sorted(p.name for p in folder.iterdir() if p.suffix in (".sst", ".log") or p.name.startswith(_OWN_NAMES))
     files = tuple(PartFile(name, (folder / name).stat().st_size, sha256_of_file(folder / name)) for name in names)
@@ -49,7 +49,7 @@ def write_snapshot(store: IndexStore, job: SnapshotJob) -> ShardSnapshot:
 
 
 def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], list[str]]:
-    """Snapshots of a shard, the one with the least to replay first; and what is wrong with manifests that do not read."""
+    """Snapshots of a shard, the one with the least to replay first; and what is wrong with manifests that cannot be read."""
     found, wrong = [], []
     for path in store.list(f"snapshots/{shard:05d}/"):
         if not path.endswith(f"/{_MANIFEST_NAME}"):
@@ -90,7 +90,7 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
 
 
 def _fetch_file(store: IndexStore, snapshot: ShardSnapshot, file: PartFile, into: Path) -> None:
-    """Tables are linked where possible, because nobody writes them again; RocksDB writes the others in place, so they are copied."""
+    """Table files are linked where possible, because nobody writes them again; the others are copied, because RocksDB writes them in place."""
     try:
         store.fetch(f"{snapshot.directory}/files", file, into / Path(file.name).name, link=file.name.endswith(".sst"))
     except Corrupted as error:

@@ -1,6 +1,6 @@
 """The start of a shard: where its data comes from, and the checks before the first record is applied (protocol A7).
 
-    the directory, else the newest snapshot that the log can complete, else offset 0 if the log still starts at 0, else a named refusal
+    its directory; else the newest snapshot that the log can complete; else offset 0, if the log still starts there; else it refuses with a reason
 
 Here: the choice, setting a directory that fails aside, the comparison with the log. Not here: the files of snapshots (snapshot.py), versions and
 their encoders (streams/versions/reconcile.py), topic ids (the index's identity is compared by infra/index/control_log.py and is inside directory and snapshot).
@@ -11,8 +11,8 @@ their encoders (streams/versions/reconcile.py), topic ids (the index's identity 
     needs records that the log lost        set aside if a snapshot can start, else refused (`log_gone`)
     is ahead of the log                    refused (`log_shorter`): another log, or one that lost its end
 
-Invariants: never a silent earliest or latest: a shard goes on exactly at its next offset, or says why not, and why no snapshot helped. A shard that was
-opened may be behind its former self, so it seals nothing before it has applied what the log held at this moment.
+Invariants: a shard goes on exactly at its next offset, or says why it cannot and why no snapshot helped; it never takes the earliest or latest offset in
+silence. A shard that was opened may be an older copy of itself, so it seals nothing before it has applied what the log held at that moment.
 """
 
 import logging
@@ -41,7 +41,7 @@ _log = logging.getLogger("aif.streams.start")
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """What a partition holds now: offsets from `start` to before `end`."""
+    """The offsets that a partition holds now: from `start` to before `end`."""
 
     start: int
     end: int
@@ -78,7 +78,7 @@ def start_shard(
 def _open_directory(
     directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None
 ) -> Shard | None:
-    """The shard in its directory; None if there is none, or if it was set aside."""
+    """The shard in its directory; None if there is no directory, or if it was set aside."""
     if not _has_files(directory):
         return None
     try:
@@ -130,7 +130,7 @@ def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mappin
 def _usable_snapshots(
     number: int, init: Init, log: Mapping[str, LogRange], store: IndexStore | None
 ) -> tuple[list[FoundSnapshot], list[str]]:
-    """Snapshots of this very shard that the log completes, the least to replay first; and why the others are not."""
+    """Snapshots of this shard that the log completes, the one with the least to replay first; and why the others are no use."""
     if store is None:
         return [], []
     found, refused = list_snapshots(store, number)
@@ -145,7 +145,7 @@ def _usable_snapshots(
 
 
 def _find_misfit(snapshot: ShardSnapshot, number: int, init: Init, log: Mapping[str, LogRange]) -> str:
-    """Why a shard cannot start from a snapshot; empty when it can."""
+    """Why the shard cannot start from a snapshot; empty if it can."""
     if snapshot.identity != (expected := encode_identity(number, init).decode()):
         return f"it belongs to {snapshot.identity}, expected {expected}"
     try:
@@ -162,7 +162,7 @@ def _check_logs(shard: Shard, log: Mapping[str, LogRange]) -> None:
 
 
 def _note_ends(shard: Shard, log: Mapping[str, LogRange]) -> None:
-    """Versions of a shard that is behind the log seal only after they caught up with it."""
+    """If the shard is behind the log, its versions seal only after they have caught up with it."""
     for version in shard.versions.values():
         ends = {topic: max(version.want_end_offsets.get(topic, 0), log[topic].end) for topic in SHARD_TOPICS}
         if any(shard.next_offsets[topic] < end for topic, end in ends.items()):
@@ -186,7 +186,7 @@ def check_log(number: int, topic: str, next_offset: int, log: LogRange) -> None:
 
 
 def _open_waiting(directory: Path, number: int, init: Init, clock: Clock) -> Shard:
-    """Opens, waiting for a former owner on this host that is still closing."""
+    """Opens the directory. Waits if a former owner on this host is still closing it."""
     end = clock.monotonic() + _LOCK_WAIT_S_MAX
     while True:
         try:

@@ -1,9 +1,9 @@
-"""The one serial task of a shard: every batch, seal and version step of it runs on one thread, one after the other.
+"""The serial task of a shard: every batch and every other step of the shard runs on one thread, one after another.
 
 Here: `ShardTask`: queueing, retry of what is transient, the outbox on its way to the broker. Not here: what a batch does (shard.py), who hands
 batches in (streams/agents), who starts versions (streams/versions/reconcile.py).
-Invariants: nothing runs beside a micro-batch (two interleaving writers built stale rows in 1,068 of 4,000 histories). No batch is applied before
-the shard is admitted: the versions of the control log are in it and have their encoders (protocol A7).
+Invariants: nothing runs beside a micro-batch (with two interleaving writers, 1,068 of 4,000 simulated histories had stale rows). No batch is applied
+before the shard is admitted, that is, before it has the versions of the control log with their encoders (protocol A7).
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _RETRY_S_FIRST, _RETRY_S_MAX = 0.05, 2.0
 _OUTBOX_PAGE = 1_000
 _REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})
 _REOPEN_EVERY_S = 0.5
-# From the thread of a task to its sender; tests hand in one without a broker.
+# Makes the sender of a task; tests hand in one without a broker.
 MakeSender = Callable[["ShardTask"], "OutboxSender | None"]
 
 
 def shard_closed(number: int) -> Unavailable:
-    """What a batch or step gets that came too late: its records belong to the next owner, who reads them again."""
+    """The error for a batch or step that comes too late. Its records belong to the next owner, who reads them again."""
     return Unavailable("shard_closed", f"shard {number} is being given to another owner")
 
 
@@ -70,7 +70,7 @@ class ShardTask:
             raise shard_closed(self.number) from error
 
     def _run(self, step: Callable[[Shard], T]) -> T:
-        """After a full disk every write fails until the database is opened again, which itself needs space: tried before each step."""
+        """After a full disk every write fails until the database is opened again, which itself needs room; so that is tried before each step."""
         if self._broken is not None:
             if self._clock.monotonic() < self._reopened_at + _REOPEN_EVERY_S:
                 raise self._broken
@@ -85,7 +85,7 @@ class ShardTask:
             raise
 
     async def apply(self, records: Sequence[SourceRecord]) -> BatchResult:
-        """Applies a batch once the shard is admitted, and returns when it is written. What is transient is tried again, with growing pauses.
+        """Applies a batch once the shard is admitted, and returns when it is written. While something is unavailable, it tries again with growing pauses.
 
         Raises Unavailable (`shard_closed`), Incompatible (`offset_gap`); anything else is a fault of the process.
         """
@@ -95,7 +95,7 @@ class ShardTask:
         while not self._closing.is_set():
             done = asyncio.wrap_future(self.submit(lambda shard: self._apply(shard, records)))
             await asyncio.wait({done})
-            if done.cancelled():  # by `close`; not a cancellation of the agent, which Faust would take for its end
+            if done.cancelled():  # by `close`. The agent must not be cancelled: Faust would take that for its end
                 break
             try:
                 return done.result()
@@ -111,15 +111,15 @@ class ShardTask:
         try:
             result = shard.apply(records, lambda entries: self._send_new(shard, entries))
         except BaseException:
-            self._send_all(shard)  # of several batches some may be written
+            self._send_all(shard)  # some of its WriteBatches may be written
             raise
         if not result.outbox:
-            self._send_all(shard)  # what an earlier owner left
+            self._send_all(shard)  # what an earlier owner has left
         self._on_result(self.number, result, self._clock.monotonic() - began)
         return result
 
     def admit(self) -> None:
-        """Lets batches in: the shard has every version it must write rows for."""
+        """Lets batches in, because the shard has every version that it must write rows for."""
         with contextlib.suppress(Exception):
             self._admission.set_result(None)
 
@@ -131,7 +131,7 @@ class ShardTask:
     # --- outbox ------------------------------------------------------------------------------------------------------
 
     def _send_new(self, shard: Shard, entries: Sequence[OutboxEntry]) -> None:
-        """Hands over what was just written; nothing is read where all before it was handed over."""
+        """Hands the sender what was just written. It need not be read from the outbox if everything before it was handed over."""
         if self._sender is None or not entries or entries[0].sequence != self._sent + 1:
             self._send_all(shard)
             return
@@ -143,7 +143,7 @@ class ShardTask:
             self._sent = entries[min(len(entries), at + _OUTBOX_PAGE) - 1].sequence
 
     def _send_all(self, shard: Shard) -> None:
-        """Hands everything new in the outbox to the sender, after a reopen also what an earlier owner left."""
+        """Hands the sender everything in the outbox that it has not got, also what an earlier owner has left."""
         while self._sender is not None and not self._closing.is_set():
             entries = shard.pending_outbox(_OUTBOX_PAGE, after=self._sent)
             if not entries:
@@ -153,11 +153,11 @@ class ShardTask:
             self._sent = entries[-1].sequence
 
     def confirmed(self, sequence: int) -> None:
-        """The sender's message that everything up to `sequence` is with the broker; removed from the shard in larger steps."""
+        """Called by the sender: the broker has everything up to `sequence`. It is removed from the shard at the next tick."""
         self._confirmed = sequence
 
     def tick(self) -> None:
-        """Called about 20 times a second: a due watermark is written, confirmed entries are removed."""
+        """Called by the sender about 20 times a second: writes a watermark if one is due, and removes confirmed entries."""
         if self._ticking or self._closing.is_set():
             return
         self._ticking = True
@@ -181,14 +181,14 @@ class ShardTask:
     # --- end ---------------------------------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
-        """From now on batches are turned away; one that runs is finished."""
+        """Turns batches away from now on; one that is running is finished."""
         self._closing.set()
         self.admit()
         if self._sender is not None:
             self._sender.end_sending()
 
     def close(self) -> None:
-        """Ends the thread after the step that runs, gives the outbox a few seconds, frees the directory. Blocks; closing twice does nothing."""
+        """Ends the thread after the running step, gives the outbox a few seconds, closes the directory. Blocks. Closing twice does nothing."""
         self.begin_close()
         self._executor.shutdown(wait=True, cancel_futures=True)
         if self._sender is not None:

@@ -1,4 +1,4 @@
-"""Row changes of one version for the folded upserts of a micro-batch: the same rows as rows.py makes item by item, from whole columns.
+"""Rows of one version for the folded upserts of a micro-batch: the same rows that rows.py makes item by item, made from whole columns.
 
 Here: which rows to rewrite without the network, which to encode, and their bytes. Not here: the fold (stored/folded_upserts.py), the arithmetic
 (streams/encoder.py), the WriteBatch (shard.py).
@@ -43,7 +43,7 @@ def encode_upsert_rows(encoder: Encoder, dependencies: Dependencies, upserts: Fo
 
 
 def _find_changed_inputs(upserts: FoldedUpserts, dependencies: Dependencies) -> np.ndarray:
-    """Of every item, whether a step changed an input of the item half (bool). A text that is not plain is decoded, as ItemChange does."""
+    """Whether a step changed an input of the item half, for each item (bool). A text that is not plain is decoded, as ItemChange does."""
     steps, differ_I = upserts.steps, np.zeros(len(upserts), np.bool_)
     differ_S, known_S = compare_inputs(steps.before, steps.after, dependencies.inputs)
     for step in np.flatnonzero(~known_S).tolist():
@@ -53,7 +53,7 @@ def _find_changed_inputs(upserts: FoldedUpserts, dependencies: Dependencies) -> 
 
 
 def _find_usable_rows(encoder: Encoder, upserts: FoldedUpserts, places: np.ndarray, old_rows_of: OldRows) -> tuple[np.ndarray, np.ndarray]:
-    """The places whose stored row was made from the components as they were before this batch, and those rows."""
+    """The places of items whose stored row was made from the components as they were before this batch, and these rows."""
     values = old_rows_of(upserts.keys.take(places))
     row_bytes = ORDER.itemsize + encoder.layout.row_bytes
     is_row_R = values.sizes() == row_bytes

@@ -7,9 +7,12 @@ import datetime as dt
 
 import numpy as np
 
+from infra.data.interactions import Interactions
+from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.telling_features import find_telling_features
+from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
 _COMING_BACK_LEAST = 0.2  # of the users measured; in a file that is sorted by user it is next to none
@@ -17,12 +20,14 @@ _UNDATED = (
     "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
 )
 _DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
+_OWN_SHARE_LEAST = 0.5  # of what was clicked; who takes the same things every day has a third
+_CLICKS_LEAST, _USERS_MOST = 50, 2_000
 _FIRST_YEAR = 1980  # no log of a shop is older
 
 
 def find_doubts(sources: MappedSources) -> list[str]:
     """The sentences; none where nothing looks wrong."""
-    found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources)]
+    found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources), _find_own_clicks(sources)]
     return [doubt for doubt in found if doubt is not None] + [
         f"{place} goes with what happens after the evaluation time more than what came before explains (partial rank correlation "
         f"{correlation:+.2f}); " + (_DATED if place.startswith("[item_history]") else _UNDATED)
@@ -69,3 +74,31 @@ def _find_no_order(sources: MappedSources) -> str | None:
         f"[{source.section}] has no time, so its rows count as in order of time, and only {share:.0%} of the users of the last part are in the "
         "part before, which leaves little to learn and to measure: is the file sorted by user? Name a time column, or shuffle its rows"
     )
+
+
+def _find_own_clicks(sources: MappedSources) -> str | None:
+    """Behaviours that are the clicks of the impressions, with an earlier time: the history of a request holds its answer."""
+    if sources.mapping.impressions is None or sources.mapping.behaviours is None or not len(sources.positives):
+        return None
+    asked = set(sources.positives.user_ids[:_USERS_MOST])
+    clicks, taken = (_times_of(log, asked) for log in (sources.positives, sources.history))
+    just_before = [
+        any(0 < time_ms - before_ms <= DAY_MS for before_ms in taken.get(pair, ())) for pair, times in clicks.items() for time_ms in times
+    ]
+    if len(just_before) < _CLICKS_LEAST or (share := sum(just_before) / len(just_before)) < _OWN_SHARE_LEAST:
+        return None
+    return (
+        f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to a day before the click: a history ends before its request, and "
+        "these tell what it clicked; leave [behaviours] out, or give both the same clock"
+    )
+
+
+def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:
+    """When these users took what: times by user and item."""
+    wanted_U = np.array([user in users for user in log.user_ids], bool)
+    found: dict[tuple[Id, int], list[int]] = {}
+    for block in log.blocks():
+        chosen = block.take(wanted_U[block.user_X])
+        for user, item, time_ms in zip(chosen.user_X.tolist(), chosen.item_X.tolist(), chosen.time_X.tolist(), strict=True):
+            found.setdefault((log.user_ids[user], item), []).append(time_ms)
+    return found

@@ -38,3 +38,18 @@ def test_a_clock_and_an_order_that_cannot_be_are_named(tmp_path: Path, time: str
     (tmp_path / "shop.toml").write_text(MAPPING + time)
     doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
     assert words in doubts and bool(words) == bool(doubts)
+
+
+@pytest.mark.parametrize(("before_s", "is_said"), [(1, True), (43_200, True), (0, False), (-60, False), (200_000, False)])
+def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path: Path, before_s: int, is_said: bool) -> None:
+    times = [1_700_000_000 + 40_000 * n for n in range(200)]
+    shown = (f"r{n},u{n % 9},i{n % 7 + k},{at},{int(not k)}\n" for n, at in enumerate(times) for k in range(2))
+    (tmp_path / "shown.csv").write_text("request,user,item,at,clicked\n" + "".join(shown))
+    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{at - before_s}\n" for n, at in enumerate(times)))
+    (tmp_path / "items.csv").write_text("item\n" + "".join(f"i{n}\n" for n in range(8)))
+    (tmp_path / "shop.toml").write_text(
+        MAPPING.replace('"log.csv"\nid', '"items.csv"\nid')
+        + 'time = "at"\n[impressions]\nfile = "shown.csv"\nrequest = "request"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n'
+    )
+    doubts = find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources)
+    assert ["100% of the clicks" in doubt and "same clock" in doubt for doubt in doubts] == [True] * is_said

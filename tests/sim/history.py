@@ -24,6 +24,7 @@ from tests.sim.world import Chances, Violation, World
 
 ROUNDS_MAX = 40
 CHECKPOINTS_MAX = 6
+_BEGUN = (0, 0, 0, 2, 1, 2, 4, 2)  # rounds of the first version's life before the chaos begins: most often its seal is next
 Step = Callable[[], None]
 
 
@@ -123,6 +124,18 @@ class History:
                 self._round()
         world.calm = False
 
+    def _begin_late(self, rounds: int) -> None:
+        """The first version has come so far before anything happens: built, sealed, published; else most seals would be of the calm at the end."""
+        world = self.world
+        world.calm = True
+        if rounds:
+            self.restart()
+        for _ in range(rounds):
+            world.publish_items()
+            world.publish_embedding()
+            self._round()
+        world.calm = False
+
     @staticmethod
     def _steps(*weights: tuple[Step, int]) -> list[Step]:
         """Every kind of step as often as it is likely."""
@@ -137,6 +150,8 @@ class History:
         self.group.settle()
         if world.seed % 8 == 1:
             self._grow_old()
+        else:
+            self._begin_late(_BEGUN[world.seed // 8 % 8])
         for _ in range(world.random.randrange(3, 7)):
             world.clock.seconds += 0.07
             steps = [

@@ -107,6 +107,7 @@ class World:
         self.clock = Clock()
         self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)
         self.shards = shards
+        self.items = 8 if seed // 8 % 2 else 3  # of a shard: few of which each changes often, or more of which some stay as they are
         self.init = _init(shards)
         self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
         self.checkpoints = Topic()
@@ -221,7 +222,7 @@ class World:
     def publish_items(self) -> None:
         """One record of one or two updates to item-features: news, repeats, overtaken ones, deletes, and what must be rejected."""
         shard = self.random.randrange(self.shards)
-        log, ids = self.topics[ITEM_FEATURES, shard], _ids(self.shards, shard)
+        log, ids = self.topics[ITEM_FEATURES, shard], _ids(self.shards, shard, self.items)
         if self.random.random() < 0.06:
             item = self.random.choice(ids)
             self.oracles[shard].publish_features([(encode_index_key(item), None, None)])
@@ -255,7 +256,7 @@ class World:
             self.oracles[shard].publish_embeddings([None])
             value = b'{"schema":1,"updates":[{}]}'
         else:
-            item, values = self.random.choice(_ids(self.shards, shard)), [float(self.random.randrange(2)), 1.0]
+            item, values = self.random.choice(_ids(self.shards, shard, self.items)), [float(self.random.randrange(2)), 1.0]
             self.oracles[shard].publish_embeddings([(encode_index_key(item), np.array(values, np.float32).tobytes())])
             value = _ENCODERS[3].encode({"schema": 1, "updates": [{"item_id": item, "embedding": values}]}).encode()
         log.append(SourceRecord(NEW_ITEMS, shard, log.end, b"", value, (), self.clock.now_ms()))
@@ -314,8 +315,8 @@ _FEATURES = (
 
 
 @cache
-def _ids(shards: int, shard: int) -> list[int]:
-    return [i for i in range(100) if partition_of(i, shards) == shard][:3]
+def _ids(shards: int, shard: int, count: int) -> list[int]:
+    return [i for i in range(100) if partition_of(i, shards) == shard][:count]
 
 
 @cache

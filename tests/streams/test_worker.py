@@ -56,7 +56,7 @@ def upsert(item: int, version: int = 1) -> bytes:
     return json.dumps({"schema": 1, "updates": [{"op": "upsert", "item_id": item, "version": version, "features": {}}]}).encode()
 
 
-@pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and test_shard_start.py hold the same
+@pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and shard/test_start.py hold the same
 def test_a_kill_in_mid_stream_counts_every_update_once_and_doubles_no_row(stage: WorkerStage) -> None:
     publish(stage, 1)
     worker = stage.start_ready()
@@ -145,7 +145,7 @@ def test_a_hole_in_the_log_stops_the_worker_with_a_named_reason_and_nothing_behi
         assert shard.next_offsets[ITEM_FEATURES] <= 1
 
 
-@pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and test_shard_start.py hold the same
+@pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and shard/test_start.py hold the same
 def test_another_index_is_refused_at_start_by_name(stage: WorkerStage) -> None:
     """N, kind of ids, other topics of the same name, and a data directory of another broker."""
     assert stop_cleanly(stage.start_ready()) == 0

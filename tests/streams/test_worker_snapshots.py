@@ -136,7 +136,7 @@ def test_a_worker_without_a_directory_takes_over_from_snapshots_after_the_log_s_
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.campaign  # in processes; test_shard_start.py holds the same
+@pytest.mark.campaign  # in processes; shard/test_start.py holds the same
 def test_a_worker_that_nothing_can_start_says_which_sources_it_tried_and_ends_for_an_operator(stage: WorkerStage) -> None:
     first = stage.start_ready("first", AIF_BUILD__SNAPSHOT_EVERY_UPDATES="1000000")
     publish(stage, 1)

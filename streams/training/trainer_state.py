@@ -53,8 +53,8 @@ def encode_state(state: TrainerState) -> bytes:
     return data + hashlib.sha256(data).digest()
 
 
-def decode_state(data: bytes) -> TrainerState:
-    """The inverse. Raises Corrupted (`bad_trainer_state`)."""
+def decode_state(data: bytes, name: str = "the state") -> TrainerState:
+    """The inverse. Raises Corrupted (`bad_trainer_state`), which says `name`."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() == digest:
         data = body  # else it was damaged, or written before states had a digest: then its length is right without one
@@ -72,7 +72,9 @@ def decode_state(data: bytes) -> TrainerState:
         weights = {name.removeprefix("w/"): t for name, t in tensors.items() if name.startswith("w/")}
         return TrainerState(int(told["step"]), weights, moments, tensors[_LOSSES].numpy(), told["generator"], told["about"])
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-        raise Corrupted("bad_trainer_state", f"the state does not read: {error}; delete the file to start from the beginning") from error
+        raise Corrupted(
+            "bad_trainer_state", f"{name} is damaged or no trainer's state: {error}; delete the file to start from the beginning"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class StateFile:
 
     def read(self) -> TrainerState | None:
         """The state, None if there is none yet. Raises Corrupted."""
-        return decode_state(self.path.read_bytes()) if self.path.exists() else None
+        return decode_state(self.path.read_bytes(), str(self.path)) if self.path.exists() else None
 
     def write(self, state: TrainerState) -> None:
         """The new state in the place of the old, whole or not at all. Raises Unavailable (`state_not_kept`) where the disk does not take it."""

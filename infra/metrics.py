@@ -14,6 +14,8 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics, start_http_server
 
+from schemas.errors import Misconfigured
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 _FRESHNESS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0)
@@ -149,8 +151,13 @@ def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Hist
 
 
 def open_metrics_page(metrics: Metrics, port: int) -> tuple[int, Callable[[], None]]:
-    """Serve `metrics` on loopback at `port` (0: any free one). Returns the port and the call that closes it."""
-    server, thread = start_http_server(port, addr="127.0.0.1", registry=metrics.registry)
+    """Serve `metrics` on loopback at `port` (0: any free one). Returns the port and the call that closes it. Misconfigured (`port_taken`)."""
+    try:
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=metrics.registry)
+    except OSError as error:
+        raise Misconfigured(
+            "port_taken", f"the metrics page cannot have port {port}: {error}; give another --metrics-port, or 0 for none"
+        ) from error
     assert isinstance(server, WSGIServer)
 
     def close() -> None:

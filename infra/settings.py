@@ -188,7 +188,7 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
     for section, values in tree.items():
         if section not in SECTIONS:
             raise _unknown(
-                origin, {section: _spelling(origin, section, "")}, {known: _spelling(origin, known, "") for known in sorted(SECTIONS)}
+                origin, {section: _written(origin, section, values)}, {known: _spelling(origin, known, "") for known in sorted(SECTIONS)}
             )
         if section not in kind.model_fields:
             continue
@@ -213,6 +213,12 @@ def _unknown(origin: str, wrong: Mapping[str, str], known: Mapping[str, str]) ->
     near = [start for start in known if name.startswith(start)] or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {known[near[0]]}?" if near else f"known here: {', '.join(known.values())};"
     return Misconfigured("unknown_setting", f"nothing reads {written} ({origin}); {hint} `aif config show` lists all settings")
+
+
+def _written(origin: str, section: str, values: object) -> str:
+    """How a section stands in its source; of a variable without two underscores, the variable."""
+    whole = origin == "environment" and isinstance(values, Mapping) and "" in values
+    return f"{PREFIX}{section.upper()}" if whole else _spelling(origin, section, "")
 
 
 def _spelling(origin: str, section: str, name: str) -> str:

@@ -34,6 +34,7 @@ CREATE, GROW, SHRINK, CLEANUP, CONFIG = "create", "grow", "shrink", "cleanup", "
 # Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
 _IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
 NEEDS_PERMISSION = frozenset({GROW, SHRINK, CLEANUP})
+_FLAGS = {GROW: "--allow-growth", SHRINK: "--allow-shrink", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
 _DEADLINE_S = 30.0
@@ -98,10 +99,10 @@ def apply_topics(
     changes = plan_topics(broker.topics(prefix), shards, user_partitions)
     refused = [c for c in changes if c.kind in NEEDS_PERMISSION - set(allow)]
     if refused:
-        allowing = ", ".join(sorted({c.kind for c in refused}))
+        allowing = " ".join(sorted({_FLAGS[c.kind] for c in refused}))
         raise Incompatible(
             "topic_change_refused",
-            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: {allowing}",
+            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: `aif topics apply {allowing}`",
         )
     for change in changes:
         broker.apply(prefix, change)

@@ -36,9 +36,9 @@ def bench_rank(
     from serving.bench.rank import measure_rank
 
     open_logs("bench", "warning")  # a line per request would be part of what is measured
-    sizes = tuple(int(size) for size in candidates.split(","))
+    sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in candidates.split(","))
     if not all(1 <= size <= items for size in sizes):
-        raise typer.BadParameter(f"sizes {sizes}: expected 1 to {items} candidates")
+        raise typer.BadParameter(f"--candidates {candidates}: expected numbers from 1 to {items} (--items), with commas between")
     print_figures(measure_rank(items, sizes, quick).as_dict(), as_json)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.metrics import METRICS, Metrics, open_metrics_page
+from schemas.errors import Misconfigured
 
 
 def test_values_arrive_on_the_page_as_they_were_given() -> None:
@@ -17,6 +18,8 @@ def test_values_arrive_on_the_page_as_they_were_given() -> None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             page = answer.read().decode()
+        with pytest.raises(Misconfigured, match=f"port {port}.*--metrics-port"):
+            open_metrics_page(metrics, port)
     finally:
         close()
     assert 'aif_dead_letters_total{disposition="schema",topic="item-features"} 3.0' in page

@@ -44,7 +44,7 @@ def test_plan_shows_what_apply_then_does_and_status_shows_the_topics(prefix: str
 def test_another_number_of_shards_is_refused_as_another_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _run("topics", "apply")
     monkeypatch.setenv("AIF_INDEX__SHARDS", "3")
-    with pytest.raises(AifError, match="topic_change_refused.*--allow-growth"):
+    with pytest.raises(AifError, match=r"topic_change_refused.*--allow-growth"):
         _run("topics", "apply")
     with pytest.raises(AifError, match="other_index"):
         _run("topics", "apply", "--allow-growth")

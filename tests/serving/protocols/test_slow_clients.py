@@ -1,6 +1,7 @@
 """Clients that send slowly, never end, go away or send everything at once: nobody else is refused for them, and nothing of them stays."""
 
 import contextlib
+import gc
 import json
 import re
 import socket
@@ -18,6 +19,7 @@ import pytest
 
 from infra.processes import wait_until
 from serving.protocols import grpc_api
+from serving.protocols.client_watch import ClientWatch
 from serving.settings import ServeSection
 from tests.serving.calls.test_refusal import open_overloaded
 from tests.serving.fake_engine import FakeEngine
@@ -140,6 +142,15 @@ def test_what_a_client_asked_for_that_goes_away_is_not_computed(leave: Callable[
         leave(front, lambda: wait_until(lambda: len(engine.held) == 1, 20, "the work to be in the engine's queue"))
         wait_until(engine.held[0].cancelled, 20, "the work to be given up")
         wait_until(lambda: front.in_work() == 0, 20, "nothing to be in work")
+
+
+def test_a_client_that_was_asked_for_and_stayed_leaves_nothing_in_memory() -> None:
+    with open_front(HoldingEngine()) as front:
+        late = b'{"user_id": 1, "item_ids": [3], "deadline_ms": 50}'
+        assert httpx.post(front.url + "/v1/prerank", content=late, timeout=20).status_code == 504
+        wait_until(lambda: front.in_work() == 0, 20, "nothing to be in work")
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is ClientWatch]
 
 
 def test_requests_that_come_all_at_once_on_one_connection_are_answered_in_their_order(front: Front) -> None:

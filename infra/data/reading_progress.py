@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def open_progress() -> Progress:
-    """Bars in rows and events."""
+    """Bars in rows and events, where a person watches."""
     columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr))
+    return Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
 
 
 def tell_rows(progress: Progress) -> Tell:

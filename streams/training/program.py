@@ -110,7 +110,9 @@ def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
 
 
 def _progress() -> Progress:
-    return Progress(TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn(), console=Console(file=sys.stderr))
+    """Bars where a person watches; what is printed through it is printed anyway."""
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
 
 
 def _open_network(plan: TrainPlan) -> AifNetwork:

@@ -139,10 +139,10 @@ def _update_of(letter: DeadLetter) -> Any | None:
     """The rejected update, None if the record does not read as a list of updates."""
     try:
         decoded = json.loads(letter.record.value or b"")
-        if decoded["schema"] != 1 or len(letter.record.value or b"") > RECORD_BYTES_MAX:
+        if decoded.get("schema", 1) != 1 or len(letter.record.value or b"") > RECORD_BYTES_MAX:
             return None
         update = decoded["updates"][letter.source.index]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError):
         return None
     return update if isinstance(update, dict) else None
 

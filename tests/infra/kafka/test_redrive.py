@@ -121,6 +121,14 @@ def test_a_record_of_one_user_goes_to_the_partition_of_its_id_and_one_that_does_
         assert (again.partition, again.key, again.value) == (partition, sent_key, body)
 
 
+def test_a_record_that_leaves_the_number_of_its_schema_out_goes_to_the_partition_of_its_id_too() -> None:
+    update, right = {"item_id": 7, "version": 1}, partition_of(7, 2)
+    source = DeadLetterSource("item-features", 1 - right, 0, 0, "wrong_partition", "because", "semantic")
+    record = SourceRecord("dlq", 0, 0, b"7", json.dumps({"updates": [update]}).encode(), ())
+    again = encode_redriven(DeadLetter(source, record), 2, IdKind.INT64, "item_id")
+    assert (again.partition, json.loads(again.value or b"")["updates"]) == (right, [update])
+
+
 def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
     source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"), "1")
     letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]

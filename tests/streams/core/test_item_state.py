@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
 from schemas.index.layout import ORDER, component_hash, input_hash
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import (
     EmbeddingUpdate,
     FeaturesUpdate,
@@ -24,6 +25,7 @@ from streams.core.item_state import (
     encode_stored_order,
     fold_embedding,
     fold_features,
+    is_covered,
     order_of,
 )
 
@@ -154,3 +156,12 @@ def test_an_orders_bytes_are_those_of_the_array_form() -> None:
     features, embedding = held_features((9, 8, 7), False, b'{"a":1}', (3, 1 << 40, 255)), held_embedding((5, 0), b"\x00" * 8, (4, 2))
     for some in (embedding, None):
         assert encode_order(features, some) == np.array([order_of(features, some)], ORDER).tobytes()
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_full_part_covers_a_row_whose_components_lie_before_it_and_never_a_tombstone(dead: bool) -> None:
+    features = StoredFeatures((9, 4, 0), dead, b"" if dead else b"{}", (9, 4, 0), 0)
+    increment = encode_order(features, StoredEmbedding((6, 0), b"\0" * 4, (6, 0), 0))
+    for features_end, embeddings_end in [(5, 7), (4, 7), (5, 6)]:
+        covered = is_covered(increment, {ITEM_FEATURES: features_end, NEW_ITEMS: embeddings_end})
+        assert covered == (not dead and (features_end, embeddings_end) == (5, 7))

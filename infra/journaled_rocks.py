@@ -20,7 +20,8 @@ import numpy as np
 
 from infra.held_rows import ROW_COST_BYTES, UNKNOWN, HeldRows
 from infra.joined import Joined, join_runs, join_some, join_stored, pack_into
-from infra.rocks import Batch, Database, DiskFacts, Scan
+from infra.rocks import Batch, Database, DiskFacts
+from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from schemas.limits import JOURNAL_BYTES_MAX, JOURNALED_ROWS_KEPT_BYTES_MAX
 

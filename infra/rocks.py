@@ -1,12 +1,11 @@
 """The one place that opens RocksDB: databases and checkpoints.
 
-Here: `Database` (owner of every handle of one directory), and the map from RocksDB's errors to ours. Not here: directories made with the SST
-writer (infra/sst_directory.py), which column families and keys exist (streams/shard/shard.py).
+Here: `Database` (owner of every handle of one directory), its options. Not here: reading rows in key order (infra/rocks_scan.py), errors
+(infra/rocks_errors.py), directories made with the SST writer (infra/sst_directory.py), which column families exist (streams/shard/shard.py).
 
 Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
 - LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.
-- A scan never ends early in silence: rocksdict's `items()` does so at a corrupt block; an iterator's `status()` after the last row does not.
 - After a full disk every write fails until the directory is closed and opened again: `reopen()`.
 - A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that somebody writes:
   open a checkpoint or a private copy (protocol B14).
@@ -14,10 +13,9 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 
 import contextlib
-import itertools
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -31,7 +29,6 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
-    RdictIter,
     SstFileWriter,
     WriteBatch,
     WriteOptions,
@@ -39,6 +36,7 @@ from rocksdict import (
 
 from infra.failpoints import failing_disk
 from infra.rocks_errors import MappedErrors
+from infra.rocks_scan import FrozenScan, Scan
 from schemas.errors import AifError, Corrupted, Incompatible
 
 DEFAULT_FAMILY = "default"
@@ -73,101 +71,6 @@ class Batch:
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
         self.raw.delete_range(start, end, self._handles[family])
-
-
-class Scan(Iterator[tuple[bytes, bytes]]):
-    """(key, value) in key order of the moment it began. Raises Corrupted where rocksdict would end early; `close()` frees its iterator."""
-
-    def __init__(self, path: Path, family: str, iterator: RdictIter | None, end: bytes | None) -> None:
-        self._path, self._family, self._end_key = path, family, end
-        self._iterator: RdictIter | None = iterator
-
-    def __next__(self) -> tuple[bytes, bytes]:
-        iterator = self._iterator
-        if iterator is None:
-            raise StopIteration
-        if not iterator.valid():
-            self._end(iterator)
-            raise StopIteration
-        key = iterator.key()
-        # Not the iterator's own upper bound: rocksdict frees that key with its ReadOptions, under the running iterator.
-        if self._end_key is not None and key >= self._end_key:
-            self._iterator = None
-            raise StopIteration
-        item = key, iterator.value()
-        iterator.next()
-        return item
-
-    def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
-        """The next rows, at most `rows_max`; fewer only at the end. Half the cost of asking for one after the other."""
-        iterator, rows = self._iterator, []
-        if iterator is None:
-            return []
-        valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
-        for _ in range(rows_max):
-            if not valid():
-                self._end(iterator)
-                break
-            rows.append((key(), value()))
-            step()
-        if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
-            self._iterator = None
-            rows = [row for row in rows if row[0] < self._end_key]
-        return rows
-
-    def _end(self, iterator: RdictIter) -> None:
-        self._iterator = None
-        with MappedErrors(self._path, f"scan of {self._family}"):
-            iterator.status()
-
-    def close(self) -> None:
-        """Give the iterator back; the scan is at its end."""
-        self._iterator = None
-
-
-class FrozenScan(Scan):
-    """The same over a directory that nobody writes, at two thirds of the cost: one call a row. rocksdict's `items()` ends early in silence at a
-    corrupt block, so where it ended a plain iterator must end too."""
-
-    def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes | None) -> None:
-        self._column_family, self._next_key = column_family, start
-        self._rows: Iterator[tuple[bytes, bytes]] = iter(column_family.items(from_key=start))
-        super().__init__(path, family, None, end)
-
-    def __next__(self) -> tuple[bytes, bytes]:
-        if not (rows := self.take(1)):
-            raise StopIteration
-        return rows[0]
-
-    def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
-        """The next rows, at most `rows_max`; fewer only at the end."""
-        rows = list(itertools.islice(self._rows, rows_max))
-        if rows:
-            self._next_key = rows[-1][0] + b"\0"
-        if len(rows) < rows_max and self._rows is not _NO_ROWS:
-            self._check_end()
-        if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
-            self.close()
-            rows = [row for row in rows if row[0] < self._end_key]
-        return rows
-
-    def _check_end(self) -> None:
-        self.close()
-        with MappedErrors(self._path, f"scan of {self._family}"):
-            after = self._column_family.iter()
-            after.seek(self._next_key)
-            if after.valid():
-                raise Corrupted(
-                    "database_corrupted", f"a scan of {self._family} in {self._path} ended before {after.key().hex()}; rebuild it"
-                )
-            after.status()
-
-    def close(self) -> None:
-        """Give the iterator back; the scan is at its end."""
-        self._rows = _NO_ROWS
-
-
-_NO_ROWS: Iterator[tuple[bytes, bytes]] = iter(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from infra.joined import join_some, join_stored
-from infra.rocks import Database, Scan, open_read_only
+from infra.rocks import Database, open_read_only
+from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from streams.builders.jobs import SLICE_ROWS
 from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of

@@ -13,7 +13,7 @@ RAW = b'{"price":1}'
 
 
 class Pages:
-    """Rows as infra/rocks.py `Scan` gives them."""
+    """Rows as infra/rocks_scan.py `Scan` gives them."""
 
     def __init__(self, rows: dict[bytes, bytes]) -> None:
         self._rows = iter(sorted(rows.items()))

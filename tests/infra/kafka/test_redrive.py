@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.index.store import open_index_store
+from infra.kafka import redrive
 from infra.kafka.admin import apply_topics
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
@@ -97,6 +98,24 @@ def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(prefix: str, bootstr
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
     assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
     assert [r.value for r in resent(bootstrap_servers, prefix)] == [b"\xff\x00"]
+
+
+class Silent(Producer):
+    """A producer whose records arrive, and which never learns of it."""
+
+    def produce(self, *args: Any, on_delivery: Any = None, **fields: Any) -> None:
+        super().produce(*args, **fields)
+
+
+def test_a_record_of_which_nobody_knows_whether_it_arrived_is_looked_for_and_not_sent_again(
+    prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive, "Producer", Silent)
+    with pytest.raises(Unavailable, match=r"not_delivered: 1 of 1 may not have arrived.*--take-over"):
+        run("redrive", "item-features", "--code", "not_json", "--rate", "1000")
+    left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
+    assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
+    assert len(resent(bootstrap_servers, prefix)) == 1
 
 
 def test_a_record_that_comes_back_says_which_attempt_it_was(bootstrap_servers: str, prefix: str) -> None:

@@ -12,7 +12,8 @@ def demo(
     items: Annotated[int, typer.Option(min=1_000, max=10_000_000, help="Items of the synthetic world.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic world: the same seed is the same world.")] = 0,
     data: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="A folder with CSV or Parquet files instead of the synthetic world.")
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="A folder with CSV, JSON-lines or Parquet files instead of the synthetic world."),
     ] = None,
     mapping: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")

@@ -281,6 +281,25 @@ def test_watermarks_come_at_most_ten_a_second_and_the_last_offsets_are_always_to
     assert shard.watermark_due_in_s() is None and shard.write_watermark() == []
 
 
+def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    shard = open_test_shard(tmp_path / "s", clock)
+    record = features_record(0, upsert(A, 0))
+
+    def fail(*_: object, **__: object) -> None:
+        raise Unavailable("disk_full", "the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(shard._database, "write", fail)
+        with pytest.raises(Unavailable):
+            shard.apply([record])
+    shard.recover()
+    told = [*shard.apply([record]).outbox, *shard.write_watermark()]
+    assert [decode_delta({}, one.value or b"").header.next_offsets for one in told] == [(1, 0)]
+
+
 def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

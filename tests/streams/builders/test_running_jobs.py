@@ -1,0 +1,103 @@
+"""Whose result a job's result is: the shard's task that began it, and no other of the same shard (I1)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.builders.jobs import BuildJob, Job
+from streams.builders.pool import Ticket
+from streams.builders.running_jobs import RunningJobs
+
+KEY = (3, 7)
+
+
+class StoppedClock:
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+class Builders:
+    """Takes jobs; the test ends them."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+
+    def submit(self, job: Job, /) -> Ticket:
+        self.tickets.append(Ticket(job))
+        return self.tickets[-1]
+
+
+class Task:
+    """One opening of a shard."""
+
+    number = KEY[0]
+
+
+@pytest.fixture
+def builders() -> Builders:
+    return Builders()
+
+
+@pytest.fixture
+def jobs(builders: Builders, tmp_path: Path) -> RunningJobs:
+    return RunningJobs(builders, StoppedClock(), tmp_path / "scratch")
+
+
+def begin(jobs: RunningJobs, task: Any) -> Path:
+    """Begins a job of KEY; its directory."""
+    made: list[Path] = []
+
+    def prepare(directory: Path) -> Job:
+        directory.mkdir(parents=True)
+        made.append(directory)
+        return BuildJob(KEY[1], KEY[0], "00", "f", str(directory))
+
+    jobs.begin(KEY, task, prepare)
+    return made[0]
+
+
+def test_a_result_is_taken_once_and_its_directory_is_removed(jobs: RunningJobs, builders: Builders) -> None:
+    task: Any = Task()
+    directory = begin(jobs, task)
+    assert jobs.take_finished(task) == [] and directory.exists()
+    builders.tickets[0].future.set_result(None)
+    assert [job.task for job in jobs.take_finished(task)] == [task]
+    assert jobs.take_finished(task) == [] and not directory.exists() and not jobs.has(KEY)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_of_a_shard_that_was_opened_again_meanwhile_is_given_up_even_if_it_has_ended(
+    jobs: RunningJobs, builders: Builders, ended: bool
+) -> None:
+    former: Any = Task()
+    now: Any = Task()
+    directory = begin(jobs, former)
+    if ended:
+        builders.tickets[0].future.set_result(None)
+    assert jobs.take_finished(now) == []
+    assert builders.tickets[0].abandoned and not directory.exists() and not jobs.has(KEY)
+    begin(jobs, now)
+    builders.tickets[1].future.set_result(None)
+    assert [job.task for job in jobs.take_finished(now)] == [now]
+
+
+def test_jobs_of_shards_that_were_given_away_are_given_up(jobs: RunningJobs, builders: Builders) -> None:
+    directory = begin(jobs, Task())
+    jobs.drop_lost({KEY[0]})
+    assert jobs.has(KEY)
+    jobs.drop_lost({KEY[0] + 1})
+    assert not jobs.has(KEY) and builders.tickets[0].abandoned and not directory.exists()
+
+
+def test_a_job_that_cannot_be_prepared_leaves_no_directory_and_does_not_run(jobs: RunningJobs, builders: Builders, tmp_path: Path) -> None:
+    def prepare(directory: Path) -> Job:
+        directory.mkdir(parents=True)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        jobs.begin(KEY, Task(), prepare)  # type: ignore[arg-type]
+    assert not jobs.has(KEY) and builders.tickets == [] and list((tmp_path / "scratch").iterdir()) == []

@@ -6,7 +6,6 @@ Read it in this order:
     store.py     the index store in memory: exclusive create, file times
     encoder.py   a model whose rows are hashes of their inputs
     world.py     everything outside the processes: topics, clock, group, chance; and the points at which a process dies or another one goes on
-    chance.py    the numbers of a seed
     boundary.py  the few functions of the shell that touch directories and files, replaced by those disks and that store
     worker.py    a worker process: real shards, the real reconciler, real builders' work; simulated consumer and sender
     adoption.py  a replay adopted as a version
@@ -14,7 +13,7 @@ Read it in this order:
     oracle.py    what must be true: a plain fold of the topics that shares no code with the system
     checks.py    the invariants, during a history and when it has come to rest
     history.py   one seed = one history
-    haste.py     what pure functions gave before, and (quick_json.py, plain_values.py) cheaper ways to small documents and values
+    haste.py     what pure functions gave before, and (quick_json.py) a cheaper way to small documents
     campaign.py  many of them, on all cores
     plants.py    bugs to be found, one switch each
     __main__.py  `python -m tests.sim --histories N | --seed S [--plant NAME]`

@@ -11,32 +11,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from infra.kafka.reader import SourceRecord
-from schemas.index.control import ControlState, Entry, VersionStatus
-from schemas.index.layout import DeltaHeader, DeltaRecord
-from schemas.index.manifest import Manifest, Part, PartFile, Seal
-from schemas.index.retention import StoreFile
-from streams.core.outbox import OutboxEntry
-from streams.core.shard_state import ShardState, ShardVersion, TopicCounts
-from streams.core.versions import Revision, SealShard, ShardFacts
-from streams.shard.decode import DecodedRecord
 from tests.sim.history import Outcome, run_history
-from tests.sim.oracle import ExpectedRow, ItemEmbedding, ItemFeatures
-from tests.sim.plain_values import unfrozen
 
 _SHARE = 250  # histories that a process takes at a time
 _COLLECTED_EVERY = 16  # histories: a few MB
 
-# Of which a history makes many.
-VALUES = (
-    *(ControlState, Entry, VersionStatus, Manifest, Seal, Part, PartFile, StoreFile, DeltaHeader, DeltaRecord, SourceRecord, DecodedRecord),
-    *(OutboxEntry, ShardState, ShardVersion, TopicCounts, ShardFacts, Revision, SealShard, ExpectedRow, ItemFeatures, ItemEmbedding),
-)
-
 
 def find_violation(seeds: Sequence[int], plant: str | None = None) -> Outcome | None:
     """The first of these histories that breaks an invariant."""
-    with _seldom_collected() as collect, unfrozen(VALUES):
+    with _seldom_collected() as collect:
         for at, seed in enumerate(seeds):
             outcome = run_history(seed, plant)
             if outcome.violation is not None:

@@ -21,15 +21,12 @@ from schemas.ids import IdKind
 from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer
 from schemas.index.manifest import Part, PartFile, Seal
 from schemas.topics import ITEM_FEATURES
-from streams.core.shard_state import ShardState, TopicCounts
 from streams.shard.decode import _decode_plain_records
 from streams.stored.plain_records import load_records
 from tests.sim.boundary import Boundary
-from tests.sim.chance import QuickRandom
 from tests.sim.disk import Disk, open_memory_database
 from tests.sim.encoder import LAYOUT
 from tests.sim.haste import decode_each_record, encode_plain_journal_entry, fast_asdict, fast_fields
-from tests.sim.plain_values import unfrozen
 from tests.sim.quick_json import QuickEncoder, QuickJson
 from tests.sim.server import may_replace
 from tests.sim.store import MemoryStore
@@ -209,17 +206,6 @@ def test_a_quick_form_of_a_document_is_the_document(tombstones: int) -> None:
     assert fast_fields(seal) == dataclasses.fields(Seal)
 
 
-def test_a_value_made_without_its_check_is_the_value_and_is_frozen_again_afterwards() -> None:
-    made = TopicCounts(1, applied=2), ShardState(source_ms=3), Part("d", (), 2)
-    with unfrozen([TopicCounts, ShardState, Part]):
-        quick = TopicCounts(1, applied=2), ShardState(source_ms=3), Part("d", (), 2)
-        assert quick == made and ShardState().next_offsets is not ShardState().next_offsets
-        with pytest.raises(TypeError):
-            Part()  # type: ignore[call-arg]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        quick[0].applied = 3  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 def test_quick_json_is_json(separators: tuple[str, str]) -> None:
     document = {"b": [1, 2.5, None, True, "\u00e9\\"], "a": {"d": {}, "c": 1 << 70}}
@@ -240,18 +226,6 @@ def test_a_journal_entry_made_without_arrays_is_the_entry() -> None:
     assert encode_plain_journal_entry(rows) == encode_journal_entry(rows)
     part_of_it = {"features": tuple(one.cut(1, 3) for one in rows["features"])}
     assert encode_plain_journal_entry(part_of_it) == encode_journal_entry(part_of_it)  # type: ignore[arg-type]
-
-
-def test_quick_chance_draws_the_numbers_of_the_slow_one() -> None:
-    quick, slow = QuickRandom(7), random.Random(7)
-    for end in range(1, 200):
-        assert (quick.randrange(end), quick.randrange(3, 3 + end), quick.choice(range(end))) == (
-            slow.randrange(end), slow.randrange(3, 3 + end), slow.choice(range(end)),
-        )  # fmt: skip
-    mixed, expected = list(range(50)), list(range(50))
-    quick.shuffle(mixed)
-    slow.shuffle(expected)
-    assert mixed == expected and quick.getstate() == slow.getstate()
 
 
 def test_a_record_read_alone_is_read_as_in_a_batch() -> None:

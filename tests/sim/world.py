@@ -7,6 +7,7 @@ of several processes that only meet in store and topics is possible, without thr
 A process is an object with a `name` and `die()`. A thread of it is a (name, what) pair; one that is in the middle of a step is not entered again.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +24,6 @@ from schemas.index.control import Entry, Init, encode_entry
 from schemas.index.layout import RowLayout, decode_delta
 from schemas.index.lifecycle import EntryKind
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
-from tests.sim.chance import QuickRandom
 from tests.sim.encoder import LAYOUT
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ShardOracle
@@ -102,7 +102,7 @@ class World:
     """See the module. `say` is the trace of the history."""
 
     def __init__(self, seed: int, shards: int, chances: Chances, traced: bool = False) -> None:
-        self.seed, self.random = seed, QuickRandom(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.chances, self.calm = chances, False
         self.clock = Clock()
         self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)

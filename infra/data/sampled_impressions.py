@@ -7,7 +7,7 @@
     evaluation  the same at the time where the evaluation begins, with all candidates instead of a sample
 
 Here: which items, as places. Not here: events. Invariants: no window reaches into the evaluation; the order of a request's items carries no information;
-the same interactions and seed give the same samples. Source: design section 8.
+the same interactions and seed give the same samples.
 
 Arrays: I items, P pool, X interactions.
 """

@@ -173,7 +173,7 @@ class Worker:
             self._wake.clear()
             try:
                 report = self.versions.step()
-                self.metrics.show_versions(report.build_seconds, self.versions.desk.rejected)
+                self.metrics.show_versions(report.build_seconds, self.versions.gate.rejected)
                 self._show_progress()
                 last_error = ""
             except AssertionError as error:

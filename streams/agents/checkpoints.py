@@ -55,7 +55,7 @@ def run_here(data: bytes) -> None:
 
 
 @dataclass
-class CheckpointDesk:
+class CheckpointGate:
     """What a decision needs.
 
     roots             folders from which checkpoints may be read
@@ -80,39 +80,39 @@ class CheckpointDesk:
     dry_run: Callable[[bytes], None] = run_here
 
 
-async def handle_checkpoints(desk: CheckpointDesk, records: Sequence[SourceRecord]) -> None:
+async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecord]) -> None:
     """Decides the records of a batch one after another, outside the event loop. While something is unavailable, it tries again until the worker stops."""
     for record in records:
-        while (decision := await asyncio.to_thread(_try_checkpoint, record, desk)) is None:
+        while (decision := await asyncio.to_thread(_try_checkpoint, record, gate)) is None:
             pass
         if decision is Decision.INTERRUPTED:
             return
 
 
-def _try_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision | None:
+def _try_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision | None:
     """Decides one record. None, after a pause, if the store or the broker did not answer."""
     try:
-        return handle_checkpoint(record, desk)
+        return handle_checkpoint(record, gate)
     except Unavailable as error:
-        return Decision.INTERRUPTED if desk.stopping.wait(error.retry_after_s) else None
+        return Decision.INTERRUPTED if gate.stopping.wait(error.retry_after_s) else None
 
 
-def handle_checkpoint(record: SourceRecord, desk: CheckpointDesk) -> Decision:
+def handle_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision:
     """Decides one record. Raises Unavailable if store, log or broker do not answer: then nothing is decided, and the call may be repeated."""
-    state = desk.control_log.refresh()
+    state = gate.control_log.refresh()
     if record.offset <= state.newest_decided:
         return Decision.KNOWN
     try:
         announced = decode_record(CheckpointRecord, record.value)
-        data = _fetch(announced, desk)
+        data = _fetch(announced, gate)
         if data is None:
             return Decision.INTERRUPTED
         checkpoint = check_checkpoint(data, announced, state)
-        desk.dry_run(data)
+        gate.dry_run(data)
     except RejectedInput as error:
-        return _reject(record, error, desk)
-    desk.store.put_bytes(checkpoint_path(announced.sha256), data)
-    return _want(record.offset, announced, checkpoint, desk)
+        return _reject(record, error, gate)
+    gate.store.put_bytes(checkpoint_path(announced.sha256), data)
+    return _want(record.offset, announced, checkpoint, gate)
 
 
 def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlState) -> CheckpointFile:
@@ -128,57 +128,57 @@ def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlSta
     return checkpoint
 
 
-def _fetch(announced: CheckpointRecord, desk: CheckpointDesk) -> bytes | None:
+def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
     """The bytes of the file; None if the worker stops meanwhile. Raises RejectedInput (`unreachable`) after `fetch_s_max`.
 
     A record may also name the copy in the index store, as that of an adopted replay does; it need not lie in an allowed folder.
     """
     own = checkpoint_path(announced.sha256)
-    if announced.uri == desk.store.uri(own) and desk.store.exists(own):
-        return desk.store.get(own, CHECKPOINT_BYTES_MAX)
-    began = desk.clock.monotonic()
+    if announced.uri == gate.store.uri(own) and gate.store.exists(own):
+        return gate.store.get(own, CHECKPOINT_BYTES_MAX)
+    began = gate.clock.monotonic()
     while True:
         try:
-            return read_allowed_file(announced.uri, announced.size_bytes, desk.roots)
+            return read_allowed_file(announced.uri, announced.size_bytes, gate.roots)
         except OSError as error:
-            waited_s = desk.clock.monotonic() - began
-            if waited_s >= desk.fetch_s_max:
+            waited_s = gate.clock.monotonic() - began
+            if waited_s >= gate.fetch_s_max:
                 message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; make it readable to the worker, then publish it again"
                 raise RejectedInput("unreachable", message) from error
-        if desk.stopping.wait(min(_RETRY_S, desk.fetch_s_max)):
+        if gate.stopping.wait(min(_RETRY_S, gate.fetch_s_max)):
             return None
 
 
-def _want(version: int, announced: CheckpointRecord, checkpoint: CheckpointFile, desk: CheckpointDesk) -> Decision:
+def _want(version: int, announced: CheckpointRecord, checkpoint: CheckpointFile, gate: CheckpointGate) -> Decision:
     """Writes `want v`: to build a checkpoint, or to adopt the replay that has its label."""
-    adopts = announced.label is not None and find_replayed(desk.store, announced.label, announced.sha256) is not None
+    adopts = announced.label is not None and find_replayed(gate.store, announced.label, announced.sha256) is not None
     entry = Entry(
         EntryKind.WANT,
-        desk.clock.now_ms(),
-        desk.by,
+        gate.clock.now_ms(),
+        gate.by,
         version,
         cause=Cause.ADOPT if adopts else Cause.CHECKPOINT,
         checkpoint_sha256=announced.sha256,
         model_id=announced.model_id,
         feature_schema=checkpoint.info.schema_fingerprint,
-        encoder_fingerprint=desk.encoder_fingerprint(),
+        encoder_fingerprint=gate.encoder_fingerprint(),
         label=announced.label or "",
     )
-    return _decide(entry, desk, Decision.WANTED)
+    return _decide(entry, gate, Decision.WANTED)
 
 
-def _reject(record: SourceRecord, error: RejectedInput, desk: CheckpointDesk) -> Decision:
-    desk.send_dead_letter(record, Rejection(0, error.code, error.message, error.disposition))
+def _reject(record: SourceRecord, error: RejectedInput, gate: CheckpointGate) -> Decision:
+    gate.send_dead_letter(record, Rejection(0, error.code, error.message, error.disposition))
     reason = f"{error.code}: {error.message}"[:_REASON_CHARS_MAX]
-    decision = _decide(Entry(EntryKind.REJECT, desk.clock.now_ms(), desk.by, record.offset, reason=reason), desk, Decision.REJECTED)
+    decision = _decide(Entry(EntryKind.REJECT, gate.clock.now_ms(), gate.by, record.offset, reason=reason), gate, Decision.REJECTED)
     if decision is Decision.REJECTED:
-        desk.rejected[error.code] = desk.rejected.get(error.code, 0) + 1
+        gate.rejected[error.code] = gate.rejected.get(error.code, 0) + 1
     return decision
 
 
-def _decide(entry: Entry, desk: CheckpointDesk, decision: Decision) -> Decision:
+def _decide(entry: Entry, gate: CheckpointGate, decision: Decision) -> Decision:
     """Writes the entry, unless the newest log has decided the version already."""
-    if append_entry(desk.control_log, lambda state: entry if entry.version > state.newest_decided else None) is None:
+    if append_entry(gate.control_log, lambda state: entry if entry.version > state.newest_decided else None) is None:
         return Decision.KNOWN
-    desk.announce(IndexEvent(schema=1, kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
+    gate.announce(IndexEvent(schema=1, kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
     return decision

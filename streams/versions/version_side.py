@@ -14,7 +14,7 @@ from infra.clock import Clock
 from infra.fork_server import Template
 from infra.index.control_log import ControlLog
 from infra.kafka.reader import SourceRecord
-from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
+from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint
 from streams.builders.pool import BuilderPool
 from streams.builders.running_jobs import OwnedShard
@@ -69,7 +69,7 @@ class VersionSide:
         self.encoders = LazyEncoders(store)
         if build.warm:
             self.encoders.preload()
-        self.desk = self._make_desk(build, control_log, clock, by, stopping)
+        self.gate = self._make_gate(build, control_log, clock, by, stopping)
         self.reconciler = Reconciler(
             control_log,
             store,
@@ -88,8 +88,8 @@ class VersionSide:
         )
         self._said: frozenset[str] = frozenset()
 
-    def _make_desk(self, build: BuildSection, control_log: ControlLog, clock: Clock, by: str, stopping: threading.Event) -> CheckpointDesk:
-        return CheckpointDesk(
+    def _make_gate(self, build: BuildSection, control_log: ControlLog, clock: Clock, by: str, stopping: threading.Event) -> CheckpointGate:
+        return CheckpointGate(
             control_log,
             control_log.store,
             clock,
@@ -105,7 +105,7 @@ class VersionSide:
 
     async def handle_checkpoints(self, records: Sequence[SourceRecord]) -> None:
         """Decides checkpoint records, off the event loop."""
-        await handle_checkpoints(self.desk, records)
+        await handle_checkpoints(self.gate, records)
 
     def step(self) -> StepReport:
         """One step of reconciling. What is wrong is logged when it is new, not at every step."""

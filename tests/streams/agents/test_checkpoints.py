@@ -18,14 +18,14 @@ from schemas.events import IndexEvent, Rejection
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import MODEL_CHECKPOINTS
-from streams.agents.checkpoints import CheckpointDesk, Decision, handle_checkpoint, handle_checkpoints
+from streams.agents.checkpoints import CheckpointGate, Decision, handle_checkpoint, handle_checkpoints
 from tests.streams.version_world import SCHEMA, World, checkpoint_bytes
 
 GOOD = checkpoint_bytes(0)
 
 
-class Desk(CheckpointDesk):
-    """A desk over a world, whose unreachable files are given up after two looks."""
+class Gate(CheckpointGate):
+    """A gate over a world, whose unreachable files are given up after two looks."""
 
     def __init__(self, world: World, fetch_s_max: float = 0.0) -> None:
         self.letters: list[tuple[int, Rejection]] = []
@@ -50,13 +50,13 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def desk(world: World) -> Desk:
-    return Desk(world)
+def gate(world: World) -> Gate:
+    return Gate(world)
 
 
-def announce(desk: Desk, offset: int, data: bytes = GOOD, **changes: Any) -> SourceRecord:
+def announce(gate: Gate, offset: int, data: bytes = GOOD, **changes: Any) -> SourceRecord:
     """A record for `data`, written into the allowed folder; fields may be lied about."""
-    path = desk.allowed / f"{offset}.safetensors"
+    path = gate.allowed / f"{offset}.safetensors"
     path.write_bytes(data)
     fields = {
         "schema": 1,
@@ -70,32 +70,32 @@ def announce(desk: Desk, offset: int, data: bytes = GOOD, **changes: Any) -> Sou
     return SourceRecord(MODEL_CHECKPOINTS, 0, offset, b"model-0", json.dumps(fields | changes).encode())
 
 
-def test_a_good_checkpoint_is_copied_under_its_sha256_and_wanted(world: World, desk: Desk) -> None:
-    record = announce(desk, 3, label="monday")
-    assert handle_checkpoint(record, desk) is Decision.WANTED
+def test_a_good_checkpoint_is_copied_under_its_sha256_and_wanted(world: World, gate: Gate) -> None:
+    record = announce(gate, 3, label="monday")
+    assert handle_checkpoint(record, gate) is Decision.WANTED
     status = ControlLog(world.store).refresh().versions[3]
     assert (status.state, status.label, status.encoder_fingerprint, status.wanted_revision) == (State.WANTED, "monday", "encoder", 0)
     assert world.store.get(checkpoint_path(status.checkpoint_sha256)) == GOOD
-    assert [e.kind for e in desk.events] == ["wanted"] and not desk.letters
+    assert [e.kind for e in gate.events] == ["wanted"] and not gate.letters
 
 
-def test_a_file_uri_is_decoded_once(desk: Desk) -> None:
-    record = announce(desk, 3)
-    path = desk.allowed / "with space.safetensors"
+def test_a_file_uri_is_decoded_once(gate: Gate) -> None:
+    record = announce(gate, 3)
+    path = gate.allowed / "with space.safetensors"
     path.write_bytes(GOOD)
     uri = path.as_uri()
     assert "%20" in uri
-    assert handle_checkpoint(announce(desk, 4, uri=uri), desk) is Decision.WANTED
-    assert handle_checkpoint(announce(desk, 5, uri=uri.replace("%20", "%2520")), desk) is Decision.REJECTED
-    assert desk.letters[0][1].code == "unreachable"
-    assert handle_checkpoint(record, desk) is Decision.KNOWN  # 3 < 5
+    assert handle_checkpoint(announce(gate, 4, uri=uri), gate) is Decision.WANTED
+    assert handle_checkpoint(announce(gate, 5, uri=uri.replace("%20", "%2520")), gate) is Decision.REJECTED
+    assert gate.letters[0][1].code == "unreachable"
+    assert handle_checkpoint(record, gate) is Decision.KNOWN  # 3 < 5
 
 
-def test_repeats_change_nothing(world: World, desk: Desk) -> None:
-    good, bad = announce(desk, 3), SourceRecord(MODEL_CHECKPOINTS, 0, 4, None, b"{")
-    first = [handle_checkpoint(r, desk) for r in (good, bad)]
+def test_repeats_change_nothing(world: World, gate: Gate) -> None:
+    good, bad = announce(gate, 3), SourceRecord(MODEL_CHECKPOINTS, 0, 4, None, b"{")
+    first = [handle_checkpoint(r, gate) for r in (good, bad)]
     before = world.store.list()
-    again = Desk(world)
+    again = Gate(world)
     assert [handle_checkpoint(r, again) for r in (good, bad)] == [Decision.KNOWN, Decision.KNOWN]
     assert first == [Decision.WANTED, Decision.REJECTED] and world.store.list() == before and not again.letters
 
@@ -134,46 +134,46 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_checkpoint_is_rejected_with_a_reason_and_nothing_else_changes(world: World, desk: Desk, name: str) -> None:
+def test_a_bad_checkpoint_is_rejected_with_a_reason_and_nothing_else_changes(world: World, gate: Gate, name: str) -> None:
     spoil, changes, code = BAD[name]
     before = [p for p in world.store.list() if not p.startswith("control/")]
-    assert handle_checkpoint(announce(desk, 7, spoil(GOOD), **changes), desk) is Decision.REJECTED
+    assert handle_checkpoint(announce(gate, 7, spoil(GOOD), **changes), gate) is Decision.REJECTED
     status = ControlLog(world.store).refresh().versions[7]
     assert status.state is State.REJECTED and status.reason.startswith(f"{code}: ")
-    assert [(o, r.code) for o, r in desk.letters] == [(7, code)] and [e.kind for e in desk.events] == ["rejected"]
+    assert [(o, r.code) for o, r in gate.letters] == [(7, code)] and [e.kind for e in gate.events] == ["rejected"]
     assert [p for p in world.store.list() if not p.startswith("control/")] == before
-    assert desk.rejected == {code: 1}
+    assert gate.rejected == {code: 1}
 
 
 @pytest.mark.parametrize("value", [None, b"", b"not json", b"\xff\xfe"])
-def test_a_malformed_record_is_rejected(desk: Desk, value: bytes | None) -> None:
-    assert handle_checkpoint(SourceRecord(MODEL_CHECKPOINTS, 0, 0, None, value), desk) is Decision.REJECTED
-    assert desk.letters[0][1].disposition == "malformed"
+def test_a_malformed_record_is_rejected(gate: Gate, value: bytes | None) -> None:
+    assert handle_checkpoint(SourceRecord(MODEL_CHECKPOINTS, 0, 0, None, value), gate) is Decision.REJECTED
+    assert gate.letters[0][1].disposition == "malformed"
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])
-def test_a_link_below_the_root_is_not_followed(world: World, desk: Desk, where: str) -> None:
+def test_a_link_below_the_root_is_not_followed(world: World, gate: Gate, where: str) -> None:
     outside = world.folder / "outside"
     outside.mkdir()
     (outside / "model").write_bytes(GOOD)
-    link = desk.allowed / "link"
+    link = gate.allowed / "link"
     link.symlink_to(outside / "model" if where == "file" else outside)
     uri = str(link if where == "file" else link / "model")
-    assert handle_checkpoint(announce(desk, 1, uri=uri), desk) is Decision.REJECTED
-    assert desk.letters[0][1].code == "checkpoint_outside_root"
+    assert handle_checkpoint(announce(gate, 1, uri=uri), gate) is Decision.REJECTED
+    assert gate.letters[0][1].code == "checkpoint_outside_root"
 
 
-def test_a_pipe_is_not_waited_for(desk: Desk) -> None:
-    os.mkfifo(desk.allowed / "pipe")
-    assert handle_checkpoint(announce(desk, 1, uri=str(desk.allowed / "pipe")), desk) is Decision.REJECTED
-    assert desk.letters[0][1].code == "checkpoint_not_a_file"
+def test_a_pipe_is_not_waited_for(gate: Gate) -> None:
+    os.mkfifo(gate.allowed / "pipe")
+    assert handle_checkpoint(announce(gate, 1, uri=str(gate.allowed / "pipe")), gate) is Decision.REJECTED
+    assert gate.letters[0][1].code == "checkpoint_not_a_file"
 
 
 def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World) -> None:
-    desk = Desk(world, fetch_s_max=100.0)
-    record = announce(desk, 1)
-    path = desk.allowed / "1.safetensors"
-    hidden = path.rename(desk.allowed / "hidden")
+    gate = Gate(world, fetch_s_max=100.0)
+    record = announce(gate, 1)
+    path = gate.allowed / "1.safetensors"
+    hidden = path.rename(gate.allowed / "hidden")
     looks = []
 
     def wait(_: float) -> bool:
@@ -183,45 +183,45 @@ def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World) -> N
             hidden.rename(path)
         return False
 
-    desk.stopping.wait = wait  # type: ignore[assignment,method-assign]
-    assert handle_checkpoint(record, desk) is Decision.WANTED and looks == [0, 10, 20]
+    gate.stopping.wait = wait  # type: ignore[assignment,method-assign]
+    assert handle_checkpoint(record, gate) is Decision.WANTED and looks == [0, 10, 20]
 
 
 def test_an_unreachable_file_is_rejected_after_its_time(world: World) -> None:
-    desk = Desk(world, fetch_s_max=25.0)
-    record = announce(desk, 1)
-    (desk.allowed / "1.safetensors").unlink()
+    gate = Gate(world, fetch_s_max=25.0)
+    record = announce(gate, 1)
+    (gate.allowed / "1.safetensors").unlink()
 
     def wait(_: float) -> bool:
         world.clock.seconds += 10
         return False
 
-    desk.stopping.wait = wait  # type: ignore[assignment,method-assign]
-    assert handle_checkpoint(record, desk) is Decision.REJECTED and desk.letters[0][1].code == "unreachable"
+    gate.stopping.wait = wait  # type: ignore[assignment,method-assign]
+    assert handle_checkpoint(record, gate) is Decision.REJECTED and gate.letters[0][1].code == "unreachable"
 
 
 def test_stopping_leaves_the_record_and_those_after_it_to_the_next_owner(world: World) -> None:
-    desk = Desk(world, fetch_s_max=1e9)
-    first, second = announce(desk, 1), announce(desk, 2)
-    (desk.allowed / "1.safetensors").unlink()
-    desk.stopping.set()
-    asyncio.run(handle_checkpoints(desk, [first, second]))
+    gate = Gate(world, fetch_s_max=1e9)
+    first, second = announce(gate, 1), announce(gate, 2)
+    (gate.allowed / "1.safetensors").unlink()
+    gate.stopping.set()
+    asyncio.run(handle_checkpoints(gate, [first, second]))
     assert ControlLog(world.store).refresh().newest_decided == -1
 
 
-def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: World, desk: Desk) -> None:
+def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: World, gate: Gate) -> None:
     answers = iter([Unavailable("dead_letter_not_sent", "no broker", 0.0), None])
 
     def send(record: SourceRecord, rejection: Rejection) -> None:
         error = next(answers)
         if error is not None:
             raise error
-        desk.letters.append((record.offset, rejection))
+        gate.letters.append((record.offset, rejection))
 
-    desk.send_dead_letter = send
+    gate.send_dead_letter = send
     bad = SourceRecord(MODEL_CHECKPOINTS, 0, 0, None, b"{")
     with pytest.raises(Unavailable):
-        handle_checkpoint(bad, desk)
+        handle_checkpoint(bad, gate)
     assert ControlLog(world.store).refresh().newest_decided == -1
-    asyncio.run(handle_checkpoints(desk, [bad, announce(desk, 1)]))
-    assert world.entries(EntryKind.REJECT) == 1 and world.entries(EntryKind.WANT) == 1 and len(desk.letters) == 1
+    asyncio.run(handle_checkpoints(gate, [bad, announce(gate, 1)]))
+    assert world.entries(EntryKind.REJECT) == 1 and world.entries(EntryKind.WANT) == 1 and len(gate.letters) == 1

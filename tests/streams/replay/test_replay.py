@@ -34,7 +34,7 @@ from schemas.index.lifecycle import Cause, State
 from schemas.index.manifest import Manifest
 from schemas.model.item_network import encoder_fingerprint
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
-from streams.agents.checkpoints import CheckpointDesk, handle_checkpoints
+from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob
 from streams.builders.pool import BuilderPool
@@ -177,10 +177,10 @@ def _announce_checkpoints(
     publisher.publish_checkpoint(good.model_copy(update={"sha256": "0" * 64}))
     publisher.publish_checkpoint(good)
     publisher.flush()
-    desk = CheckpointDesk(
+    gate = CheckpointGate(
         ControlLog(store), store, SystemClock(), encoder_fingerprint, (folder,), 1.0, messages.send_dead_letter, messages.announce
     )
-    asyncio.run(handle_checkpoints(desk, list(read_topic(bootstrap, MODEL_CHECKPOINTS, prefix=prefix))))
+    asyncio.run(handle_checkpoints(gate, list(read_topic(bootstrap, MODEL_CHECKPOINTS, prefix=prefix))))
 
 
 def replay(nearline: Nearline, folder: Path, start: str = "earliest", to: str = "1.0", **changes: Any) -> Any:
@@ -351,8 +351,8 @@ def test_an_adopted_replay_becomes_a_version_that_has_everything_newer(
     with pytest.raises(Misconfigured, match="label_taken"):
         command("--to", "end", "--adopt", "backfill")
     version = printed["config"]["adopted"]
-    desk = CheckpointDesk(ControlLog(nearline.store), nearline.store, SystemClock(), encoder_fingerprint, (), 0.0, lambda *_: None)
-    asyncio.run(handle_checkpoints(desk, list(read_topic(nearline.bootstrap, MODEL_CHECKPOINTS, prefix=nearline.prefix))))
+    gate = CheckpointGate(ControlLog(nearline.store), nearline.store, SystemClock(), encoder_fingerprint, (), 0.0, lambda *_: None)
+    asyncio.run(handle_checkpoints(gate, list(read_topic(nearline.bootstrap, MODEL_CHECKPOINTS, prefix=nearline.prefix))))
     status = ControlLog(nearline.store).refresh().versions[version]
     assert (status.state, status.cause, status.label) == (State.WANTED, Cause.ADOPT, "backfill")
     publication = Publication(ControlLog(nearline.store), nearline.store, SystemClock(), "test")

@@ -14,7 +14,7 @@ import typer
 # The type of the flag that every command has which prints data: `def show(as_json: AsJson = False)`.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-BENCH_HELP = "Measure; every command starts what it needs and removes it."  # of the group `aif bench`, which several parts fill
+BENCH_HELP = "Measure what the system takes, beside its floors."  # of the group `aif bench`, which several parts fill
 
 # "module:Class" of every process's settings, for `aif config show`; each part registers its own, and none is imported before it is shown.
 _SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]

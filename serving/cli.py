@@ -20,9 +20,9 @@ Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="The Kafka br
 def commands(app: typer.Typer) -> None:
     """Register the commands of `serving` onto the `aif` application."""
     register_settings("serving.settings:ServerSettings")
-    app.command("serve")(serve)
-    app.command("query")(query)
-    app.command("verify-answers")(verify_answers)
+    app.command("serve", short_help="Online: rankings over HTTP and gRPC.")(serve)
+    app.command("query", short_help="Rank candidates for one user.")(query)
+    app.command("verify-answers", short_help="Recompute answers with the reference model.")(verify_answers)
     register_bench(app)
 
 

@@ -16,8 +16,8 @@ from streams.training.following.cli import register as register_online
 def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
     register_settings("streams.settings:WorkerSettings")
-    app.command("worker")(worker)
-    command_group(app, "bench", BENCH_HELP).command("nearline")(bench_nearline)
+    app.command("worker", short_help="Nearline: topics in, index versions out.")(worker)
+    command_group(app, "bench", BENCH_HELP).command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
     register_shards(app)
     register_replay(app)
     register_train(app)

@@ -10,9 +10,9 @@ from infra.command import BENCH_HELP, AsJson, command_group, print_figures
 def register(app: typer.Typer) -> None:
     """Register the benches of `infra` into the group `aif bench`."""
     group = command_group(app, "bench", BENCH_HELP)
-    group.command("freshness")(freshness)
-    group.command("crash")(crash)
-    group.command("scale")(scale)
+    group.command("freshness", short_help="From publish to visible in an answer.")(freshness)
+    group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
+    group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
 
 
 def freshness(

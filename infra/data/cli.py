@@ -25,7 +25,7 @@ Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
 
 def register(app: typer.Typer) -> None:
     """Adds `aif import`."""
-    app.command("import")(import_files)
+    app.command("import", short_help="Publish a catalogue and what users did, from files.")(import_files)
 
 
 def import_files(

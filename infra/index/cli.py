@@ -39,7 +39,7 @@ def list_versions(as_json: AsJson = False) -> None:
     print_table("versions", describe_versions(_open_log().refresh(), SystemClock().now_ms()), as_json)
 
 
-@index_app.command()
+@index_app.command(short_help="One version: its state and what its manifest names.")
 def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
     from infra.index.describe import describe_seal
@@ -85,7 +85,7 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@index_app.command()
+@index_app.command(short_help="Which items differ between two versions, and how.")
 def diff(
     a: Annotated[str, typer.Argument(help="A version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store.")],
     b: Annotated[str, typer.Argument(help="The same.")],
@@ -132,7 +132,7 @@ def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> N
         _decide("promote", version, reason, as_json)
 
 
-@index_app.command()
+@index_app.command(short_help="Make the backup version live again, and hold.")
 def rollback(version: FormerVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
     """Make the backup version live again and hold: nothing is promoted by itself until `release`. A frozen one is revived first.
 
@@ -167,7 +167,7 @@ def release(reason: Reason = "", as_json: AsJson = False) -> None:
     _decide("release", -1, reason, as_json)
 
 
-@index_app.command()
+@index_app.command(short_help="Overrule the canary of a published version.")
 def approve(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
     """Let a published version be promoted by itself although its canary failed, or before it ran."""
     _decide("approve", version, reason, as_json)
@@ -235,7 +235,7 @@ def _append(log: "ControlLog", kind: str, version: int, reason: str, **fields: A
 # --- model -----------------------------------------------------------------------------------------------------------
 
 
-@model_app.command("show")
+@model_app.command("show", short_help="What a checkpoint holds, and what a row of it takes.")
 def show_model(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint file.")], as_json: AsJson = False
 ) -> None:

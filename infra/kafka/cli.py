@@ -32,7 +32,7 @@ def plan(as_json: AsJson = False) -> None:
     _print_changes(plan_topics(found, settings.index.shards, settings.index.user_partitions), as_json)
 
 
-@topics_app.command()
+@topics_app.command(short_help="Create and change topics until they are as planned.")
 def apply(
     allow_growth: Annotated[bool, typer.Option(help="More partitions: ids move, so the index starts anew.")] = False,
     allow_shrink: Annotated[bool, typer.Option(help="Fewer partitions: deletes the topic WITH ITS RECORDS and makes it again.")] = False,
@@ -54,7 +54,7 @@ def apply(
     _print_changes(changes, as_json)
 
 
-@topics_app.command("schemas")
+@topics_app.command("schemas", short_help="Check or write the JSON Schema and AsyncAPI files.")
 def json_schemas(
     write: Annotated[bool, typer.Option("--write", help="Write the files that are stale.")] = False, as_json: AsJson = False
 ) -> None:
@@ -85,7 +85,7 @@ def _print_changes(changes: list, as_json: bool) -> None:  # type: ignore[type-a
 # --- publish ---------------------------------------------------------------------------------------------------------
 
 
-@publish_app.command()
+@publish_app.command(short_help="Item features and deletes.")
 def items(file: Events, as_json: AsJson = False) -> None:
     """Item features and deletes: {"item_id", "version", "features"} or {"op": "delete", "item_id", "version"}.
 
@@ -95,13 +95,13 @@ def items(file: Events, as_json: AsJson = False) -> None:
     _publish_lines("items", file, as_json)
 
 
-@publish_app.command("new-items")
+@publish_app.command("new-items", short_help='Multimodal embeddings: {"item_id", "embedding"}.')
 def new_items(file: Events, as_json: AsJson = False) -> None:
     """Multimodal embeddings: {"item_id", "embedding"}, a list of numbers. Exit code 1 when a line was rejected; the others are sent."""
     _publish_lines("new-items", file, as_json)
 
 
-@publish_app.command()
+@publish_app.command(short_help="What users did.")
 def behaviours(file: Events, as_json: AsJson = False) -> None:
     """What users did: {"user_id", "item_id", "kind", "time_ms", "features"}; time_ms is milliseconds since 1970.
 

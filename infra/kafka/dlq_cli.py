@@ -32,9 +32,9 @@ Contains = Annotated[str | None, typer.Option(help="Only with this text in the r
 def register(app: typer.Typer) -> None:
     """Register the group `aif dlq`."""
     group = command_group(app, "dlq", "Dead letters: what was rejected and why; send it once more.")
-    group.command("list")(list_letters)
+    group.command("list", short_help="Counts by topic and reason, or the newest letters.")(list_letters)
     group.command("show")(show_letter)
-    group.command("redrive")(redrive)
+    group.command("redrive", short_help="Send rejected updates once more, with an audit.")(redrive)
 
 
 def list_letters(

@@ -7,7 +7,7 @@ from infra.command import AsJson, print_table
 
 def register(app: typer.Typer) -> None:
     """Register `aif doctor`."""
-    app.command("doctor")(doctor)
+    app.command("doctor", short_help="Look whether everything that is needed is there.")(doctor)
 
 
 def doctor(as_json: AsJson = False) -> None:

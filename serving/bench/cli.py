@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add them to the group."""
     group = command_group(app, "bench", BENCH_HELP)
-    group.command("rank")(bench_rank)
-    group.command("overload")(bench_overload)
-    group.command("table1")(bench_table1)
-    group.command("table4")(bench_table4)
-    group.command("switch")(bench_switch)
-    group.command("affinity")(bench_affinity)
+    group.command("rank", short_help="Engine, ports and peers beside the bare floor.")(bench_rank)
+    group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)
+    group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)
+    group.command("table4", short_help="The paper's Table 4, row for row.")(bench_table4)
+    group.command("switch", short_help="Latency while versions load and flip.")(bench_switch)
+    group.command("affinity", short_help="Several servers, one of them killed.")(bench_affinity)
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")]

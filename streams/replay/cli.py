@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Register `replay` onto the `aif` application."""
-    app.command("replay")(replay)
+    app.command("replay", short_help="Rebuild a version from the topics, and compare.")(replay)
 
 
 def replay(

@@ -10,7 +10,7 @@ from infra.command import AsJson, print_table
 
 def register(app: typer.Typer) -> None:
     """Register `aif shards`."""
-    app.command("shards")(show_shards)
+    app.command("shards", short_help="Offsets, counts and versions of every shard.")(show_shards)
 
 
 def show_shards(

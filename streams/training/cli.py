@@ -55,8 +55,8 @@ def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
     register_settings("streams.training.settings:TrainSettings")
     register_choices("train", "streams.training.model_sections:explain_choices")
-    app.command("train")(train)
-    app.command("export")(export)
+    app.command("train", short_help="Fit a model to the impressions, once or for ever.")(train)
+    app.command("export", short_help="Write the topics that training reads to files.")(export)
 
 
 def train(

@@ -12,8 +12,8 @@ from infra.command import AsJson, command_group, print_figures, say
 def register(app: typer.Typer) -> None:
     """Adds `aif eval tables` and `aif eval data`."""
     group = command_group(app, "eval", "Prove: how good the models are.")
-    group.command("tables")(tables)
-    group.command("data")(data)
+    group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
+    group.command("data", short_help="One model on your own files, against plain scores.")(data)
 
 
 def tables(

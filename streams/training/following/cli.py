@@ -11,7 +11,9 @@ from infra.command import AsJson, command_group, print_figures, say
 
 def register(app: typer.Typer) -> None:
     """Adds the command to `aif eval`."""
-    command_group(app, "eval", "Prove: how good the models are.").command("online")(online)
+    command_group(app, "eval", "Prove: how good the models are.").command(
+        "online", short_help="A world that moves: frozen model against a follower."
+    )(online)
 
 
 def online(

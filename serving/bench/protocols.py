@@ -1,7 +1,7 @@
 """The protocols' part of `aif bench rank`: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine alone, in the same run.
 
 Here: both ports over the bench's engine, as `aif serve` has them (event loop and engine in one process), and turns of a client process
-(client.py) with turns of the engine between them. Not here: the world and the engine's own figures (bench.py).
+(client.py) with turns of the engine between them. Not here: the world and the engine's own figures (rank.py).
 The user's half is made once, by call 1 over HTTP with a history; every request then finds it by its request id, and the answers are checked to say so.
 """
 

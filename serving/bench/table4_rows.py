@@ -111,7 +111,7 @@ def draw_raw_features(world: RankWorld) -> RawFeatures:
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """`UserState` of work.py. What a row's user half leaves: arrays and tensors by name; `work` = whose it is, for what is computed in call 2."""
+    """`UserState` of engine/work.py. What a row's user half leaves: arrays and tensors by name; `work` = whose it is, for what is computed in call 2."""
 
     version: int
     work: UserWork

@@ -1,6 +1,6 @@
 """The world of `aif bench rank`: random rows of a real model in a real slot, users with histories of any length, requests. In memory, no index.
 
-Here: `RankWorld`. Not here: what is measured (bench.py). Rows are drawn, not encoded: their values decide no time, their places do, so ids are random
+Here: `RankWorld`. Not here: what is measured (rank.py). Rows are drawn, not encoded: their values decide no time, their places do, so ids are random
 and candidates are drawn from all of them.
 """
 

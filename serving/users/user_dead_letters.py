@@ -3,7 +3,7 @@
 Every server follows all partitions, so every server stores every refused record and any of them may send its letters. The servers do not know each other:
 each waits for a random time of its own, looks whether the letter is already in its topic, and sends it if not. So normally the server with the shortest
 wait sends; a server with an empty view finds the letters of earlier ones; and if one dies, another sends. Two servers may still send the same letter:
-redrive.py counts a place once.
+infra/kafka/redrive.py counts a place once.
 Invariants:
 - A refused record is stored in the same batch as the offset after it, and deleted only after the broker acknowledged its letters or they were found in
   their topic. So a kill in between may send a letter twice, but never loses one.

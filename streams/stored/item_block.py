@@ -20,7 +20,7 @@ from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
 from streams.stored.feature_texts import FeatureTexts
 
 _FEATURES_HEAD, _EMBEDDING_HEAD = FEATURES_HEADER.size, EMBEDDING_HEADER.size
-# Where a header has what an order repeats: item_state.py `encode_stored_order`.
+# Where a header has what an order repeats: core/item_state.py `encode_stored_order`.
 _CHANGED, _CHANGED_END, _HASH = 18, 36, 37
 _EMBEDDING_CHANGED, _EMBEDDING_HASH = 10, 20
 _ORDER_EMBEDDING, _ORDER_HASH, _ORDER_BYTES = 18, 28, ORDER.itemsize

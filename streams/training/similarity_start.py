@@ -69,7 +69,7 @@ def _set_rows(layer: nn.Linear, rows_PX: torch.Tensor) -> None:
 def _embedding_columns(spec: ModelSpec, width: int) -> list[int]:
     """Where, among the `width` inputs of the item half, its embeddings are that no signature is made of."""
     embeddings = [f for f in spec.schema.item_half_inputs if f.kind is Kind.EMBEDDING]
-    columns, at = [], width - sum(f.width for f in embeddings)  # embeddings come last (embeddings.py)
+    columns, at = [], width - sum(f.width for f in embeddings)  # embeddings come last (schemas/model/embeddings.py)
     for feature in embeddings:
         if feature.name != spec.schema.multimodal:
             columns += range(at, at + feature.width)

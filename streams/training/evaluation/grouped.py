@@ -1,6 +1,6 @@
 """What grouping by request is worth: examples per second of a training step, the user half once per request against once per impression.
 
-Here: the same model, items and step on both forms of the same impressions. Not here: the step (trainer.py).
+Here: the same model, items and step on both forms of the same impressions. Not here: the step (training/trainer.py).
 
 Arrays: Q requests, C shown items of a request, X impressions.
 """

@@ -1,7 +1,7 @@
 """Questions to a trained network: for some users at some time, how would it score these candidates?
 
 Here: questions as a `TrainingSet` over the tables of the training data, and the scores of a network on them. Not here: where candidates
-come from (world_truth.py, retail.py), what a good score is (metrics.py).
+come from (world_truth.py, mapped_data.py), what a good score is (training/metrics.py).
 
 Arrays: Q questions, C candidates, B questions of a chunk, R item rows, T tasks.
 """

@@ -1,7 +1,7 @@
 """The ranking teacher: what the stage behind pre-ranking would say of each shown item, for data whose log does not have it.
 
 Here: a trained network's eCPM of every impression, the same impressions with it as their teacher, and whom it would have chosen (HR@K where
-no true preference is known). Not here: which network is strong enough (family/variant.py: TEACHER), its training (trainer.py), losses.
+no true preference is known). Not here: which network is strong enough (family/variant.py: TEACHER), its training (training/trainer.py), losses.
 The order by which COPR aligns is a teacher's who was taught by clicks alone; where the log has a teacher of its own that one is kept.
 
 Arrays: Q requests, C shown items of a request, U users.  Source: AIF, section 5.1 (the ranking model orders by eCPM).

@@ -1,6 +1,6 @@
 """The five topics of training, followed: planned a round ahead and read exactly up to where it ends.
 
-Here: reading. Not here: how far a round goes (rounds.py), decoding (event_decoder.py). Nothing is committed: positions are ours and are kept
+Here: reading. Not here: how far a round goes (rounds.py), decoding (training/event_decoder.py). Nothing is committed: positions are ours and are kept
 with the weights. The broker may go away and come back meanwhile.
 """
 

@@ -1,7 +1,7 @@
 """Score, then learn: the network, its optimiser and the generator of a follower, and what a round does to them.
 
-Here: `OnlineLearner`. Not here: where rounds come from (followed_log.py, view.py), the step itself (trainer.py), the file of the state
-(trainer_state.py). Every batch is scored with the weights of before it, and the scores are what progressive validation is made of: no
+Here: `OnlineLearner`. Not here: where rounds come from (followed_log.py, view.py), the step itself (training/trainer.py), the file of the state
+(training/trainer_state.py). Every batch is scored with the weights of before it, and the scores are what progressive validation is made of: no
 example is ever scored by weights that have seen it.
 What learns: embeddings, bridges, every weight. What stays: multimodal embeddings (inputs) and W_hash (carried, never a parameter), so the
 signatures that are in the index stay right. A round is learnt the same whenever it is learnt: batches are drawn by a generator that is part of the

@@ -1,6 +1,6 @@
 """Progressive validation: how well each batch was predicted before it was learnt, over the newest requests.
 
-Here: the window and its figures. Not here: scoring (learner.py), metrics of users (metrics.py). A request counts as a user does elsewhere:
+Here: the window and its figures. Not here: scoring (learner.py), metrics of users (training/metrics.py). A request counts as a user does elsewhere:
 the AUC of each with a click and without, weighted by its items.
 
 Arrays: B requests, C shown items, X shown items of the window.

@@ -1,6 +1,6 @@
 """What is known of items and users at one place of the log, and the join of impressions with it as of their time.
 
-Here: the fold of the context topics, and what a round needs of it. Not here: columns and batches (impressions.py), reading (followed_log.py).
+Here: the fold of the context topics, and what a round needs of it. Not here: columns and batches (training/impressions.py), reading (followed_log.py).
 The join is that of a batch run over the whole log, with one difference: of an item's versions at or before `settled_ms` only the last is
 there, which bounds what must be remembered. What is joined depends on the events folded and on `settled_ms`, never on when they came, so
 a view that is made again from the log joins alike.

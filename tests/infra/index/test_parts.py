@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from infra.index.parts import (
@@ -18,13 +17,11 @@ from infra.index.parts import (
 )
 from infra.index.store import FolderStore, open_index_store
 from schemas.errors import Corrupted, Unavailable
-from schemas.ids import IdKind, encode_index_key
 from schemas.index.control import VersionStatus
-from schemas.index.layout import ORDER, Column, RowBlock, RowLayout, encode_increment
+from schemas.index.layout import RowBlock, encode_increment
 from schemas.index.lifecycle import State
 from schemas.index.manifest import Manifest, Part, encode_manifest, manifest_path
-
-LAYOUT = RowLayout((Column("vector", "<f2", 8), Column("has_signature", "u1", 1), Column("bid", "<f4", 1)), IdKind.INT64)
+from tests.infra.index_fixture import LAYOUT, rows_block
 
 
 @pytest.fixture
@@ -34,22 +31,12 @@ def store(tmp_path: Path) -> FolderStore:
     return opened
 
 
-def _block(first: int, rows: int) -> RowBlock:
-    random = np.random.default_rng(first)
-    made = np.zeros(rows, LAYOUT.dtype)
-    made["vector"] = random.normal(size=(rows, 8))
-    made["bid"] = random.random(rows)
-    orders = np.zeros(rows, ORDER)
-    orders["features_offset"] = np.arange(rows)
-    return RowBlock([encode_index_key(first + i) for i in range(rows)], orders, made)
-
-
 def _blocks(blocks: int = 20) -> list[RowBlock]:
-    return [_block(1000 * i, 256 if i % 3 else 17) for i in range(blocks)]
+    return [rows_block(1000 * i, 256 if i % 3 else 17) for i in range(blocks)]
 
 
 def _increments(rows: int = 100) -> Iterator[tuple[bytes, bytes]]:
-    block = _block(0, rows)
+    block = rows_block(0, rows)
     for i, key in enumerate(block.keys):
         order = block.orders[i].copy()
         order["dead"] = i % 4 == 0
@@ -78,7 +65,7 @@ def test_an_incremental_part_gives_back_rows_and_tombstones_and_counts_them_apar
 
 
 def test_parts_without_rows_have_no_files(store: FolderStore) -> None:
-    full, incremental = write_full_part(store, 1, 0, [_block(0, 0)], LAYOUT), write_incremental_part(store, 1, 0, 0, [])
+    full, incremental = write_full_part(store, 1, 0, [rows_block(0, 0)], LAYOUT), write_incremental_part(store, 1, 0, 0, [])
     assert full == incremental == Part("", (), 0)
     assert list(read_full_part(store, full, LAYOUT)) == list(read_incremental_part(store, incremental)) == []
     assert store.list() == []
@@ -155,7 +142,7 @@ def test_counts_that_do_not_match_the_manifest_are_corrupted(store: FolderStore)
 
 
 def test_blocks_out_of_key_order_are_not_written(store: FolderStore) -> None:
-    for blocks in ([_block(1000, 5), _block(0, 5)], [_block(0, 5), _block(4, 5)]):
+    for blocks in ([rows_block(1000, 5), rows_block(0, 5)], [rows_block(0, 5), rows_block(4, 5)]):
         with pytest.raises(Corrupted, match="unsorted_block"):
             write_full_part(store, 1, 0, blocks, LAYOUT)
     assert store.list() == []

@@ -81,12 +81,18 @@ def make_slow(front: Front, behaviours: int = 1, ms: float = 10_000.0) -> None:
     )
 
 
+def begin_call_one(front: Front, client: AifClient, threads: ThreadPoolExecutor) -> Future[Any]:
+    """Call 1 of user 1, which the engine has and does not answer yet."""
+    first = threads.submit(client.user, 1, deadline_ms=20_000)
+    wait_until(lambda: len(front.engine.held) == 1, 10, "call 1 to be under way")
+    return first
+
+
 def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client: AifClient) -> None:
     tell(front, 1, 0)
     front.store.find(1)
     with ThreadPoolExecutor(4) as threads:
-        first = threads.submit(client.user, 1, deadline_ms=20_000)
-        wait_until(lambda: len(front.engine.held) == 1, 10, "call 1 to be under way")
+        first = begin_call_one(front, client, threads)
         seconds = [threads.submit(client.rank, 1, [1, 2], deadline_ms=20_000) for _ in range(2)]
         again = threads.submit(client.user, 1, deadline_ms=20_000)
         wait_until(
@@ -131,8 +137,7 @@ def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, cli
     tell(front, 1, 0)
     front.store.find(1)
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(client.user, 1, deadline_ms=20_000)
-        wait_until(lambda: len(front.engine.held) == 1, 10, "call 1 to be under way")
+        first = begin_call_one(front, client, threads)
         make_slow(front)  # so inline is no way out either
         answer = client.rank(1, [1, 2], deadline_ms=300)
         assert answer.rung in ("profile_only", "item_prior")
@@ -168,8 +173,7 @@ def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_ti
     front.paced.costs = Costs({("user", 1): 50.0, ("rank", 2): 50.0}, 50.0)
     tell(front, 2, 1)
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(client.user, 1, deadline_ms=20_000)
-        wait_until(lambda: len(front.engine.held) == 1, 10, "work to wait")
+        first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 10_000  # as if much more came before it
         for _ in range(3):  # on one connection: a refused body is read and thrown away
             with pytest.raises(Unavailable) as caught:
@@ -185,8 +189,7 @@ def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front
     tell(front, 1, 0)
     front.store.find(1)
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(client.user, 1, deadline_ms=20_000)
-        wait_until(lambda: len(front.engine.held) == 1, 10, "work to wait")
+        first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 5  # a little, within the bound of the queue
         front.paced._began_s += 3_600
         front.paced.costs = Costs({("rank", 2): 500.0}, 1e9)

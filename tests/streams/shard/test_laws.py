@@ -139,8 +139,10 @@ class Run:
             taken.append(self.log.records[topic][max(0, at - step.again) : at + count])
         return [r for pair in itertools.zip_longest(*taken) for r in pair if r is not None]
 
-    def finish(self) -> Shard:
-        """The rest of the log in one batch."""
+    def finish(self, plan: Sequence[Step] = ()) -> Shard:
+        """These steps, and then the rest of the log in one batch."""
+        for step in plan:
+            self.step(step)
         self.step(Step(99, 99, 1, ""))
         return self.shard
 
@@ -233,9 +235,7 @@ def follow(deltas: Sequence[bytes]) -> dict[bytes, bytes]:
 def test_any_batching_interleaving_redelivery_and_crash_gives_the_same_shard(log: Log, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), log)
-        for step in plan:
-            run.step(step)
-        shard = run.finish()
+        shard = run.finish(plan)
         expected = straight(log, Path(name) / "straight")
         found, wanted = everything(shard), everything(expected)
         assert contents(rows_of(shard, VERSION)) == contents(rows_of(expected, VERSION))
@@ -251,9 +251,7 @@ def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan:
     held, counts = oracle(log)
     with tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), log)
-        for step in plan:
-            run.step(step)
-        shard = run.finish()
+        shard = run.finish(plan)
         assert shard.counters == counts
         assert all(c.consumed == c.applied + c.superseded + c.dead_lettered for c in shard.counters.values())
         live = {encode_index_key(item): features for item, (*_, features) in held.items() if features is not None}
@@ -270,9 +268,7 @@ def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan:
 def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_of_the_items(log: Log, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), log)
-        for step in plan:
-            run.step(step)
-        shard = run.finish()
+        shard = run.finish(plan)
         items = read_items(shard, Path(name))
         rows = HashEncoder(VERSION).encode([i.raw_features for i in items], [i.embedding for i in items])
         found = {k: decode_increment(HashEncoder(VERSION).layout, v) for k, v in rows_of(shard, VERSION).items()}
@@ -287,9 +283,7 @@ def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_
 def test_a_reader_ends_with_the_rows_of_the_shard_also_when_the_shard_lived_twice(log: Log, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), log)
-        for step in plan:
-            run.step(step)
-        shard = run.finish()
+        shard = run.finish(plan)
         assert contents(follow(run.deltas)) == contents(rows_of(shard, VERSION))
         shard.close()
 

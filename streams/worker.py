@@ -6,8 +6,8 @@
 
 Not here: any decision about data. Everything heavy is imported before anything is opened, and builders are forked from the process as it was then
 (builders/template.py). With `build.warm` off, the first version that needs an encoder loads the kernels. Torch is not loaded here.
-Invariants: an error of the reconciler or of a version never stops the consumption of events. A failed assertion outside of the single attempts of a
-step ends the process.
+Invariants: an error of the reconciler or of a version never stops the consumption of events. A failed assertion of this process ends it: who writes on
+after one may write what is wrong. One in a builder fails its job.
 """
 
 import asyncio

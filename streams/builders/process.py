@@ -11,6 +11,7 @@ Only canaries and dry runs need torch; they load it in a pool of their own (stre
 import os
 import sys
 import time
+import traceback
 from multiprocessing.connection import Connection
 
 from infra.index.store import IndexStore, open_index_store
@@ -82,8 +83,11 @@ def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, j
         return Failed(type(error).__name__, error.code, error.message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
-    except Exception as error:
+    except OSError as error:
         return Failed("Unavailable", "builder_failed", f"{describe_job(job)}: {error!r}")
+    except Exception as error:  # a fault of ours: the worker's log has it once, so it needs the place
+        where = "".join(traceback.format_exception(error))
+        return Failed("Unavailable", "builder_failed", f"{describe_job(job)}: {error!r}\n{where}")
 
 
 def work_for_parent(store_url: str, descriptor: int) -> None:

@@ -1,7 +1,8 @@
 """What one step of reconciling tries, one thing after another, and what it reports.
 
 Here: `StepReport`, and `Attempts`, through which everything that may fail is done. Not here: what is done (reconcile.py, shard_versions.py).
-Invariant: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause.
+Invariants: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause. A failed assertion is no
+error of a thing but one of this program, which another try would repeat: it goes on to the caller.
 """
 
 from collections.abc import Callable, Hashable
@@ -46,12 +47,14 @@ class Attempts:
         return self.report
 
     def attempt(self, key: Hashable, act: Callable[[], None]) -> None:
-        """Calls `act`, unless what has this key failed a moment ago. An error goes into the report."""
+        """Calls `act`, unless what has this key failed a moment ago. An error goes into the report; AssertionError is raised."""
         if self._clock.monotonic() < self._retry_at.get(key, float("-inf")):
             return
         try:
             act()
             self._retry_at.pop(key, None)
+        except AssertionError:
+            raise
         except Exception as error:
             if isinstance(error, AifError) and error.code == "shard_closed":
                 return  # the shard has another owner by now

@@ -11,7 +11,7 @@ Invariants:
 - A step keeps nothing that matters: after a kill between any two actions the next worker makes the same plan again, and every action may be done
   twice. Several workers may step at the same time. No message carries a command; index-events are hints.
 - While the log cannot be read, shards go on with what they know, and nothing is sealed, published or removed.
-- An error of one version or shard is reported, tried again later, and never stops the others.
+- An error of one version or shard is reported, tried again later, and never stops the others. A failed assertion is raised (attempts.py).
 """
 
 import functools
@@ -104,7 +104,7 @@ class Reconciler:
         )
 
     def step(self) -> StepReport:
-        """One step. Raises what reading the control log raises (Unavailable, Corrupted); every other error is in the report."""
+        """One step. Raises what reading the control log raises (Unavailable, Corrupted), and AssertionError; every other error is in the report."""
         report = self._attempts.begin_step()
         state = self._control_log.refresh()
         if state.unknown_entry:

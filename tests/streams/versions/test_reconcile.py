@@ -189,6 +189,19 @@ def test_an_error_of_one_version_is_reported_and_does_not_stop_the_others(world:
     assert world.reader(4) == world.oracle(4)
 
 
+def test_a_failed_assertion_is_no_fault_of_a_version_that_is_tried_again_but_ends_the_step(
+    world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.want(4)
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("two writers of one shard")
+
+    monkeypatch.setattr("streams.shard.shard.Shard.start_version", fail)
+    with pytest.raises(AssertionError, match="two writers"):
+        worker.step()
+
+
 def test_a_shard_takes_no_batch_before_every_published_version_is_started(world: World) -> None:
     """A new owner without the directory: rows of everything it applies again must reach the version that servers follow."""
     fill(world, 100)

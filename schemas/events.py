@@ -272,9 +272,9 @@ def _decode_each(update_type: type[U], value: bytes, error: RejectedInput) -> tu
     """Decodes updates one by one, if the record itself is valid; otherwise the whole record is one rejection."""
     raw = from_json(value)  # accepts NaN, so that only the update that contains it is refused
     whole = [Rejection(0, error.code, error.message, error.disposition)]
-    if not isinstance(raw, dict) or raw.get("schema") != 1 or set(raw) != {"schema", "updates"} or not isinstance(raw["updates"], list):
+    if not isinstance(raw, dict) or raw.get("schema", 1) != 1 or raw.keys() - {"schema"} != {"updates"}:
         return [], whole
-    if not 1 <= len(raw["updates"]) <= UPDATES_PER_RECORD_MAX:
+    if not isinstance(raw["updates"], list) or not 1 <= len(raw["updates"]) <= UPDATES_PER_RECORD_MAX:
         return [], whole
     accepted: list[tuple[int, U]] = []
     rejected: list[Rejection] = []

@@ -164,7 +164,14 @@ class _Broker:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s
         self._request_s = min(_REQUEST_S_MAX, max(deadline_s, _REQUEST_S_MIN))
         self._end = time.monotonic() + deadline_s
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2, "reconnect.backoff.max.ms": 1_000})
+        self._admin = AdminClient(
+            {
+                "bootstrap.servers": bootstrap,
+                "log_level": 2,
+                "reconnect.backoff.max.ms": 1_000,
+                "allow.auto.create.topics": False,  # or a question about a missing topic would make one, with one partition, where a broker allows it
+            }
+        )
 
     def topics(self, prefix: str) -> dict[str, FoundTopic]:
         """Topics of the table under `prefix`, by name without prefix."""

@@ -1,9 +1,10 @@
 """Publishing events: one at a time with low latency, or in bulk with up to 256 updates of one partition in a record.
 
-Here: `Publisher`. Not here: the shape of events (schemas/events.py), topics (infra/kafka/admin.py), the shards' outbox (streams).
-Invariants: idempotent, acks = all. The partition of every record is computed here (murmur2 of the id's Kafka key), because a batch has no
-key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in
-silence: every record has a delivery handle, and `flush` raises when any record since the last flush was not delivered.
+Here: `Publisher`. Not here: the shape of events (schemas/events.py), topics (admin.py), the shards' outbox (streams/shard/outbox_sender.py).
+Invariants: the producer is idempotent and waits for all replicas. The partition of every record is computed here (murmur2 of the id's Kafka key), because a
+batch has no key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in silence:
+every record has a delivery handle, which is settled when the publisher is closed at the latest, and `flush` raises when any record since the last flush
+was not delivered. Memory is bounded: a call waits while the queue is full.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from typing import Any, Self, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
-from schemas.errors import Unavailable
+from schemas.errors import RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
     BehavioursRecord,
@@ -48,6 +49,7 @@ from schemas.topics import (
 
 _DELIVERY_S_MAX = 30.0
 _POLL_S = 0.05
+_PURGED_S_MAX = 1.0
 _QUEUE_KIB_MAX = 64 * 1024
 _PARTITIONS_CACHED_MAX = 1 << 18  # murmur2 in Python costs microseconds; a catalogue's ids come more than once
 # A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.
@@ -89,7 +91,7 @@ class Publisher:
         cached = functools.lru_cache(_PARTITIONS_CACHED_MAX)
         self._shard_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=shards))
         self._user_partition_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=user_partitions))
-        self._failures: list[str] = []
+        self._failed, self._first_failure, self._noting = 0, "", threading.Lock()
         self._producer = _open_producer(bootstrap, delivery_s_max)
         self._ended = threading.Event()
         self._poller = threading.Thread(target=self._serve_callbacks, name="publisher-callbacks", daemon=True)
@@ -170,12 +172,12 @@ class Publisher:
     def flush(self, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> None:
         """Wait until everything published is delivered. Raises Unavailable (`not_delivered`) for what was not, with the first reason."""
         left = self._producer.flush(timeout_s)
-        failures, self._failures = self._failures, []
-        if failures or left:
-            reason = failures[0] if failures else "the broker did not answer in time"
+        with self._noting:
+            failed, reason = self._failed, self._first_failure or "the broker did not answer in time"
+            self._failed, self._first_failure = 0, ""
+        if failed or left:
             raise Unavailable(
-                "not_delivered",
-                f"{len(failures)} records failed and {left} are still waiting after {timeout_s:g} s; first reason: {reason}",
+                "not_delivered", f"{failed} records failed and {left} are still waiting after {timeout_s:g} s; first reason: {reason}"
             )
 
     def close(self, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> None:
@@ -197,9 +199,12 @@ class Publisher:
         self._end()
 
     def _end(self) -> None:
+        """Gives up what is not delivered, so that every handle is settled, and closes the client."""
         self._ended.set()
         self._poller.join()
         self._producer.purge()
+        self._producer.flush(_PURGED_S_MAX)
+        self._producer.close()
 
     def _serve_callbacks(self) -> None:
         while not self._ended.is_set():
@@ -225,7 +230,9 @@ class Publisher:
         return sent
 
     def _send(self, topic: str, partition: int, key: Id | None, value: bytes | None) -> Delivery:
-        """Hand one record to the producer; waits while its queue is full (bounded memory)."""
+        """Hand one record to the producer; waits while its queue is full. Raises RejectedInput (`record_too_large`), Unavailable (`not_delivered`)."""
+        if value is not None and len(value) > RECORD_BYTES_MAX:
+            raise RejectedInput("record_too_large", f"the event has {len(value)} bytes as JSON, a record holds at most {RECORD_BYTES_MAX}")
         delivery: Delivery = Future()
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         headers = encode_headers(f"aif.{topic}", uuid.uuid4().hex, self._source, now)
@@ -233,10 +240,8 @@ class Publisher:
         def delivered(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 delivery.set_result(Delivered(topic, message.partition(), message.offset()))
-                return
-            reason = f"{topic} partition {partition}: {error.str()}"
-            self._failures.append(reason)
-            delivery.set_exception(Unavailable("not_delivered", reason))
+            else:
+                delivery.set_exception(Unavailable("not_delivered", self._note_failure(topic, partition, error)))
 
         encoded_key = b"" if key is None else encode_kafka_key(key)
         while True:
@@ -245,10 +250,16 @@ class Publisher:
                 return delivery
             except BufferError:
                 self._producer.poll(_POLL_S)
-            except KafkaException as error:  # a fatal error of the idempotent producer, an unknown partition, a record that is too large
-                reason = f"{topic} partition {partition}: {error.args[0].str()}"
-                self._failures.append(reason)
+            except KafkaException as error:  # a fatal error of the idempotent producer, an unknown partition
+                reason = self._note_failure(topic, partition, error.args[0])
                 raise Unavailable("not_delivered", f"{reason}; open a new Publisher when the broker answers") from error
+
+    def _note_failure(self, topic: str, partition: int, error: KafkaError) -> str:
+        """Counts a record that was not delivered, for the next `flush`; the reason in words."""
+        reason = f"{topic} partition {partition}: {error.str()}"
+        with self._noting:
+            self._failed, self._first_failure = self._failed + 1, self._first_failure or reason
+        return reason
 
 
 def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iterator[tuple[int, list[U]]]:

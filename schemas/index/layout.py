@@ -7,7 +7,7 @@ Every decode checks magic, format, sizes and checksum first and raises Corrupted
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -288,19 +288,27 @@ def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
     )
     header = DeltaHeader(version, shard, sequence, (next_features, next_embeddings), source_ms)
     layout = layout_of.get(version)
-    return DeltaRecord(header, () if layout is None else tuple(_decode_changes(layout, raw, count)))
+    return DeltaRecord(header, () if layout is None else _decode_changes(layout, raw, count))
 
 
-def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> Iterator[tuple[bytes, bytes]]:
-    at, end = _DELTA_HEADER.size, len(raw) - _CHECKSUM_BYTES
-    for _ in range(count):
-        key_end = at + 2 + _KEY_LENGTH.unpack_from(raw, at)[0]
-        dead = raw[key_end + ORDER.itemsize - 1]  # the last byte of an order
-        value_end = key_end + ORDER.itemsize + (0 if dead else layout.row_bytes)
-        if value_end > end:
-            raise Corrupted("bad_delta_size", f"delta record ends at {end}, a row ends at {value_end}: layout and record do not match")
-        yield raw[at + 2 : key_end], raw[key_end:value_end]
-        at = value_end
+def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> tuple[tuple[bytes, bytes], ...]:
+    """The changes of a record whose checksum was right. With another layout than its writer's they would end anywhere: Corrupted (`bad_delta_size`)."""
+    at, end, row_bytes = _DELTA_HEADER.size, len(raw) - _CHECKSUM_BYTES, layout.row_bytes
+    changes = []
+    try:
+        while at < end:
+            key_end = at + 2 + _KEY_LENGTH.unpack_from(raw, at)[0]
+            dead = raw[key_end + ORDER.itemsize - 1]  # the last byte of an order
+            value_end = key_end + ORDER.itemsize + (0 if dead else row_bytes)
+            changes.append((raw[at + 2 : key_end], raw[key_end:value_end]))
+            at = value_end
+    except (IndexError, struct.error):
+        at = len(raw)
+    if at != end or len(changes) != count:
+        raise Corrupted(
+            "bad_delta_size", f"delta record ends at {end} with {count} rows, those found end at {at}: layout and record do not match"
+        )
+    return tuple(changes)
 
 
 def plan_delta_cuts(ends: Sequence[int], bytes_max: int = DELTA_RECORD_BYTES_MAX) -> list[slice]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from infra.kafka import admin, publisher, reader
 from infra.kafka.admin import (
     CLEANUP,
     CONFIG,
@@ -86,3 +87,22 @@ def test_a_topic_that_is_missing_and_a_broker_that_is_away_are_named(bootstrap_s
         end_offsets(bootstrap_servers, topic_prefix + "nothing", deadline_s=0.2)
     with pytest.raises(Unavailable, match="kafka_unreachable"):
         fetch_topics(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, deadline_s=0.2)
+
+
+def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers do by default, with one partition: then `aif topics apply` would refuse to give it the others."""
+    asked: list[dict[str, object]] = []
+
+    def refuse(config: dict[str, object]) -> None:
+        asked.append(config)
+        raise RuntimeError
+
+    for module, client, use in (
+        (admin, "AdminClient", lambda: end_offsets("", "missing")),
+        (publisher, "Producer", lambda: publisher.Publisher("", "", "", 1, 1, "int64")),
+        (reader, "Consumer", lambda: reader.TopicFollower("", "missing", {0: 0})),
+    ):
+        monkeypatch.setattr(module, client, refuse)
+        with pytest.raises(RuntimeError):
+            use()
+    assert [config["allow.auto.create.topics"] for config in asked] == [False] * 3

@@ -176,11 +176,20 @@ def test_what_a_broker_that_is_away_did_not_take_surfaces_on_the_handle_on_flush
         publisher.close(10)
 
 
-def test_a_flush_that_runs_out_of_time_says_what_is_left() -> None:
+def test_a_flush_that_runs_out_of_time_says_what_is_left_and_no_handle_is_left_waiting_after_the_close() -> None:
     publisher = Publisher(f"127.0.0.1:{free_ports(1)[0]}", "x.", "test", 1, 1, "int64", delivery_s_max=60)
-    publisher.publish_item(1, 1, {})
+    delivery = publisher.publish_item(1, 1, {})
     with pytest.raises(Unavailable, match="1 are still waiting"):
         publisher.close(0.2)
+    with pytest.raises(Unavailable, match="not_delivered"):
+        delivery.result(5)
+
+
+def test_an_event_larger_than_a_record_may_be_is_refused_as_the_senders_fault_and_the_publisher_goes_on() -> None:
+    publisher = Publisher(f"127.0.0.1:{free_ports(1)[0]}", "x.", "test", 1, 1, "int64", delivery_s_max=0.3)
+    with pytest.raises(RejectedInput, match="record_too_large"):
+        publisher.publish_item(1, 1, {f"f{n}": ["\u0001" * 1_000] * 1_000 for n in range(1)})
+    publisher.close(1)
 
 
 @pytest.mark.usefixtures("publisher")

@@ -13,9 +13,11 @@ from schemas.ids import IdKind, encode_index_key
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import (
     ORDER,
+    Column,
     DeltaHeader,
     DeltaRecord,
     RowBlock,
+    RowLayout,
     decode_block,
     decode_delta,
     decode_increment,
@@ -94,6 +96,14 @@ def test_a_flipped_bit_is_never_read_as_data(kind: IdKind, position: int, bit: i
         damaged[position % len(raw)] ^= 1 << bit
         with pytest.raises(Corrupted):
             decode(bytes(damaged))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_delta_of_another_layout_is_corrupted_wherever_its_rows_seem_to_end(kind: IdKind) -> None:
+    raw = encode_delta(kind, delta_of(kind))
+    for width in {*range(1, 400), 70_000} - {layout(kind).row_bytes}:
+        with pytest.raises(Corrupted, match="bad_delta_size"):
+            decode_delta({17: RowLayout((Column("vector", "u1", width),), kind)}, raw)
 
 
 @given(st.integers(0, 400))

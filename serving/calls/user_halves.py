@@ -10,6 +10,8 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 
+from structlog.contextvars import bind_contextvars
+
 from infra.metrics import Metrics
 from schemas.ids import Id, IdKind, decode_id
 from schemas.requests import PrerankRequest, RankRequest, UserRequest
@@ -63,8 +65,13 @@ class Users:
         self._shown: Counter[str] = Counter()
 
     def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
-        """The user of a request, with what it brought of the user. Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`)."""
-        user, request_id = decode_id(request.user_id, self.id_kind), request.request_id or uuid.uuid4().hex
+        """The user of a request, with what it brought of the user. Every further log line of the request carries its id.
+
+        Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`).
+        """
+        request_id = request.request_id or uuid.uuid4().hex
+        bind_contextvars(request_id=request_id)
+        user = decode_id(request.user_id, self.id_kind)
         if isinstance(request, RankRequest):
             return Asked(user, request_id, carried=None if request.user_state is None else self.carried.open(request.user_state, user))
         if request.features is None and request.behaviours is None:

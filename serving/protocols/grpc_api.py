@@ -89,21 +89,23 @@ class GrpcApi:
         """Wraps `answer`: reads the message, records the metrics, turns an error into a status."""
 
         async def handle(_: Any, context: Any) -> bytes:
-            received_s, status, failure = time.monotonic(), "OK", None
+            received_s, status, failure, encoded = time.monotonic(), "OK", None, b""
             with self._front.intake.enter():
                 try:
                     encoded = await answer(await self._read_message(context, name), context, received_s)
                 except Exception as error:
                     failure, status = error, grpc_status(error).name
-            took_s, ranked = time.monotonic() - received_s, name == _INFER and status != _REFUSED
-            asyncio.get_running_loop().call_soon(
-                self._front.record, f"grpc {name}", status, took_s, ranked
-            )  # when the answer is on its way
+            took_s = time.monotonic() - received_s
+            asyncio.get_running_loop().call_soon(self._record, name, status, took_s, len(encoded))  # when the answer is on its way
             if failure is not None:
                 await abort(context, failure, name)
             return encoded
 
         return handle
+
+    def _record(self, name: str, status: str, seconds: float, size: int) -> None:
+        self._front.record(f"grpc {name}", status, seconds, name == _INFER and status != _REFUSED)
+        self._front.log("gRPC", name, status, seconds, size)
 
     async def _read_message(self, context: Any, name: str) -> bytes:
         """The one message of a call. Raises RejectedInput (`body_too_slow`, `bad_message`), Unavailable for an inference that is one too many."""

@@ -12,13 +12,11 @@ Invariant: cheap checks come first: number of headers, token, route, number of r
 as its head has arrived; its body is read and thrown away after the answer.
 """
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
@@ -39,9 +37,6 @@ from serving.protocols.json_body import decode_body
 from serving.protocols.open_inference import no_index
 from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.protocols.openapi import openapi_json
-
-_LOG = logging.getLogger("serving.http")
-logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +134,7 @@ class HttpApi:
         route = path if path in self._calls or path in self._looks else self._inference.label(path)
         ranked = reply.status != TOO_MANY and (path in self._calls or self._inference.is_infer(path))
         self._front.record(route, str(reply.status), seconds, ranked)
-        level = logging.INFO if self._front.settings.access_log else logging.DEBUG
-        if not _LOG.isEnabledFor(level):  # structlog would build the line before it looks at the level
-            return
-        logger.log(
-            level,
-            "request",
-            method=scope.method,
-            path=path[:80],
-            status=reply.status,
-            took_ms=round(seconds * 1000, 3),
-            bytes=len(reply.body),
-        )
+        self._front.log(scope.method, path, reply.status, seconds, len(reply.body))
 
 
 def _check_headers(scope: Any) -> None:

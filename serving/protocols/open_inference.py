@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, encode_wire_id
-from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
+from schemas.limits import DEADLINE_MS_MAX
 from schemas.requests import RankRequest
 from serving.calls.deadline import Deadline
 from serving.calls.rank_call import RankCall, Ranked
@@ -68,8 +68,8 @@ class _Calls:
 class OpenInference:
     """The protocol's operations. Used in the event loop. Every refusal is an AifError, which each transport reports in its own form."""
 
-    def __init__(self, ready: Callable[[], tuple[bool, str]], deadline_ms: int) -> None:
-        self._ready, self._deadline_ms = ready, deadline_ms
+    def __init__(self, ready: Callable[[], tuple[bool, str]], deadline_ms: int, candidates_max: int) -> None:
+        self._ready, self._deadline_ms, self._candidates_max = ready, deadline_ms, candidates_max
         self._statistics = InferenceStatistics()
         self._opened: _Calls | None = None
 
@@ -125,7 +125,7 @@ class OpenInference:
             calls = self._calls()
             _check_model(model)
             counted, token = version, self._tokens(model, version)[version] if version else None
-            request = plan_request(call, calls.id_kind, token)
+            request = plan_request(call, calls.id_kind, token, self._candidates_max)
             deadline = Deadline(received_s, self._budget_ms(call.parameters, transport_ms))
             deadline.left_s()
             ranked = await calls.rank.rank(request, deadline)
@@ -179,7 +179,7 @@ def _check_model(name: str) -> None:
         raise RejectedInput("unknown_model", f"there is no model {name[:80]!r}; this server has one, {MODEL_NAME}")
 
 
-def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> RankRequest:
+def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None, candidates_max: int) -> RankRequest:
     """The request that the tensors describe. `pinned_to`: the token of the version named in the path, None if it names none.
 
     Raises RejectedInput (`bad_tensor`, `bad_request`, `bad_id`, `too_many_candidates`, `other_version`).
@@ -202,7 +202,10 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None) -> Ran
     if pinned_to is not None:
         _check_same_version(token, pinned_to)
         fields["consistency"] = "pinned"
-    item_ids = decode_ids(_expect(inputs, "item_ids", id_type))
+    candidates = _expect(inputs, "item_ids", id_type)
+    if candidates.shape[0] > candidates_max:  # before a text is decoded
+        raise too_many_candidates(candidates.shape[0], candidates_max)
+    item_ids = decode_ids(candidates)
     try:  # the candidates are checked later, as an array (calls/request_ids.py); one id in their place spares pydantic a loop over 10^4
         request = RankRequest.model_validate({**fields, "item_ids": [fields["user_id"]]})
     except ValidationError as error:
@@ -229,7 +232,7 @@ def decode_ids(tensor: Tensor) -> np.ndarray | list[Id]:
     try:
         return [value.decode() for value in tensor.values]
     except UnicodeDecodeError as error:
-        raise RejectedInput("bad_id", f"{tensor.name}: an id is not UTF-8: {error}; send text ids as UTF-8") from error
+        raise RejectedInput("bad_id", f"{tensor.name}: a text is not UTF-8: {error}; send UTF-8") from error
 
 
 def _plain(value: Id | np.integer[Any]) -> Id:
@@ -282,8 +285,6 @@ def _expect(inputs: Mapping[str, Tensor], name: str, datatypes: Sequence[str], s
         raise RejectedInput(
             "bad_tensor", f"{name}: shape is {list(tensor.shape)}, expected [{size or '1 or more'}]; there is no batch dimension"
         )
-    if tensor.shape[0] > CANDIDATES_MAX:
-        raise too_many_candidates(tensor.shape[0], CANDIDATES_MAX)
     return tensor
 
 

@@ -126,9 +126,9 @@ class Pace:
 class IndexReader:
     """The operations of the loader process, on the slots that it was sent. `share`: how much of a core a load may use."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 1.0) -> None:
         self._slots: dict[int, SlotMemory] = {}
-        self.share = 1.0
+        self.share = share
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
         """Maps a slot."""
@@ -169,9 +169,9 @@ def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], reques
         return {"ok": False, "error": "Corrupted", "code": "load_failed", "message": f"{type(error).__name__}: {error}"}
 
 
-def serve(connection: socket.socket) -> None:
-    """Answers messages until the other end closes the socket."""
-    reader, pending = IndexReader(), b""
+def serve(connection: socket.socket, share: float = 1.0) -> None:
+    """Answers messages until the other end closes the socket. `share` of a core for the loads up to the first that succeeds."""
+    reader, pending = IndexReader(share), b""
     while True:
         data, fds, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
         if not data:
@@ -195,10 +195,13 @@ def _give_way() -> None:
 
 
 def main() -> None:
-    """`python -m serving.versions.index_reader FD`."""
+    """`python -m serving.versions.index_reader FD [beside]`; `beside`: requests are answered already, so all of it gives way to them."""
+    beside = sys.argv[2:] == ["beside"]
+    if beside:
+        _give_way()
     assert "torch" not in sys.modules, "the loader process must not load torch: it would take its memory and seconds at every start"
     load_table_kernels()  # now, so that the first load does not have to
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), SHARE if beside else 1.0)
 
 
 if __name__ == "__main__":

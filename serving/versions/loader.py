@@ -1,7 +1,8 @@
 """The serving process's handle on the loader process: starts it, sends it slots, asks it to load. One caller at a time.
 
 Here: the process and the memory of the two slots. Not here: the loading (index_reader.py), when to load (version_follower.py).
-The slots are created once, for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again.
+The slots are created once, for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again;
+as a version is served by then, it gives way to requests from its first instruction on.
 """
 
 import json
@@ -44,21 +45,23 @@ class Loader:
     def __init__(self, slot_bytes: int = 0) -> None:
         self._slot_bytes = slot_bytes
         self._slots: list[SlotMemory] = []
+        self._sent = 0  # slots that the running process was sent
+        self._has_loaded = False
         self._child: Child | None = None
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
-        """Starts the process unless it runs. Called early, so that it is ready before the first version is."""
-        if self._connection is not None:
+        """Starts the process unless it runs. Called early and often, so that it is ready before a version is. Does not wait for it."""
+        if self._child is not None and self._child.alive():
             return
+        self._stop()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "serving.versions.index_reader", str(theirs.fileno())]
+            beside = ["beside"] if self._has_loaded else []
+            command = [sys.executable, "-m", "serving.versions.index_reader", str(theirs.fileno()), *beside]
             self._child = start_child("loader", command, Path(os.devnull), inherited_fds=[theirs.fileno()], shares_session=True)
         ours.settimeout(LOAD_S_MAX)
         self._connection = ours
-        for number, memory in enumerate(self._slots):
-            self._send_slot(number, memory)
 
     def close(self) -> None:
         """Ends the process and gives the memory back."""
@@ -71,8 +74,10 @@ class Loader:
         """Loads and verifies a version into slot 0 or 1. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable; then the slot holds nothing."""
         if not self._slots:
             self._open_slots(source)
+        self._send_slots()
         measured = self._ask({"op": "load", "slot": slot, **source.message()})
         layout, memory = source.manifest.layout, self._slots[slot]
+        self._has_loaded = True
         plan = plan_slot(layout, memory.size_bytes, measured["rows"], measured["id_bytes"])
         return Tables(layout, plan, open_arrays(plan, memory.buffer))
 
@@ -81,14 +86,17 @@ class Loader:
         if not size:
             measured = self._ask({"op": "measure", **source.message()})
             size = plan_slot_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
-        for number in range(SLOTS):
+        for _ in range(SLOTS):
             memory = SlotMemory(size)
             memory.populate()
             self._slots.append(memory)
-            self._send_slot(number, memory)
 
-    def _send_slot(self, number: int, memory: SlotMemory) -> None:
-        self._ask({"op": "open", "slot": number, "bytes": memory.size_bytes}, memory.fd)
+    def _send_slots(self) -> None:
+        """Sends the slots that the process does not have yet. One that has ended is noticed by the first message to it."""
+        while self._sent < len(self._slots):
+            memory = self._slots[self._sent]
+            self._ask({"op": "open", "slot": self._sent, "bytes": memory.size_bytes}, memory.fd)
+            self._sent += 1
 
     def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
         """Sends one message and returns the answer. Starts the process again if it has ended. Raises the loader's error, Unavailable (`loader_died`)."""
@@ -126,7 +134,7 @@ class Loader:
             self._connection.close()
         if self._child is not None:
             stop_all([self._child], grace_s=1.0)
-        self._connection, self._child = None, None
+        self._connection, self._child, self._sent = None, None, 0
 
 
 def _error_of(reply: dict[str, Any]) -> AifError:

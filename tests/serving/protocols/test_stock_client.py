@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,14 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
+from infra.processes import wait_until
 from schemas.ids import IdKind
 from schemas.token import VersionToken
+from serving.settings import ServeSection
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -190,7 +195,7 @@ def test_the_statistics_count_what_was_answered_by_version(stock: Stock) -> None
         (lambda s: s.inputs(id_type="BYTES", items=["1"], user="1"), "expected INT64"),
         (lambda s: [s.inputs()[0], s.tensor("item_ids", [[1, 2]], "INT64")], "no batch dimension"),
         (lambda s: [s.inputs()[0], s.tensor("item_ids", np.zeros(0), "INT64")], "expected [1 or more]"),
-        (lambda s: s.inputs(items=np.arange(20_001)), "too_many_candidates"),
+        (lambda s: s.inputs(items=np.arange(20_001)), "20001 ids, expected at most 20000"),
         (lambda s: s.inputs(top_k=-1), "top_k"),
         (lambda s: s.inputs(version_token="newest"), "bad_version_token"),
         (lambda s: s.inputs(request_id=b"\xff\xfe"), "UTF-8"),
@@ -259,6 +264,26 @@ def test_text_ids_travel_as_bytes() -> None:
             assert [one.decode() for one in answer.as_numpy("item_ids").tolist()] == expected
             assert json.loads(parameters(answer)["unknown_items"]) == ["500"]
             assert stock.call("get_model_metadata", "prerank") is not None
+
+
+def test_the_access_log_has_a_line_for_each_request_of_both_ports_with_the_id_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "serving.access")
+    with (
+        capture_logs(processors=[merge_contextvars]) as lines,
+        open_front(FakeEngine(), settings=ServeSection(port=0, access_log=True)) as front,
+    ):
+        for open_client, ids in ((http, ("a", "b")), (grpc, ("c", "d"))):
+            stock = open_client(front)
+            for one in ids:
+                stock.call("infer", "prerank", stock.inputs(), request_id=one)
+            with pytest.raises(InferenceServerException):
+                stock.call("infer", "prerank", stock.inputs()[:1])
+            assert stock.call("is_server_live")
+        wait_until(lambda: len(lines) == 8, 10, "eight lines")
+    seen = [(one["method"], one["status"], one.get("request_id")) for one in lines]
+    assert seen[:4] == [("POST", 200, "a"), ("POST", 200, "b"), ("POST", 422, None), ("GET", 200, None)]
+    assert seen[4:] == [("gRPC", "OK", "c"), ("gRPC", "OK", "d"), ("gRPC", "INVALID_ARGUMENT", None), ("gRPC", "OK", None)]
+    assert all(one["event"] == "request" and one["took_ms"] > 0 and one["bytes"] > 0 for one in lines if one["status"] in (200, "OK"))
 
 
 def test_json_tensors_and_packed_bodies_are_the_same_request(front: Front) -> None:

@@ -149,14 +149,27 @@ def test_a_version_that_does_not_fit_is_refused_and_the_next_one_still_loads(ver
         loader.close()
 
 
-def test_a_loader_that_was_killed_is_a_named_error_once_and_then_loads_into_the_same_slots(
+def kill(loader: Loader) -> int:
+    """The process id of the loader that is not there any more."""
+    os.kill(loader._child.pid, signal.SIGKILL)
+    wait_until(lambda: not loader._child.alive(), 30, "the loader to end")
+    return loader._child.pid
+
+
+def test_a_loader_that_was_killed_is_replaced_gives_way_from_its_start_and_loads_into_the_same_slots(
     version: Version, store: IndexStore, loader: Loader
 ) -> None:
     source = publish(store, version)
     first = loader.load(source, 0)
-    os.kill(loader._child.pid, signal.SIGKILL)
+    killed = kill(loader)
+    loader.start()
+    assert loader._child.pid != killed, "whoever follows the log does not wait until a load fails"
+    kill(loader)
     with pytest.raises(Unavailable, match="loader_died"):
         loader.load(source, 1)
+    loader.start()
+    child = loader._child.pid
+    wait_until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE, 30, "the loader to give way before it has loaded anything")
     assert loader.load(source, 1).rows == 150 and rows_in(first, version.ids[:2]) == [r.tobytes() for r in version.rows[:2]]
 
 

@@ -16,6 +16,7 @@ from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
+from serving.versions import version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
@@ -109,7 +110,10 @@ def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_th
     assert d.rank(later).source_ms == 12
 
 
-def test_a_new_version_takes_over_and_a_rollback_to_the_former_one_needs_no_load(deployment: Deployment) -> None:
+def test_a_new_version_takes_over_a_rollback_to_the_former_one_needs_no_load_and_a_store_that_is_gone_is_named(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version_follower, "STORE_LOOK_S", 0.0)
     d, first, second = deployment, deployment.version, make_version(SPECS["full"], ITEMS, seed=2)
     d.publish(1, first)
     d.follower.start()
@@ -130,6 +134,11 @@ def test_a_new_version_takes_over_and_a_rollback_to_the_former_one_needs_no_load
     d.wait_live(1)
     d.assert_serves(changed, 1)
     assert d.follower.counters["loads"] == loads and d.follower.counters["flips"] == 3
+    away = d.folder.rename(d.folder.with_name("away"))
+    d.wait_error("index_store_gone")
+    d.assert_serves(changed, 1)
+    away.rename(d.folder)
+    wait_until(lambda: d.follower.last_error == "", WAIT_S, "the store to be seen again")
 
 
 def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded(deployment: Deployment) -> None:

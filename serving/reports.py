@@ -81,7 +81,7 @@ class Reporter:
             counts = self._counts.setdefault(result.token.version, _Counts())
             counts.answers += 1
             counts.not_finite += not fine
-            if fine and len(counts.probabilities) * len(result.ids) < _PROBABILITIES_KEPT:
+            if fine and result.ids and len(counts.probabilities) * len(result.ids) < _PROBABILITIES_KEPT:
                 counts.probabilities.append(result.probabilities_AT[:, 0])
 
     def note_parity(self, version: int, figures: ParityFigures) -> None:

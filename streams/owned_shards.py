@@ -8,6 +8,7 @@ is refused, because a shard has one serial task.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -45,6 +46,7 @@ class OwnedShards:
         self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
         self._tasks: dict[int, ShardTask] = {}
         self._gaps = GapWatch()
+        self.closing = threading.Event()  # set from `begin_close` until partitions are open again: nobody waits for anything meanwhile
         self.assigned = False  # whether an assignment, maybe an empty one, has been handled
         self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
 
@@ -72,6 +74,7 @@ class OwnedShards:
         if (MODEL_CHECKPOINTS, 0) in partitions:
             offsets[MODEL_CHECKPOINTS, 0] = await asyncio.to_thread(self._next_checkpoint_offset)
         self.assigned = True
+        self.closing.clear()
         _log.info("shards owned: %s, next offsets %s", sorted(numbers), {f"{t}/{p}": o for (t, p), o in sorted(offsets.items())})
         self._on_opened()
         return offsets
@@ -82,6 +85,7 @@ class OwnedShards:
 
     def begin_close(self) -> None:
         """Turns batches away."""
+        self.closing.set()
         for task in self.tasks:
             task.begin_close()
 

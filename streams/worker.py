@@ -131,7 +131,7 @@ class Worker:
             self.clock,
             owned=lambda: self.owned.tasks,
             folder=self.folder,
-            stopping=self._stopping,
+            stopping=self.owned.closing,
             by=f"worker-{os.getpid()}",
             template=self._template,
         )
@@ -145,8 +145,9 @@ class Worker:
         if not asked.done():
             stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
         self.owned.begin_close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(app.stop(), _STOP_S_MAX)
+        stopped, _ = await asyncio.wait({asyncio.ensure_future(app.stop())}, timeout=_STOP_S_MAX)
+        if not stopped:  # Faust does not hear a cancellation while it waits for an agent
+            stop_process(TimeoutError(f"Faust did not stop within {_STOP_S_MAX:g} s"), "stopping")
         ended.cancel()
 
     def _make_task(self, shard: Shard) -> ShardTask:

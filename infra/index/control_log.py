@@ -42,7 +42,7 @@ class ControlLog:
         """Read and fold the entries that are new. Raises Corrupted (a damaged entry or a gap), Unavailable (the store does not answer)."""
         with self._lock:
             while (raw := self._read(self._state.next_number)) is not None:
-                self._state = fold_entry(self._state, self._state.next_number, raw)
+                self._state = self._fold(raw)
             if not self._gap_checked:
                 self._check_gap()
             return self._state
@@ -65,6 +65,14 @@ class ControlLog:
                     self._state = fold_entry(state, state.next_number, raw)
                     return self._state
         raise Unavailable("control_log_contended", f"{_CONFLICTS_MAX} other entries came first; too many writers on {self.store.url}")
+
+    def _fold(self, raw: bytes) -> ControlState:
+        number = self._state.next_number
+        try:
+            return fold_entry(self._state, number, raw)
+        except Corrupted as error:
+            message = f"{control_path(number)} of {self.store.url}: {error.message}; restore it from a copy of the store"
+            raise Corrupted(error.code, message) from error
 
     def _read(self, number: int) -> bytes | None:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)

@@ -52,6 +52,12 @@ _STREAM_BYTES = 4 * MIB
 _CACHE_GIB = 20.0
 _WRITER = "aif-writer"  # metadata of an object: whose exclusive create it was
 _RETRIES, _RETRY_S_MAX, _REQUEST_S_MAX = 4, 10, 300
+_FULL_RETRY_S = 5.0
+# What stores say when they have no room: MinIO and others with 507, Ceph's quota with 403. No class of obstore's has these, and a list that is refused
+# has none either.
+_FULL = ("507 Insufficient Storage", "StorageFull", "QuotaExceeded", "no space left")
+_REFUSED = ("401 Unauthorized", "403 Forbidden")
+_TOOK = re.compile(r" in [0-9.]+[nµm]?s\b")  # differs every time; without it the same error has the same text, and is logged once
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOW_TO = "s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER"
 
@@ -180,7 +186,7 @@ class S3Store:
             with self._errors(path):
                 obstore.put(self._objects, path, data, mode="create", attributes={_WRITER: writer})
         except Unavailable as error:
-            found = self._writer_of(path) if error.code in ("file_exists", "store_unreachable") else None
+            found = self._writer_of(path) if error.code in ("file_exists", "store_unreachable", "store_full") else None
             if found is None:
                 raise
             return found == writer
@@ -244,7 +250,7 @@ class S3Store:
         ]
 
     def look(self) -> None:
-        """Asks for the first page of the control log. Raises Unavailable (`bucket_missing`, `store_unreachable`, `store_refused`)."""
+        """Asks for the first page of the control log. Raises Unavailable (`bucket_missing`, `store_unreachable`, `store_refused`, `store_full`)."""
         with self._errors("control"):
             next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None)
 
@@ -317,20 +323,29 @@ class S3Store:
             raise Unavailable("missing_file", f"{path} is not in the index store {self.url}; read the control log again") from error
         except AlreadyExistsError as error:
             raise Unavailable("file_exists", f"{path} exists in {self.url}") from error
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            hint = "look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do in the bucket"
-            raise Unavailable("store_refused", f"{self._endpoint} refuses {path} of {self.url}: {_first_line(error)}; {hint}") from error
         except BaseError as error:
-            if "NoSuchBucket" in str(error):
-                raise Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it") from error
-            hint = "look whether it runs and whether AWS_ENDPOINT_URL and AWS_REGION are right; it is tried again"
-            raise Unavailable("store_unreachable", f"{path} of {self.url}, at {self._endpoint}: {_first_line(error)}; {hint}") from error
+            raise self._unavailable(path, error) from error
+
+    def _unavailable(self, path: str, error: BaseError) -> Unavailable:
+        """What no exception class of obstore's tells apart, by what the store has said."""
+        text = str(error)
+        if "NoSuchBucket" in text:
+            return Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it")
+        said = _first_line(text)
+        if any(sign in text for sign in _FULL):
+            hint = "free space there or raise the quota; it is tried again"
+            return Unavailable("store_full", f"{self._endpoint} has no room for {path} of {self.url}: {said}; {hint}", _FULL_RETRY_S)
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or any(sign in text for sign in _REFUSED):
+            hint = "look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do in the bucket"
+            return Unavailable("store_refused", f"{self._endpoint} refuses {path} of {self.url}: {said}; {hint}")
+        hint = "look whether it runs and whether AWS_ENDPOINT_URL and AWS_REGION are right; it is tried again"
+        return Unavailable("store_unreachable", f"{path} of {self.url}, at {self._endpoint}: {said}; {hint}")
 
 
 def _put_ms(meta: Any) -> int:
     return int(meta["last_modified"].timestamp() * 1000)
 
 
-def _first_line(error: Exception) -> str:
-    """obstore's message without its long form."""
-    return str(error).partition("\n")[0][:400]
+def _first_line(text: str) -> str:
+    """obstore's message without its long form, and without the time it took."""
+    return _TOOK.sub("", text.partition("\n")[0])[:400]

@@ -25,7 +25,7 @@ Disposition = Annotated[
 ]
 Code = Annotated[str | None, typer.Option(help="Only with this error code, for example wrong_partition.")]
 Partition = Annotated[int | None, typer.Option(min=0, help="Only from this partition of the input topic.")]
-SinceS = Annotated[float | None, typer.Option(min=0.0, help="Only those rejected in the last so many seconds.")]
+SinceS = Annotated[float | None, typer.Option(min=0.0, max=1e10, help="Only those rejected in the last so many seconds.")]
 Contains = Annotated[str | None, typer.Option(help="Only with this text in the reason or in the record.")]
 
 

@@ -13,6 +13,7 @@ ends of the target topic; `end` names what was sent. What a run without an end h
 
 import getpass
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -170,19 +171,19 @@ def _place(update: Mapping[str, Any], letter: DeadLetter, partitions: int, id_ki
 def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> set[Identity]:
     """Identities of `topic` that were sent by earlier runs, those of a run without an end included.
 
-    Raises Unavailable (`redrive_running`) when there is one and `take_over` does not say that it is dead.
+    Raises Unavailable (`redrive_running`) when there is one and `take_over` does not say that it is dead, Corrupted (`bad_audit`).
     """
     sent: set[Identity] = set()
     for begin in (path for path in store.list(AUDIT) if path.endswith("/begin")):
-        run = json.loads(store.get(begin))
+        run = _read_audit(store, begin, "topic", "ends", "by")
         if run["topic"] != topic:
             continue
         end = begin.removesuffix("begin") + "end"
         if store.exists(end):
-            sent.update(json.loads(store.get(end, _AUDIT_BYTES_MAX))["sent"])
+            sent.update(_read_audit(store, end, "sent")["sent"])
         elif take_over:
             found = _find_sent(bootstrap, prefix, topic, {int(p): offset for p, offset in run["ends"].items()})
-            store.put_exclusive(end, _json({"sent": sorted(found), "taken_over_by": getpass.getuser()}))
+            store.put_exclusive(end, _json({"sent": sorted(found), "taken_over_by": _user()}))
             sent |= found
         else:
             raise Unavailable(
@@ -190,6 +191,19 @@ def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_o
                 f"{begin} by {run['by']} has no end: that redrive still runs, or it died; wait for it, or say --take-over if it is dead",
             )
     return sent
+
+
+def _read_audit(store: IndexStore, path: str, *names: str) -> Mapping[str, Any]:
+    """These fields of an audit file. Raises Corrupted (`bad_audit`)."""
+    try:
+        fields = json.loads(store.get(path, _AUDIT_BYTES_MAX))
+        return {name: fields[name] for name in names}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupted(
+            "bad_audit",
+            f"{path} of {store.url} does not read ({error!r}), and says what was sent: restore it from a copy of the store, "
+            "or remove its folder if those updates may be sent again",
+        ) from error
 
 
 def _find_sent(bootstrap: str, prefix: str, topic: str, ends: Mapping[int, int]) -> set[Identity]:
@@ -204,6 +218,14 @@ def _begin(store: IndexStore, fields: Mapping[str, Any]) -> str:
     while not store.put_exclusive(f"{AUDIT}{number:09d}/begin", _json(fields)):
         number += 1
     return f"{AUDIT}{number:09d}/"
+
+
+def _user() -> str:
+    """Who runs this; the number of an account without a name, as containers have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
@@ -229,9 +251,7 @@ def run_redrive(
     """
     ends = end_offsets(bootstrap, prefix + topic)
     about = {"topic": topic, "filter": asdict(chosen), "records": len(records), "per_s": per_s}
-    folder = _begin(
-        store, {**about, "by": getpass.getuser(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}}
-    )
+    folder = _begin(store, {**about, "by": _user(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}})
     sent: list[Identity] = []
     failed: list[str] = []
     handed_over = 0

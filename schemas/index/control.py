@@ -17,6 +17,7 @@ from typing import Any
 from schemas.errors import Corrupted, Incompatible
 from schemas.index.control_entry import Entry, Init, decode_entry, encode_entry
 from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, Cause, EntryKind, State, Wish, next_state
+from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 from schemas.token import VersionToken
 
 __all__ = ["ControlState", "Entry", "Init", "VersionStatus", "decode_entry", "encode_entry", "fold_entry", "plan_entry"]
@@ -130,13 +131,21 @@ def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
 
 
 def plan_entry(state: ControlState, entry: Entry) -> bytes:
-    """The bytes of an entry after the same checks as the fold. Raises Incompatible with what is possible instead."""
+    """The bytes of an entry after the same checks as the fold. Raises Incompatible with what is possible instead.
+
+    An entry that no reader would take (`entry_too_large`) is refused here too: once it has its number, it blocks the log for ever.
+    """
     if state.unknown_entry:
         raise Incompatible(
             "unknown_entry_kind", f"the control log holds an entry this code does not know ({state.unknown_entry}); upgrade before writing"
         )
     _apply(state, entry)
-    return encode_entry(entry)
+    raw = encode_entry(entry)
+    if len(raw) > CONTROL_ENTRY_BYTES_MAX:
+        raise Incompatible(
+            "entry_too_large", f"{entry.kind} takes {len(raw)} bytes, an entry has at most {CONTROL_ENTRY_BYTES_MAX}; shorten the reason"
+        )
+    return raw
 
 
 def _apply(state: ControlState, entry: Entry) -> ControlState:

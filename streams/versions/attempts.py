@@ -13,11 +13,15 @@ from schemas.errors import AifError
 from schemas.events import IndexEvent
 from streams.core.versions import Revision
 
+_TOLD_FOR_S = 60.0
+
 
 @dataclass
 class StepReport:
     """What a step did, counted by kind, and what it could not do.
 
+    errors         what failed in this step
+    news           those of them that were not told lately: a store that is away fails every attempt anew, a few seconds apart
     build_seconds  for each full part taken in: the time from its checkpoint to the part
     blocked        for each wanted revision: the shards that have not sealed it
     """
@@ -25,6 +29,7 @@ class StepReport:
     done: dict[str, int] = field(default_factory=dict)
     build_seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     blocked: dict[Revision, list[int]] = field(default_factory=dict)
 
@@ -39,6 +44,7 @@ class Attempts:
     def __init__(self, clock: Clock, retry_s: float, announce: Callable[[IndexEvent], None]) -> None:
         self._clock, self._retry_s, self._announce = clock, retry_s, announce
         self._retry_at: dict[Hashable, float] = {}
+        self._told_until: dict[Hashable, float] = {}
         self.report = StepReport()
 
     def begin_step(self) -> StepReport:
@@ -59,7 +65,16 @@ class Attempts:
             if isinstance(error, AifError) and error.code == "shard_closed":
                 return  # the shard has another owner by now
             self._retry_at[key] = self._clock.monotonic() + self._retry_s
-            self.report.errors.append(f"{key}: {error!s}" if isinstance(error, AifError) else f"{key}: {error!r}")
+            code, text = (error.code, str(error)) if isinstance(error, AifError) else (type(error).__name__, repr(error))
+            self.complain((key, code), f"{key}: {text}")
+
+    def complain(self, about: Hashable, message: str) -> None:
+        """Puts an error into the report. About the same thing it is news once a minute, whatever numbers and names of files its text has."""
+        self.report.errors.append(message)
+        now_s = self._clock.monotonic()
+        if about not in self._told_until or self._told_until[about] <= now_s:
+            self._told_until = {known: until for known, until in self._told_until.items() if until > now_s} | {about: now_s + _TOLD_FOR_S}
+            self.report.news.append(message)
 
     def announce(self, kind: str, version: int, revision: int = 0, shard: int | None = None, reason: str = "") -> None:
         """Counts something that happened to a version, and tells it to people and metrics."""

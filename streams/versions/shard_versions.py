@@ -68,13 +68,12 @@ class ShardVersions:
         """One step of one shard."""
         self._collect(task)
         self._attach_encoders(state, task)
-        failed_before = len(self._attempts.report.errors)
         for action in plan_shard(state, _read_facts(task), self._fingerprint(state), self._rewrite_share):
             self._attempts.attempt(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
         if state.init is None:
             return
         if not task.admitted:
-            self._admit(state, task, failed_before)
+            self._admit(state, task)
         if task.admitted and not self._jobs.has(key := (task.number, SNAPSHOT)):
             self._attempts.attempt(key, functools.partial(self._begin_snapshot, key, task, state.init))
 
@@ -97,8 +96,9 @@ class ShardVersions:
         """After a shard was opened. A version of another encoder (this process runs on another machine than the last owner) is marked behind."""
         for version in on_shard(task, Shard.needs_encoders):
             if version.version not in state.versions:
-                self._attempts.report.errors.append(
-                    f"shard {task.number} has version {version.version}, which the control log does not: another index store?"
+                self._attempts.complain(
+                    ("unknown version", task.number, version.version),
+                    f"shard {task.number} has version {version.version}, which the control log does not: another index store?",
                 )
             elif version.encoder_fingerprint != self._encoders.fingerprint:
                 self._perform(state, task, MarkBehind(task.number, version.version))
@@ -106,13 +106,12 @@ class ShardVersions:
                 encoder = self._encoders.get(version.version, version.checkpoint_sha256)
                 on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
 
-    def _admit(self, state: ControlState, task: OwnedShard, failed_before: int) -> None:
+    def _admit(self, state: ControlState, task: OwnedShard) -> None:
         """Lets batches in, unless a version that servers may follow could not be started. One that is only being built may start later."""
         facts = _read_facts(task)
         missing = [s.version for s in state.receiving if s.version not in facts.versions and s.state in SERVABLE]
         if missing:
-            errors = self._attempts.report.errors[failed_before:]
-            self._attempts.report.alarms.append(f"shard {task.number} stays paused: versions {missing} are not started ({errors})")
+            self._attempts.report.alarms.append(f"shard {task.number} stays paused: versions {missing} are not started")
             return
         task.admit()
         self._attempts.report.count("admitted")

@@ -38,7 +38,7 @@ class VersionSide:
 
     owned     the shards that this worker has now
     folder    the worker's data directory
-    stopping  is set when the worker is asked to stop
+    stopping  is set while the worker gives its partitions away, also when it is asked to stop
     by        who writes the entries of the control log
     template  the process that builders are forked from; None: they are started as programs
     """
@@ -86,7 +86,7 @@ class VersionSide:
             reports=self.reports.history,
             judge=self._judge,
         )
-        self._said: frozenset[str] = frozenset()
+        self._alarms: frozenset[str] = frozenset()
 
     def _make_gate(self, build: BuildSection, control_log: ControlLog, clock: Clock, by: str, stopping: threading.Event) -> CheckpointGate:
         return CheckpointGate(
@@ -110,10 +110,10 @@ class VersionSide:
     def step(self) -> StepReport:
         """One step of reconciling. What is wrong is logged when it is new, not at every step."""
         report = self.reconciler.step()
-        wrong = frozenset((*report.errors, *report.alarms))
-        for message in sorted(wrong - self._said):
+        alarms = frozenset(report.alarms)
+        for message in (*report.news, *sorted(alarms - self._alarms)):
             _log.error("%s", message)
-        self._said = wrong
+        self._alarms = alarms
         return report
 
     def close(self) -> None:

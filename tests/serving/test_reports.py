@@ -24,9 +24,11 @@ class Served:
         self.metrics = Metrics()
         self.reporter = Reporter(self.metrics, "nowhere:1", "", "host:1", 10.0, lambda: self.token)
 
-    def answer(self, token: VersionToken = FOUR, probability: float = 0.25, seconds: float = 0.0015, status: str = "200") -> None:
-        probabilities = np.full((2, 1), probability, np.float32)
-        result = RankResult(token, [1, 2], probabilities[:, 0], probabilities, [], 0, 2, [], 0, Any)  # type: ignore[arg-type]
+    def answer(
+        self, token: VersionToken = FOUR, probability: float = 0.25, seconds: float = 0.0015, status: str = "200", known: int = 2
+    ) -> None:
+        probabilities = np.full((known, 1), probability, np.float32)
+        result = RankResult(token, list(range(known)), probabilities[:, 0], probabilities, [], 0, 2, [], 0, Any)  # type: ignore[arg-type]
         self.metrics.counter("requests").labels("/v1/rank", status).inc()
         self.metrics.histogram("request_seconds").labels("/v1/rank").observe(seconds)
         if status == "200":
@@ -67,6 +69,12 @@ def test_an_interval_with_two_versions_is_not_reported_and_the_next_one_is_whole
     served.answer(FOUR)  # a request that was pinned to the former version
     report = served.reporter.make_report()
     assert report is not None and (report.version, report.answers, report.failed) == (5, 1, 0)
+
+
+def test_answers_to_candidates_that_are_all_unknown_are_reported_too(served: Served) -> None:
+    served.answer(known=0)
+    report = served.reporter.make_report()
+    assert report is not None and (report.answers, report.not_finite, report.probability_p50) == (1, 0, None)
 
 
 def test_without_a_version_there_is_nothing_to_report(served: Served) -> None:

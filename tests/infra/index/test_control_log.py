@@ -12,6 +12,7 @@ from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry
 from schemas.index.lifecycle import Cause, EntryKind, State
+from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "id-1"})
 
@@ -100,13 +101,22 @@ def test_a_missing_entry_is_a_named_gap(store: IndexStore) -> None:
         ControlLog(store).refresh()
 
 
+def test_an_entry_that_no_reader_would_take_is_refused_and_blocks_nobody(store: IndexStore) -> None:
+    log = ControlLog(store)
+    ensure_init(log, INIT, 1, "test")
+    with pytest.raises(Incompatible, match="entry_too_large"):
+        log.append(lambda _: Entry(EntryKind.HOLD, 1, reason="x" * CONTROL_ENTRY_BYTES_MAX))
+    assert log.append(lambda _: Entry(EntryKind.HOLD, 1, reason="x" * (CONTROL_ENTRY_BYTES_MAX - 100))).held
+    assert ControlLog(store).refresh().held
+
+
 def test_a_damaged_entry_is_corrupted_and_is_met_again(store: IndexStore) -> None:
     ensure_init(ControlLog(store), INIT, 1, "test")
     assert isinstance(store, FolderStore)
     store.put_bytes(control_path(1), b'{"kind": "hold", "at_ms"')
     log = ControlLog(store)
     for _ in range(2):
-        with pytest.raises(Corrupted, match="bad_control_entry"):
+        with pytest.raises(Corrupted, match=r"bad_control_entry: control/000000001 of .* restore it"):
             log.refresh()
 
 

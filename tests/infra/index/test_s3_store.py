@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from infra.cli import build_app
 from infra.index import s3_store
 from infra.index.control_log import ControlLog
+from infra.index.file_cache import FileCache
 from infra.index.retention import read_store_content
 from infra.index.s3_store import S3Store, decode_s3_url, open_s3_store
 from infra.index.store import IndexStore, check_exclusive_create, open_index_store
@@ -118,6 +121,60 @@ def test_a_server_that_dies_is_unavailable_with_the_next_step_and_may_come_back(
         own.start()  # with nothing in it: that the bucket is gone is not taken for an empty log either
         with pytest.raises(Unavailable, match="bucket_missing"):
             ControlLog(store).refresh()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers whatever is written or listed with one status and the error code of the store; has nothing."""
+
+    answer: tuple[int, str] = 0, ""
+
+    def do_PUT(self) -> None:
+        body = f"<Error><Code>{self.answer[1]}</Code></Error>".encode()
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(self.answer[0])
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT
+
+    def do_HEAD(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code", "hint"),
+    [
+        (507, "XMinioStorageFull", "store_full", "free space"),
+        (403, "QuotaExceeded", "store_full", "raise the quota"),
+        (403, "InvalidAccessKeyId", "store_refused", "AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_a_full_store_and_wrong_credentials_are_named_and_the_same_error_has_the_same_text(
+    status: int, said: str, code: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setattr(s3_store, "_RETRIES", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Answering", (Refusing,), {"answer": (status, said)})) as refusing:
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        url = f"s3://bucket/index?region=us-east-1&endpoint=http://127.0.0.1:{refusing.server_port}&cache_dir={tmp_path}"
+        address = s3_store.decode_s3_url(url)
+        store = s3_store.S3Store(url, s3_store._open_objects(address), FileCache(tmp_path, 1 << 20))
+        texts = set()
+        for ask in (
+            lambda: store.put_exclusive("control/1", b"x"),
+            lambda: store.put_exclusive("control/1", b"x"),
+            lambda: store.list("control/"),
+        ):
+            with pytest.raises(Unavailable, match=hint) as raised:
+                ask()
+            assert raised.value.code == code
+            texts.add(str(raised.value))
+        refusing.shutdown()
+    assert len(texts) == 2, texts
 
 
 def test_a_store_that_ignores_the_condition_of_a_create_is_refused(

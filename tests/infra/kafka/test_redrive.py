@@ -1,6 +1,7 @@
 """`aif dlq`: rejected updates shown, filtered, and sent again: each alone, once, to where it belongs, with an audit."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from infra.kafka import redrive
 from infra.kafka.admin import apply_topics
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
-from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters
-from schemas.errors import AifError, Unavailable
+from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent
+from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.events import Rejection
 from schemas.ids import IdKind, partition_of
 
@@ -70,6 +71,7 @@ def test_dead_letters_are_counted_once_each_listed_by_filter_and_shown_whole(pre
     assert shown["reason"] == "because bad_update" and json.loads(shown["value"])["updates"] == UPDATES and shown["headers"]["ce_id"] == "x"
     with pytest.raises(AifError, match="no_such_dead_letter"):
         run("show", "item-features", "1", "6")
+    assert CliRunner().invoke(build_app(), ["dlq", "list", "--since-s", "inf"]).exit_code == 2
 
 
 def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
@@ -87,17 +89,28 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     assert end["sent"] == ["item-features/1/5/3"]
 
 
-def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
+def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(
+    prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: {}["the account of a container has no name"])
     run("redrive", "item-features", "--code", "not_json", "--rate", "1000")
     store = open_index_store(str(tmp_path / "store"))
     begin = json.loads(store.get(f"{AUDIT}000000000/begin"))
     (tmp_path / "store" / AUDIT / "000000000" / "end").unlink()  # as if it had died before its end
-    assert begin["records"] == 1 and begin["filter"]["code"] == "not_json"
+    assert begin["records"] == 1 and begin["filter"]["code"] == "not_json" and begin["by"] == f"uid {os.getuid()}"
     with pytest.raises(Unavailable, match="redrive_running"):
         run("redrive", "item-features")
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
     assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
     assert [r.value for r in resent(bootstrap_servers, prefix)] == [b"\xff\x00"]
+
+
+@pytest.mark.parametrize("damaged", [b'{"topic": "item-fe', b'{"tapic": "item-features"}', b"[]"])
+def test_an_audit_that_does_not_read_is_named_and_nothing_is_sent(damaged: bytes, tmp_path: Path) -> None:
+    store = open_index_store(str(tmp_path / "store"))
+    store.put_exclusive(f"{AUDIT}000000000/begin", damaged)
+    with pytest.raises(Corrupted, match=r"bad_audit: audit/redrive/000000000/begin .* restore it"):
+        read_sent(store, "nowhere:9", "aif.", "item-features", take_over=False)
 
 
 class Silent(Producer):

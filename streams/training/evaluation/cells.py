@@ -172,7 +172,7 @@ def _data_of(plan: CellPlan) -> TrainingSet:
     neutral = ModelSpec(spec.schema, hash_bits=spec.hash_bits, tasks=spec.tasks)
     joined = _joined(open_truth(plan.world_seed, plan.size, plan.signals), neutral)
     data = dataclasses.replace(joined, spec=spec)
-    return data if plan.variant.is_served else with_codes(data, moments=plan.variant.tiers == "moments")
+    return data if plan.variant.is_served else with_codes(data, moments=plan.variant.tiers == "clusters")
 
 
 @functools.lru_cache(4)

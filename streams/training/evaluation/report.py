@@ -17,6 +17,7 @@ from streams.training.evaluation.paper import TABLE_2 as PAPER_2
 from streams.training.evaluation.paper import TABLE_3 as PAPER_3
 from streams.training.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
 from streams.training.evaluation.plan import OTHER_LOSSES, TUNED, TUNED_MODELS, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
+from streams.training.family.cluster_moments import CLUSTERS
 from streams.training.family.codes import MOMENT_WIDTH
 from streams.training.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 
@@ -143,9 +144,9 @@ def _table_3(found: Lookup) -> list[Block]:
         theirs = [f"{value:.2f}" for value in paper] if paper else ["-", "-"]
         rows.append([variant.title, found.interval(f"world.{variant.name}.gauc", 4), lost, *costs, *theirs])
     header = ("Model", "GAUC", "lost, pt", "counted cost saved, %", "time saved, %", "paper: lost", "saved")
-    text = f"""All without bridges, so that nothing but the similarity differs. Moments are mean, deviation and skewness of the cosines in
-    {MOMENT_WIDTH} principal directions and log(1 + their number) in place of the histogram; against the histogram of cosines, with the same DIN, they lose
-    {found.interval("moments_gauc_loss_pt", 2)} points. Time is of
+    text = f"""All without bridges, so that nothing but the similarity differs. Moments are how many behaviours lie in each of {CLUSTERS}
+    clusters of the catalogue and their mean vector in {MOMENT_WIDTH} principal directions; the tiers' counts are expected from them. Against the
+    histogram of cosines, with the same DIN, they lose {found.interval("moments_gauc_loss_pt", 2)} points. Time is of
     the two modules for 500 candidates and 4,000 behaviours of one user, vectors of 256, signatures of 256 bits, one thread, each in the best form
     we know; the factored forms and the moments do not grow with the history."""
     return [Heading("Table 3: similarity, exact and hashed"), Table(header, rows), Paragraph(text)]

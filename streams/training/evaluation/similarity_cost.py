@@ -5,7 +5,7 @@ Counted is what the paper counts, b l d with d in bytes of the operand: did = dm
 Measured is time, of the best form we know of each on one core: matrix products for what is exact; the factored sum (schemas/model/din.py)
 and a compiled count of equal bits for what is hashed. All forms end in DIN's vector and the tiers' counts.
 
-Arrays: C candidates, L behaviours, D width of vectors (both kinds), K bits, Q words of 64 bits, N tiers, P principal directions, A pairs of them.
+Arrays: C candidates, L behaviours, D width of vectors (both kinds), K bits, Q words of 64 bits, N tiers, P principal directions, G clusters.
 """
 
 import math
@@ -17,7 +17,8 @@ import numba
 import numpy as np
 
 from schemas.model.lsh import equal_bits_min
-from streams.training.family.codes import MOMENT_WIDTH, MOMENTS, SHAPE_HIDDEN
+from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS
+from streams.training.family.codes import MOMENT_WIDTH
 
 ROUNDS = 15
 BEHAVIOURS = 4_000
@@ -68,7 +69,12 @@ def attention_din(case: CostCase) -> np.ndarray:
 def cosine_tiers(case: CostCase) -> np.ndarray:
     """SimTier of embeddings: counts at or above each edge, [C, N - 1]."""
     similarity_CL = case.unit_CD @ case.unit_LD.T
-    return np.stack([(similarity_CL >= math.cos(math.pi * (1 - edge))).sum(axis=1) for edge in _EDGES], axis=1)
+    return np.stack([(similarity_CL >= _cosine(edge)).sum(axis=1) for edge in _EDGES], axis=1)
+
+
+def _cosine(edge: float) -> float:
+    """What a share of equal bits stands for."""
+    return math.cos(math.pi * (1 - edge))
 
 
 def factored_lsh_din(case: CostCase) -> np.ndarray:
@@ -81,41 +87,13 @@ def factored_cosine_din(case: CostCase, cross_DD: np.ndarray) -> np.ndarray:
     return case.unit_CD @ cross_DD / len(case.unit_LD)
 
 
-def sum_monomials(codes_LP: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the user half makes once for the moments: sums over the behaviours of h [P], of the pairs h_a h_b with a <= b [P (P + 1) / 2], and of
-    those times h [P (P + 1) / 2, P]."""
-    pairs_LA = _pairs(codes_LP)
-    return codes_LP.sum(axis=0), pairs_LA.sum(axis=0), pairs_LA.T @ codes_LP
+def cluster_tiers(codes_CP: np.ndarray, count_G: np.ndarray, mean_GP: np.ndarray) -> np.ndarray:
+    """Counts expected at or above each edge from the clusters of the user half (family/cluster_moments.py), [C, N - 1].
 
-
-def factored_moments(codes_CP: np.ndarray, sums: tuple[np.ndarray, np.ndarray, np.ndarray], behaviours: int) -> np.ndarray:
-    """First, second and third moment of the similarity to all behaviours, [C, 3], from the sums alone."""
-    first_P, second_A, third_AP = sums
-    width = codes_CP.shape[1]
-    pairs_CA = _pairs(codes_CP) * np.where(np.equal(*np.triu_indices(width)), 1, 2).astype(codes_CP.dtype)  # a < b stands for b < a too
-    third_C = ((pairs_CA @ third_AP) * codes_CP).sum(axis=1)
-    return np.stack([codes_CP @ first_P, pairs_CA @ second_A, third_C], axis=1) / behaviours
-
-
-def central_moments(moments_C3: np.ndarray) -> np.ndarray:
-    """Mean, deviation and skewness from the first three moments, [C, 3]: what the head reads of them (family/codes.py), before its scales."""
-    first_C, second_C, third_C = moments_C3.T
-    variance_C = np.maximum(second_C - first_C**2, 1e-6)
-    skewness_C = (third_C - 3 * first_C * second_C + 2 * first_C**3) / variance_C**1.5
-    return np.stack([first_C, np.sqrt(variance_C), skewness_C], axis=1)
-
-
-def shape_moments(moments_C3: np.ndarray, behaviours: int, layers: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """What the head's own layers for moments make of them and of the count, [C, 2 N]."""
-    count_C1 = np.full((len(moments_C3), 1), math.log1p(behaviours), moments_C3.dtype)
-    hidden_CH = np.maximum(np.concatenate([moments_C3, count_C1], axis=1) @ layers[0], 0)
-    return np.maximum(hidden_CH @ layers[1], 0)
-
-
-def _pairs(codes_XP: np.ndarray) -> np.ndarray:
-    """The products of every two numbers of a code, a <= b."""
-    a, b = np.triu_indices(codes_XP.shape[1])
-    return codes_XP[:, a] * codes_XP[:, b]
+    A logistic step is 1 / (1 + exp(-z)) with z = (x - edge) / spread = x / spread - edge / spread, so one exponential per mean cosine x serves
+    all edges."""
+    below_CG = np.exp(codes_CP @ mean_GP.T / -CLUSTER_SPREAD)
+    return np.stack([1 / (1 + below_CG * math.exp(_cosine(edge) / CLUSTER_SPREAD)) @ count_G for edge in _EDGES], axis=1)
 
 
 def lsh_tiers(case: CostCase) -> np.ndarray:
@@ -151,20 +129,15 @@ def count_equal_bits(words_CQ: np.ndarray, words_LQ: np.ndarray) -> np.ndarray:
 def measure_costs(case: CostCase) -> dict[str, float]:
     """Seconds of each row of Table 3 for one user, by the variant's name: the sum of its two modules."""
     cross_DD = case.unit_LD.T @ case.value_LD
-    narrow_CP, sums = case.unit_CD[:, :MOMENT_WIDTH], sum_monomials(case.unit_LD[:, :MOMENT_WIDTH])
-    layers = np.ones((MOMENTS, SHAPE_HIDDEN), np.float32), np.ones((SHAPE_HIDDEN, 2 * (len(_EDGES) + 1)), np.float32)
-    behaviours = len(case.unit_LD)
-
-    def moments() -> np.ndarray:
-        return shape_moments(central_moments(factored_moments(narrow_CP, sums, behaviours)), behaviours, layers)
-
+    narrow_CP, mean_GP = case.unit_CD[:, :MOMENT_WIDTH], case.unit_LD[:CLUSTERS, :MOMENT_WIDTH]
+    count_G = np.full(len(mean_GP), len(case.unit_LD) / len(mean_GP), np.float32)
     seconds = {
         "attention": best_seconds(lambda: attention_din(case)),
         "cosine_tiers": best_seconds(lambda: cosine_tiers(case)),
         "lsh_din": best_seconds(lambda: factored_lsh_din(case)),
         "cosine_din": best_seconds(lambda: factored_cosine_din(case, cross_DD)),
         "lsh_tiers": best_seconds(lambda: lsh_tiers(case)),
-        "moments": best_seconds(moments),
+        "moments": best_seconds(lambda: cluster_tiers(narrow_CP, count_G, mean_GP)),
     }
     return {
         "din_simtier": seconds["attention"] + seconds["cosine_tiers"],
@@ -179,16 +152,14 @@ def measure_costs(case: CostCase) -> dict[str, float]:
 def counted_costs(width: int, bits: int, behaviours: int = BEHAVIOURS) -> dict[str, float]:
     """The paper's count for one pair, in the unit of one number of a vector; 8 bits of a signature are one. What is paid once per candidate
     (moments; the paper does not count factored sums of DIN) is shared by its pairs."""
-    hashed, pairs = bits / 8, MOMENT_WIDTH * (MOMENT_WIDTH + 1) / 2
-    moments = MOMENT_WIDTH + pairs + pairs * MOMENT_WIDTH + MOMENT_WIDTH
-    shape = SHAPE_HIDDEN * (MOMENTS + 2 * (len(_EDGES) + 1))
+    hashed, moments = bits / 8, CLUSTERS * (MOMENT_WIDTH + len(_EDGES))
     return {
         "din_simtier": 2.0 * width,
         "lsh_din_simtier": hashed + width,
         "din_lsh_simtier": width + hashed,
         "mm_din_simtier": float(width),
         "lsh_256": hashed,
-        "mm_din_moments": (moments + shape) / behaviours,
+        "mm_din_moments": moments / behaviours,
     }
 
 

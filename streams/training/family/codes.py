@@ -19,27 +19,24 @@ import torch
 from torch import Tensor
 
 from schemas.model.hamming import decode_signs
+from streams.training.family.cluster_moments import cluster_rows, expect_at_least, sum_clusters
 from streams.training.impressions import TrainingSet
 
-MOMENTS = 4  # numbers that stand for the histogram: three moments and how many there are
-SHAPE_HIDDEN = 32  # units of the layer that makes non-linear functions of them
-MOMENT_WIDTH = 16  # principal directions in which moments are taken: the sums of the third are of as many numbers to the third power / 6
-_MOMENT_CENTRES, _MOMENT_SPREADS = (0.06, 0.27, 0.0, 3.8), (0.16, 0.06, 0.5, 0.5)  # of mean, deviation, skewness and log1p(l)
-_SKEWNESS_MAX = 5.0
-_DEVIATION_MIN = 1e-3
+MOMENT_WIDTH = 16  # principal directions in which moments are taken
 _EQUAL = 1e-4  # a unit vector's product with itself misses 1 by rounding
 
 
 def with_codes(data: TrainingSet, moments: bool = False) -> TrainingSet:
     """The same set with float codes [R, K + M] in the place of packed signatures; with `moments` also, as a unit vector again, its part in the
-    principal directions [R, K + M + P]: what lies outside them is noise to a similarity."""
+    principal directions (what lies outside them is noise to a similarity) and the number of its cluster: [R, K + M + P + 1]."""
     items = data.items
     signs_RK = decode_signs(items.signatures_RW, items.has_signature_R)
     norm_R1 = np.linalg.norm(items.multimodal_RM, axis=1, keepdims=True)
     unit_RM = (items.multimodal_RM / np.maximum(norm_R1, 1e-12)).astype(np.float32)
     parts = [signs_RK / math.sqrt(max(1, signs_RK.shape[1])), torch.from_numpy(unit_RM)]
     if moments:
-        parts.append(torch.nn.functional.normalize(torch.from_numpy(unit_RM @ principal_directions(unit_RM, MOMENT_WIDTH)), dim=1))
+        narrow_RP = torch.nn.functional.normalize(torch.from_numpy(unit_RM @ principal_directions(unit_RM, MOMENT_WIDTH)), dim=1)
+        parts += [narrow_RP, torch.from_numpy(cluster_rows(narrow_RP.numpy())).float()[:, None]]
     return dataclasses.replace(data, items=dataclasses.replace(items, signatures_RW=torch.cat(parts, dim=1)))
 
 
@@ -69,27 +66,19 @@ def tier_features(similarity_BCL: Tensor, has_code_BL: Tensor, edges: Sequence[f
     masked_BCL = similarity_BCL.masked_fill(~has_code_BL[:, None, :], -9.0)
     total_B = has_code_BL.sum(dim=1).float()
     upper_BCN = torch.stack([(masked_BCL >= edge).sum(dim=2) for edge in edges], dim=2).float()
-    at_least_BCN = torch.cat([total_B[:, None, None].expand(*masked_BCL.shape[:2], 1), upper_BCN], dim=2)
-    counts_BCN = at_least_BCN - torch.nn.functional.pad(at_least_BCN[..., 1:], (0, 1))
-    return torch.cat([counts_BCN.log1p(), counts_BCN / total_B.clamp(min=1)[:, None, None]], dim=2)
+    return _counts_and_shares(upper_BCN, total_B)
 
 
 @torch.no_grad()
-def moment_features(similarity_BCL: Tensor, has_code_BL: Tensor) -> Tensor:
-    """In the place of Eq. 9, [B, C, MOMENTS] with x = c . h_j over the l behaviours of a user:
+def moment_tier_features(candidates_BCX: Tensor, history_BLX: Tensor, has_code_BL: Tensor, edges: Sequence[float]) -> Tensor:
+    """The same expected from counts and means of clusters (cluster_moments.py), [B, C, 2 N]. Codes are a vector and the number of its cluster."""
+    count_BK, mean_BKP = sum_clusters(history_BLX[..., :-1], history_BLX[..., -1].long(), has_code_BL)
+    upper_BCN = expect_at_least(candidates_BCX[..., :-1], count_BK, mean_BKP, edges)
+    return _counts_and_shares(upper_BCN, has_code_BL.sum(dim=1).float())
 
-        m = sum_j x / l,  s = sqrt(sum_j (x - m)^2 / l),  g = sum_j (x - m)^3 / (l s^3),  log1p(l)
 
-    each less what it is of most users and over its spread. Mean, deviation and skewness do not depend on l; a histogram of counts knows it, and
-    l says how sure the others are. Here by a pass over the behaviours. They factor: x^k is the dot product of the monomials of degree k of c and
-    of h_j, and m, s and g follow from sums of x, x^2 and x^3, so three sums of monomials over the behaviours, made once per user, give them for
-    every candidate (evaluation/similarity_cost.py times that form).
-    """
-    has_B1L, length_B1 = has_code_BL[:, None, :], has_code_BL.sum(dim=1).clamp(min=1)[:, None]
-    mean_BC = (similarity_BCL * has_B1L).sum(dim=2) / length_B1
-    centred_BCL = (similarity_BCL - mean_BC[..., None]) * has_B1L
-    deviation_BC = ((centred_BCL**2).sum(dim=2) / length_B1).sqrt().clamp(min=_DEVIATION_MIN)
-    skewness_BC = ((centred_BCL**3).sum(dim=2) / length_B1 / deviation_BC**3).clamp(-_SKEWNESS_MAX, _SKEWNESS_MAX)
-    count_BC = has_code_BL.sum(dim=1).float().log1p()[:, None].expand_as(mean_BC)
-    moments = (mean_BC, deviation_BC, skewness_BC, count_BC)
-    return torch.stack([(m - c) / s for m, c, s in zip(moments, _MOMENT_CENTRES, _MOMENT_SPREADS, strict=True)], dim=2)
+def _counts_and_shares(upper_BCN: Tensor, total_B: Tensor) -> Tensor:
+    """From how many reach each of the upper tiers to what the head reads of all tiers."""
+    at_least_BCN = torch.cat([total_B[:, None, None].expand(*upper_BCN.shape[:2], 1), upper_BCN], dim=2)
+    counts_BCN = (at_least_BCN - torch.nn.functional.pad(at_least_BCN[..., 1:], (0, 1))).clamp(min=0)
+    return torch.cat([counts_BCN.log1p(), counts_BCN / total_B.clamp(min=1)[:, None, None]], dim=2)

@@ -12,7 +12,7 @@ A variant that is measured is its fields: whatever else changes what a name mean
     cross      bridges    Algorithm 1 with n bridges
                full       Full-Cross: the candidates are the bridges
     din        lsh | mm | id      similarity of Eq. 8: of signatures, of multimodal embeddings (factored too), or attention of learnt vectors
-    tiers      lsh | mm | moments         Eq. 9 over signatures, over embeddings, or mean, deviation, skewness and count instead of the histogram
+    tiers      lsh | mm | clusters        Eq. 9 over signatures, over embeddings, or from counts and means of clusters of the embeddings
     sizes      fields of the ModelSpec in which the variant differs from its family
 
 Source: AIF, sections 5.1-5.2, Tables 2 and 3, Figure 6; COLD (arXiv 2007.16122).
@@ -29,7 +29,7 @@ _CHOICES = {
     "trunk": ("split", "cold"),
     "cross": ("bridges", "full"),
     "din": ("lsh", "mm", "id"),
-    "tiers": ("lsh", "mm", "moments"),
+    "tiers": ("lsh", "mm", "clusters"),
 }
 
 
@@ -117,7 +117,7 @@ TABLE_3 = (
     Variant("din_lsh_simtier", "DIN + LSH-SimTier", _LONG_TERM, din="id", tiers="lsh"),
     Variant("mm_din_simtier", "MM-DIN + SimTier (exact factored cosine)", _LONG_TERM, din="mm", tiers="mm"),
     *(Variant(f"lsh_{bits}", f"LSH-DIN + LSH-SimTier, {bits} bits", _LONG_TERM, sizes=(("hash_bits", bits),)) for bits in BITS),
-    Variant("mm_din_moments", "MM-DIN + moments", _LONG_TERM, din="mm", tiers="moments"),
+    Variant("mm_din_moments", "MM-DIN + moments", _LONG_TERM, din="mm", tiers="clusters"),
 )
 
 BRIDGE_COUNTS = (1, 2, 4, 8, 16, 32)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from schemas.model.din import din_reference
@@ -14,17 +13,17 @@ from streams.training.evaluation.hash_law import sigma_ratio
 from streams.training.evaluation.similarity_cost import (
     _EDGES,
     attention_din,
-    central_moments,
+    cluster_tiers,
     count_equal_bits,
     counted_costs,
     factored_cosine_din,
     factored_lsh_din,
-    factored_moments,
     lsh_tiers,
     make_case,
     measure_costs,
-    sum_monomials,
 )
+from streams.training.family.cluster_moments import expect_at_least
+from streams.training.family.codes import similarity_edges
 from streams.training.impressions import TrainingSet
 from tests.streams.training.shop import shop
 from tests.streams.training.test_trainer import network_of, taste_world
@@ -61,15 +60,12 @@ def test_the_timed_forms_compute_what_they_stand_for() -> None:
     assert measure_costs(case).keys() == counted_costs(64, 64).keys()
 
 
-def test_moments_from_sums_are_those_of_a_pass_over_the_behaviours() -> None:
+def test_the_timed_moments_are_those_that_the_family_learns_from() -> None:
     rng = np.random.default_rng(0)
-    candidates, behaviours = rng.standard_normal((4, 5)), rng.standard_normal((11, 5))
-    similarity = candidates @ behaviours.T
-    expected = np.stack([(similarity**k).mean(axis=1) for k in (1, 2, 3)], axis=1)
-    found = factored_moments(candidates, sum_monomials(behaviours), 11)
-    np.testing.assert_allclose(found, expected)
-    central = [similarity.mean(axis=1), similarity.std(axis=1), scipy.stats.skew(similarity, axis=1)]
-    np.testing.assert_allclose(central_moments(found), np.stack(central, axis=1))
+    codes, count, mean = rng.standard_normal((4, 5)) / 3, rng.random(6) * 9, rng.standard_normal((6, 5)) / 3
+    edges = similarity_edges(_EDGES[:-1], "clusters")  # the last is "equal", which allows for rounding there
+    expected = expect_at_least(*(torch.from_numpy(x)[None] for x in (codes, count, mean)), edges)
+    np.testing.assert_allclose(cluster_tiers(codes, count, mean)[:, :-1], expected[0].numpy())
 
 
 def test_bridges_cost_a_candidate_little_and_full_cross_a_pass_through_the_layers() -> None:

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from schemas.errors import Misconfigured
@@ -13,7 +12,15 @@ from schemas.model.bea import BridgeEmbedding
 from schemas.model.lsh import lsh_similarity, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.simtier import simtier_reference
-from streams.training.family.codes import factored_din, moment_features, principal_directions, similarity_edges, tier_features, with_codes
+from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS, cluster_rows
+from streams.training.family.codes import (
+    factored_din,
+    moment_tier_features,
+    principal_directions,
+    similarity_edges,
+    tier_features,
+    with_codes,
+)
 from streams.training.family.cold import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
@@ -29,7 +36,7 @@ def shop_data(variant: Variant) -> TrainingSet:
     spec, events = shop()
     spec = variant_spec(variant, spec, CHEAP)
     data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
-    return data if variant.is_served else with_codes(data, moments=variant.tiers == "moments")
+    return data if variant.is_served else with_codes(data, moments=variant.tiers == "clusters")
 
 
 def network_of(variant: Variant, data: TrainingSet) -> AifNetwork:
@@ -164,18 +171,32 @@ def test_factored_din_equals_its_sum_over_behaviours() -> None:
     torch.testing.assert_close(factored_din(candidates, history, values, has), similarity @ values / length[..., None])
 
 
-def test_moments_are_those_of_the_known_behaviours_and_nothing_else() -> None:
+def test_tiers_from_clusters_are_a_logistic_step_about_the_mean_of_each_clusters_known_behaviours() -> None:
     chance = torch.Generator().manual_seed(0)
-    similarity, has = torch.randn(2, 3, 7, generator=chance), torch.rand(2, 7, generator=chance) < 0.7
-    found = moment_features(similarity, has)
-    for b in range(2):
-        known = similarity[b][:, has[b]].double().numpy()
-        count = np.full(3, np.log1p(known.shape[1]))
-        plain = np.stack([known.mean(1), known.std(1), scipy.stats.skew(known, axis=1), count], axis=1)
-        expected = (plain - [0.06, 0.27, 0.0, 3.8]) / [0.16, 0.06, 0.5, 0.5]
-        np.testing.assert_allclose(found[b], expected, rtol=1e-4)
-    one, none = torch.tensor([[True] + [False] * 6]), torch.zeros(1, 7, dtype=torch.bool)
-    assert moment_features(similarity[:1], one).isfinite().all() and moment_features(similarity[:1], none).abs().max() < 10
+    candidates, history = torch.randn(2, 3, 5, generator=chance), torch.randn(2, 7, 5, generator=chance)
+    cluster = torch.randint(0, 3, (2, 7), generator=chance)
+    has = torch.tensor([[True] * 5 + [False] * 2, [False] * 7])
+    codes = [
+        torch.cat([vectors, numbers[..., None].float()], dim=2)
+        for vectors, numbers in ((candidates, torch.zeros(2, 3)), (history, cluster))
+    ]
+    found = moment_tier_features(*codes, has, (0.0, 0.4))
+    at_least = [torch.full((3,), 5.0), *(torch.zeros(3) for _ in range(3))]
+    for k in set(cluster[0, :5].tolist()):
+        of_it = history[0, :5][cluster[0, :5] == k]
+        for n, edge in ((1, 0.0), (2, 0.4)):
+            at_least[n] += len(of_it) * torch.sigmoid((candidates[0] @ of_it.mean(dim=0) - edge) / CLUSTER_SPREAD)
+    counts = torch.stack([at_least[n] - at_least[n + 1] for n in range(3)], dim=1)
+    torch.testing.assert_close(found[0], torch.cat([counts.log1p(), counts / 5], dim=1))
+    assert found[1].abs().max() == 0
+
+
+def test_clusters_of_a_catalogue_hold_what_lies_together() -> None:
+    rng = np.random.default_rng(0)
+    centres = np.linalg.qr(rng.standard_normal((CLUSTERS, CLUSTERS)))[0]
+    group = np.repeat(np.arange(CLUSTERS), 13)
+    assert np.array_equal(cluster_rows(centres[group] + 0.05 * rng.standard_normal((len(group), CLUSTERS))), group)
+    assert np.array_equal(cluster_rows(np.eye(3)), np.arange(3))  # fewer rows than clusters
 
 
 def test_principal_directions_keep_similarities_of_a_catalogue_that_lies_in_few() -> None:

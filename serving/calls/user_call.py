@@ -30,7 +30,7 @@ class UserCall:
         token = decode_token(request.version_token) if request.version_token else None
         pinned = check_consistency(request.consistency, token)
         found = await self._users.find(asked)
-        self._engine.check_work(self._engine.predict_ms("user", len(found.history.behaviours)), deadline.left_s())
+        self._engine.check_user(found.work(None), deadline.left_s())
         state, version_token = await self._state(asked, found, token, pinned, deadline)
         user_state = self._users.carried.seal(asked.user, version_token, state) if request.carry_state else None
         return UserAnswer(

@@ -100,7 +100,7 @@ class Users:
 
     def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int) -> Flight:
         """The computation of the user half on `version`: the running one if there is one, else started here. Its state will be kept."""
-        expected_ms = engine.queue_ms() + engine.predict_ms("user", len(found.history.behaviours))
+        expected_ms = engine.wait_ms(found.work(version)) + engine.predict_ms("user", len(found.history.behaviours))
         key = (asked.key(version), found.offsets)
         return self.flights.join_or_start(
             key, lambda: engine.submit_user(self.work(asked, found, version)), expected_ms, lambda state: self.keep(asked, found, state)

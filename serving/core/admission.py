@@ -77,6 +77,11 @@ def fold_cost(costs: Costs, jobs: Sequence[Job], took_ms: float) -> Costs:
     return Costs(learnt, _toward(costs.mean_ms or None, took_ms))
 
 
+def fold_beside(costs: Costs, job: Job, took_ms: float) -> Costs:
+    """The costs after a job that was done beside the queue. The mean stays: it is of what waits in the queue."""
+    return Costs({**costs.by_bucket, job.bucket: _toward(costs.by_bucket.get(job.bucket), took_ms)}, costs.mean_ms)
+
+
 def fold_doubt(costs: Costs, job: Job) -> Costs:
     """The costs after a job was avoided because of its prediction: the prediction falls a little, so that the job is tried again some time."""
     return Costs({**costs.by_bucket, job.bucket: DOUBT * predict_ms(costs, job)}, costs.mean_ms)

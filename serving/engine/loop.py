@@ -89,6 +89,10 @@ class Engine:
         """Call 2; or both calls in one turn, if the work has `user` and no state."""
         return self._submit(work)
 
+    def is_long(self, work: UserWork | RankWork) -> bool:
+        """Whether a helper will make this user half while rankings go on, from any thread."""
+        return self._goes_beside(work) and work.base is None and len(work.behaviours) > LONG_HISTORY
+
     @property
     def current(self) -> VersionToken | None:
         """The token of the version that answers, from any thread; None: nothing is live yet."""
@@ -214,7 +218,7 @@ class Engine:
 
     def _serve_batch(self, batch: list[Piece]) -> None:
         """Answers a batch; returns when every piece is done."""
-        served, has_long = list[bool](), any(self._is_long(work) for _, work in batch)
+        served, has_long = list[bool](), any(self.is_long(work) for _, work in batch)
         if has_long or (len(batch) > 1 and any(self._goes_beside(work) for _, work in batch)):
             with WORKERS.beside() as helpers:
                 rest = [piece for piece in batch if not self._hand_over(piece, helpers, served)]
@@ -264,9 +268,6 @@ class Engine:
                 if self._work:
                     return self._work.popleft()
             helpers.help()
-
-    def _is_long(self, work: UserWork | RankWork) -> bool:
-        return self._goes_beside(work) and work.base is None and len(work.behaviours) > LONG_HISTORY
 
     def _goes_beside(self, work: UserWork | RankWork) -> TypeGuard[UserWork]:
         if not isinstance(work, UserWork) or WORKERS.threads == 1:

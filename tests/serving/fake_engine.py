@@ -34,10 +34,14 @@ class FakeEngine:
     stuck: bool = False  # futures never end
     error: Exception | None = None  # every future fails with it
     user_calls: int = 0
+    long_history: int = 4_096
 
     def submit_user(self, work: UserWork) -> "Future[UserResult]":
         self.user_calls += 1
         return self._future(lambda: UserResult(self._token(work.version), self._state(work)))
+
+    def is_long(self, work: UserWork) -> bool:
+        return len(work.behaviours) > self.long_history
 
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
         return self._future(lambda: self._rank(work))

@@ -11,9 +11,10 @@ import pytest
 
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
+from schemas.users import BehaviourEvent
 from serving.calls.paced_engine import PacedEngine
 from serving.core.admission import Costs, Offered
-from serving.engine.work import RankWork
+from serving.engine.work import RankWork, UserWork
 from tests.serving.fake_engine import FakeEngine, FakeState
 from tests.serving.front import Front, open_front
 
@@ -80,6 +81,34 @@ def test_what_is_refused_is_part_of_the_load_that_is_offered() -> None:
         with pytest.raises(Unavailable, match="overloaded"):
             paced.check_queue()
     assert paced.load() == pytest.approx(2)
+
+
+def test_a_long_user_half_beside_the_queue_delays_and_teaches_nothing_but_its_like() -> None:
+    now_s, engine = [0.0], FakeEngine(stuck=True, long_history=0)
+    paced = PacedEngine(engine, Metrics(), clock=lambda: now_s[0])  # type: ignore[arg-type]
+    long, short = UserWork({}, [BehaviourEvent(1, "click", 0)]), UserWork()
+    paced.costs = Costs({("user", 1): 100.0, ("user", 0): 1.0, ("rank", 1): 2.0}, 2.0)
+    half = paced.submit_user(long)
+    assert paced.queue_ms() == 0 and paced.wait_ms(long) == 100 and paced.load() == 0
+    paced.check_work(2.0, 0.01)
+    paced.check_user(short, 0.01)
+    now_s[0] = 0.03
+    ranking = paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)))
+    now_s[0] = 0.032
+    ranking.set_result(None)
+    assert paced.costs.by_bucket["rank", 1] == pytest.approx(2.0), "not what passed since the half began"
+    now_s[0] = 0.1
+    half.set_result(None)
+    assert (paced.costs.by_bucket["user", 1], paced.costs.mean_ms) == (pytest.approx(100.0), pytest.approx(2.0)) and paced.wait_ms(
+        long
+    ) == 0
+    waiting = [paced.submit_user(long) for _ in range(7)]
+    with pytest.raises(Unavailable, match="600 ms wait"):
+        paced.check_user(long, 60.0)
+    waiting[-1].cancel()
+    paced.check_user(long, 60.0)
+    with pytest.raises(Unavailable, match="deadline"):
+        paced.check_user(long, 0.1)
 
 
 def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> None:

@@ -13,6 +13,8 @@ Here: comparisons of what processes hold with the oracle; each raises `Violation
                     served at rest       every server has the version of the log, and its rows = the fold at the ends
                     the control log      no refused entry, one publish a revision, promotions go forward and not under hold, all readers agree
                     one version          a checkpoint record makes one version
+                    one encoder          rows of a version are of the encoder of its `want` alone, wherever rows are compared; no version is behind
+                                         in a shard, unless the workers' encoders were being changed (B5)
                     progress             what is wanted gets published, and nothing but an abort ends a build
                     dead letters         as a set of source positions (I6)
 """
@@ -30,7 +32,7 @@ from streams.core.item_state import decode_embedding_component, decode_features_
 from streams.core.shard_state import TopicCounts
 from streams.core.versions import plan_promotion, plan_wish
 from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, increment_prefix
-from tests.sim.encoder import SimEncoder, encoder_of
+from tests.sim.encoder import FINGERPRINT, SimEncoder, encoder_of
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of
 from tests.sim.server import Order, Resident, Server, read_increment, read_part_rows
@@ -47,8 +49,13 @@ def require(condition: bool, invariant: str, message: str, *values: object) -> N
 
 
 def sim_encoder(world: World, version: int, sha256: str = "") -> SimEncoder:
-    """The encoder of a version."""
-    return encoder_of(version, sha256 or checkpoint_sha256(world.checkpoints.records[version]))
+    """The encoder of a version: rows of any other fingerprint than that of its `want` are wrong (B5)."""
+    return encoder_of(version, sha256 or checkpoint_sha256(world.checkpoints.records[version]), _fingerprint(world, version))
+
+
+def _fingerprint(world: World, version: int) -> str:
+    status = world.log.refresh().versions.get(version)
+    return status.encoder_fingerprint if status is not None else FINGERPRINT
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------------------
@@ -268,9 +275,9 @@ def _check_entries(entries: list[Entry]) -> None:
             live = entry.version
 
 
-def check_progress(world: World, state: ControlState) -> None:
-    """Nothing is left to be done."""
-    open_ones = [f"{s.version}.{s.wanted_revision}" for s in state.versions.values() if s.wanted_revision is not None]
+def check_progress(world: World, state: ControlState, behind: frozenset[int]) -> None:
+    """Nothing is left to be done. A version that is behind in a shard may wait for ever; it is told who has to act (B5)."""
+    open_ones = [f"{s.version}.{s.wanted_revision}" for v, s in state.versions.items() if s.wanted_revision is not None and v not in behind]
     require(not open_ones, "progress", "still wanted at rest: %s", open_ones)
     require(plan_promotion(state) is None, "progress", "version %s waits for its promotion", plan_promotion(state))
     require(plan_wish(state) is None, "progress", "version %s was wished for and waits", plan_wish(state))
@@ -284,7 +291,7 @@ def check_progress(world: World, state: ControlState) -> None:
 # --- at rest: servers ----------------------------------------------------------------------------------------------------------
 
 
-def check_server_at_rest(world: World, server: Server, state: ControlState) -> None:
+def check_server_at_rest(world: World, server: Server, state: ControlState, behind: frozenset[int]) -> None:
     """It serves what the log says, and all of it."""
     current = state.current
     if current is None or current.revision < 0:
@@ -295,6 +302,8 @@ def check_server_at_rest(world: World, server: Server, state: ControlState) -> N
         "served at rest", "%s serves %s, the log says %d (%s)", server.name, resident and resident.version, current.version, server.refused,
     )  # fmt: skip
     assert resident is not None
+    if current.version in behind:
+        return  # its rows stand where the last worker with its encoder left them, and so does what the server claims
     encoder = sim_encoder(world, resident.version, resident.checkpoint_sha256)
     for shard, oracle in enumerate(world.oracles):
         check_view(oracle, encoder, oracle.ends, resident.rows[shard], "served at rest", f"{server.name}, shard {shard}")
@@ -324,6 +333,8 @@ def check_at_rest(world: World, workers: list[Worker], servers: list[Server]) ->
             check_shard(world, task)
     check_manifests(world)
     check_dead_letters(world)
-    check_progress(world, state)
+    behind = frozenset(v for w in workers for t in w.tasks.values() for v, facts in t.shard.versions.items() if facts.behind)
+    require(world.is_upgrading or not behind, "one encoder", "versions %s are behind though every worker has their encoder", behind)
+    check_progress(world, state, behind)
     for server in servers:
-        check_server_at_rest(world, server, state)
+        check_server_at_rest(world, server, state, behind)

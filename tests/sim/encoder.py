@@ -14,7 +14,7 @@ from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_realtim
 from schemas.index.layout import RowLayout, row_layout
 from schemas.model.spec import ModelSpec
 
-FINGERPRINT = "sim"
+FINGERPRINT, UPGRADED = "sim", "sim-upgraded"  # of encoders whose rows differ in their last bits
 SCHEMA = FeatureSchema(
     features=(
         Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
@@ -38,10 +38,10 @@ _INPUTS = tuple(f.name for f in SCHEMA.item_half_inputs if f.name != "mm")
 class SimEncoder:
     """Has the interface of streams/encoder.py `RowEncoder`."""
 
-    spec, model_id, lsh_version, fingerprint = SPEC, "sim", "sim-lsh", FINGERPRINT
+    spec, model_id, lsh_version = SPEC, "sim", "sim-lsh"
 
-    def __init__(self, version: int, checkpoint_sha256: str) -> None:
-        self.version, self.checkpoint_sha256 = version, checkpoint_sha256
+    def __init__(self, version: int, checkpoint_sha256: str, fingerprint: str) -> None:
+        self.version, self.checkpoint_sha256, self.fingerprint = version, checkpoint_sha256, fingerprint
         self._rows: dict[tuple[str, bytes], bytes] = {}
 
     @property
@@ -76,7 +76,7 @@ class SimEncoder:
 
     def _make_row(self, raw: Mapping[str, Any], embedding: bytes) -> bytes:
         row = np.zeros((), LAYOUT.dtype)
-        row["vector"] = _noise((self.version, [raw.get(name) for name in _INPUTS]), SPEC.width)
+        row["vector"] = _noise((self.version, self.fingerprint, [raw.get(name) for name in _INPUTS]), SPEC.width)
         row["bridge"] = row["vector"][: SPEC.bridges]
         row["has_signature"] = bool(embedding)
         row["signature"] = np.packbits(_noise(embedding, 16) > 0) if embedding else 0
@@ -91,15 +91,16 @@ def _noise(inputs: object, width: int) -> np.ndarray:
 
 
 @cache
-def encoder_of(version: int, checkpoint_sha256: str) -> SimEncoder:
-    """The one encoder of a version's checkpoint."""
-    return SimEncoder(version, checkpoint_sha256)
+def encoder_of(version: int, checkpoint_sha256: str, fingerprint: str = FINGERPRINT) -> SimEncoder:
+    """The encoder of a version's checkpoint in a process with this encoder fingerprint."""
+    return SimEncoder(version, checkpoint_sha256, fingerprint)
 
 
 class SimEncoders:
     """streams/encoders.py `Encoders` for one process."""
 
-    fingerprint = FINGERPRINT
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
 
     def get(self, version: int, checkpoint_sha256: str) -> SimEncoder:
-        return encoder_of(version, checkpoint_sha256)
+        return encoder_of(version, checkpoint_sha256, self.fingerprint)

@@ -16,6 +16,7 @@ from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from tests.sim.adoption import publish_adoption
 from tests.sim.boundary import Boundary, simulated
 from tests.sim.checks import check_answer, check_at_rest
+from tests.sim.encoder import FINGERPRINT, UPGRADED
 from tests.sim.haste import QuickLog
 from tests.sim.plants import planted
 from tests.sim.server import Server
@@ -240,6 +241,8 @@ class History:
         """Dead workers come back and get their shards again, or the group gives them away."""
         for worker in self.workers:
             if not worker.alive and not self.world.is_busy_at_all():
+                if self.world.is_upgrading:
+                    worker.fingerprint = self.world.random.choice((FINGERPRINT, UPGRADED))
                 worker.start()
                 for number in [n for n, owner in self.group.owner.items() if owner is worker]:
                     self.group.give(number, worker, knows=True)
@@ -287,6 +290,8 @@ class History:
         """No more faults; everybody goes on until nothing moves, then everything is checked."""
         world = self.world
         world.calm = True
+        if world.is_upgrading:
+            self._end_upgrade()
         self.group.settle()
         quiet = 0  # rounds in a row; one may be the round in which a result was given up
         for _ in range(ROUNDS_MAX):
@@ -297,6 +302,19 @@ class History:
             if quiet == 2:
                 break
         check_at_rest(world, self.workers, self.servers)
+
+    def _end_upgrade(self) -> None:
+        """Every worker has the same encoder again, the new one or the old. What was wanted with the other is given up, and the model published again (B5)."""
+        world = self.world
+        fingerprint = world.random.choice((FINGERPRINT, UPGRADED))
+        for worker in self.workers:
+            if worker.alive and worker.encoders.fingerprint != fingerprint:
+                worker.die()
+            worker.fingerprint = fingerprint
+        for status in newest_state(world).versions.values():
+            if status.state is State.WANTED and status.encoder_fingerprint != fingerprint:
+                QuickLog(world.store).append(lambda _, version=status.version: Entry(EntryKind.ABORT, 0, "operator", version))  # type: ignore[arg-type, misc]
+        world.publish_checkpoint()
 
     def _round(self) -> None:
         self.world.clock.seconds += 0.2

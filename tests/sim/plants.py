@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import streams.builders.full_part
 import streams.builders.sealer
 import streams.core.versions
 import streams.shard.shard
@@ -24,9 +25,11 @@ from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
 from streams.builders.base_rows import BaseRows
 from streams.builders.jobs import BuildJob, SealJob
+from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
 from streams.core.item_state import StoredFeatures
 from streams.core.shard_state import ShardState
+from streams.core.versions import ShardAction, ShardFacts
 from streams.shard.fold import FoldedBatch
 from streams.shard.outbox import Outgoing, put_outbox
 from streams.shard.reader import ShardReader
@@ -34,6 +37,7 @@ from streams.shard.shard import META, STATE_KEY, Shard
 from streams.versions.shard_versions import ShardVersions
 from tests.sim.boundary import Boundary, replaced
 from tests.sim.disk import MemoryDatabase
+from tests.sim.encoder import SimEncoders
 from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
@@ -298,11 +302,11 @@ def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
         world.data_point("between checkpoint and `building`")
         start(versions, status, task, behind)
 
-    def run_early(world: World, boundary: Boundary, job: Any) -> Any:
+    def run_early(world: World, boundary: Boundary, job: Any, encoders: SimEncoders) -> Any:
         path = early.pop((job.shard, job.version), None) if isinstance(job, BuildJob) and not job.rewrite else None
         if path is not None and boundary.has_files(path):
             job = dataclasses.replace(job, checkpoint_directory=str(path))
-        return run_job(world, boundary, job)
+        return run_job(world, boundary, job, encoders)
 
     return [
         (ShardVersions, "_start", start_late),
@@ -342,3 +346,29 @@ def _entry_created_before_written(world: World, _: Boundary) -> Sequence[Replace
         return True
 
     return [(MemoryStore, "put_exclusive", put)]
+
+
+@_plant(
+    "a worker with another encoder goes on with the rows of a version, and its rows mix with those that are there",
+    "rows of a version",
+    "manifest",
+    "served rows",
+    "served at rest",
+)
+def _another_encoder_goes_on(_: World, __: Boundary) -> Sequence[Replacement]:
+    plan = streams.core.versions._plan_version
+
+    def plan_version(status: VersionStatus, shard: ShardFacts, _: str, rewrite_share: float) -> ShardAction | None:
+        return plan(status, shard, status.encoder_fingerprint, rewrite_share)
+
+    def attach_encoders(versions: ShardVersions, _: ControlState, task: Any) -> None:
+        for known in on_shard(task, Shard.needs_encoders):
+            encoder = versions._encoders.get(known.version, known.checkpoint_sha256)
+            on_shard(task, lambda shard, encoder=encoder: shard._encoders.update({encoder.version: encoder}))  # type: ignore[misc]
+
+    return [
+        (streams.core.versions, "_plan_version", plan_version),
+        (ShardVersions, "_attach_encoders", attach_encoders),
+        (streams.builders.full_part, "check_encoder", lambda *_: None),
+        (streams.builders.sealer, "check_encoder", lambda *_: None),
+    ]

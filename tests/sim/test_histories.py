@@ -30,7 +30,7 @@ def test_a_seed_is_one_history() -> None:
 
 
 def test_histories_hold_what_they_are_for() -> None:
-    """Deaths, power cuts, snapshots, revisions, roll-backs, unknowing former owners: a campaign that never meets them would prove little."""
+    """Deaths, power cuts, snapshots, revisions, roll-backs, unknowing former owners, other encoders: a campaign that never meets them would prove little."""
     missing = {
         "KILLED",
         "loses power",
@@ -44,6 +44,7 @@ def test_histories_hold_what_they_are_for() -> None:
         "('disk_full', True)",
         "('database_failed', False)",
         "withheld",
+        "'behind': 1",
     }
     for seed in range(2_000):
         told = "\n".join(run_history(seed, traced=True).lines)

@@ -59,6 +59,7 @@ class Worker:
     def __init__(self, world: World, boundary: Boundary, name: str) -> None:
         self.world, self.boundary, self.name = world, boundary, name
         self.disk = boundary.disks[name] = Disk()
+        self.fingerprint = FINGERPRINT  # of its encoder, from its next start on
         self.alive = False
         self.report = StepReport()
         self.shards, self.scratch = Path(name, "shards"), Path(name, "scratch")
@@ -69,6 +70,7 @@ class Worker:
         self.alive = True
         self.tasks: dict[int, Task] = {}
         self.jobs: list[Ticket] = []
+        self.encoders = SimEncoders(self.fingerprint)
         self.log = QuickLog(self.world.store)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.log,
@@ -79,7 +81,7 @@ class Worker:
             self,
             self.world,
             self.scratch,
-            SimEncoders(),  # type: ignore[arg-type]
+            self.encoders,  # type: ignore[arg-type]
             self.name,
             self.world.note_event,
         )
@@ -153,7 +155,7 @@ class Worker:
             ticket.future.set_exception(Unavailable("builder_died", "killed"))
             return
         try:
-            result = run_job(self.world, self.boundary, ticket.job)
+            result = run_job(self.world, self.boundary, ticket.job, self.encoders)
         except Exception as error:
             self.world.say("%s: %s", type(ticket.job).__name__, error)
             ticket.future.set_exception(error)
@@ -168,7 +170,7 @@ class Worker:
             record = self.world.checkpoints.records[offset]
             self.world.note_want(offset)
             sha256 = checkpoint_sha256(record)
-            entry = _decision(version, record, sha256, self.world.clock.now_ms(), self.name)
+            entry = _decision(version, record, sha256, self)
             with contextlib.suppress(Unavailable):  # a disk that fails: the record is decided later
                 self.world.store.put_bytes(checkpoint_path(sha256), record.encode())
                 if append_entry(self.log, lambda s: entry if entry.version > s.newest_decided else None):
@@ -185,7 +187,8 @@ def checkpoint_sha256(record: str) -> str:
     return record.encode().hex().rjust(64, "0")[-64:]
 
 
-def _decision(version: int, record: str, sha256: str, now_ms: int, by: str) -> Entry:
+def _decision(version: int, record: str, sha256: str, worker: Worker) -> Entry:
+    now_ms, by = worker.world.clock.now_ms(), worker.name
     if record.startswith("bad"):
         return Entry(EntryKind.REJECT, now_ms, by, version, reason="bad: not finite")
     cause = Cause.ADOPT if record.startswith("adopt") else Cause.CHECKPOINT
@@ -198,18 +201,18 @@ def _decision(version: int, record: str, sha256: str, now_ms: int, by: str) -> E
         checkpoint_sha256=sha256,
         model_id="sim",
         feature_schema=SCHEMA_FINGERPRINT,
-        encoder_fingerprint=FINGERPRINT,
+        encoder_fingerprint=worker.encoders.fingerprint,
         label=f"replay-{version}" if cause is Cause.ADOPT else "",
     )
 
 
-def run_job(world: World, boundary: Boundary, job: Job) -> Any:
+def run_job(world: World, boundary: Boundary, job: Job, encoders: SimEncoders) -> Any:
     """What streams/builders/process.py does with a job."""
     if isinstance(job, SnapshotJob):
         return boundary.write_snapshot(world.store, job)
     if isinstance(job, CanaryJob):
         return sing_canary(world, job)
-    encoder = SimEncoders().get(job.version, job.checkpoint_sha256)
+    encoder = encoders.get(job.version, job.checkpoint_sha256)
     if isinstance(job, BuildJob):
         return build_full_part(world.store, encoder, job)  # type: ignore[arg-type]
     assert isinstance(job, SealJob)

@@ -108,6 +108,7 @@ class World:
         self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)
         self.shards = shards
         self.items = 8 if seed // 8 % 2 else 3  # of a shard: few of which each changes often, or more of which some stay as they are
+        self.is_upgrading = seed % 9 == 5  # workers start with one of two encoders
         self.init = _init(shards)
         self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
         self.checkpoints = Topic()

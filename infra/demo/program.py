@@ -21,6 +21,7 @@ from infra.demo.server import RankingServer
 from infra.demo.stage import Stage, json_figures
 from infra.heartbeat import HEARTBEAT_NAME
 from infra.processes import Child
+from infra.settings import InfraSettings, load_settings
 from schemas.errors import AifError
 
 SWITCHES = 3
@@ -42,6 +43,7 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> Figures:
     """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of docs/BENCHMARKS.md."""
+    load_settings(InfraSettings)  # what no process reads would end every child, again and again: it is refused before any is started
     started = time.monotonic()
     figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
     _end_in_order()

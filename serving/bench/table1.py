@@ -51,6 +51,11 @@ class Traffic:
     behaviours: int = 1_000
     retrieval_ms: float = 50.0
 
+    @property
+    def rows_together(self) -> int:
+        """Updates that come within `batch_ms`, which are encoded together: at least one, at most a block."""
+        return min(_BLOCK, max(1, math.ceil(self.updates_per_s * self.batch_ms / 1000)))
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -132,14 +137,15 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
     block, history = _draw_features(world, _BLOCK), world.history(traffic.behaviours)
     candidates = FeatureTensors.from_block(_draw_features(world, traffic.candidates))
     ids = world.requests(traffic.candidates, 1)[0]
-    lone = _draw_features(world, 1)
-    order = pack_orders(np.full(1, np.array((2, 0, 0, 0, 0, 0, 0), ORDER)))
+    count = min(traffic.rows_together, len(world.ids))
+    updated, rows = _draw_features(world, count), draw_rows(spec, count, world.rng)
+    orders = pack_orders(np.full(count, np.array((2, 0, 0, 0, 0, 0, 0), ORDER)))
 
-    def apply_row() -> None:
-        encoded, row = items.encode(lone), draw_rows(spec, 1, world.rng)
-        row["vector"], row["bridge"] = encoded.vectors_RD, encoded.bridge_RN
-        order[0, 0] += 1
-        world.tables.apply(Changes(ids[:1].copy(), order, np.zeros(1, np.uint8), row))
+    def apply_block() -> None:
+        encoded = items.encode(updated)
+        rows["vector"], rows["bridge"] = encoded.vectors_RD, encoded.bridge_RN
+        orders[:, 0] += 1
+        world.tables.apply(Changes(world.ids[:count].copy(), orders, np.zeros(count, np.uint8), rows))
 
     def gather() -> None:
         slots_C = world.tables.find(ids)
@@ -153,7 +159,7 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
     layout = row_layout(spec).dtype
     return Costs(
         row_ms=_median_ms(world, lambda: items.encode(block), calls) / _BLOCK,
-        block_ms=_median_ms(world, apply_row, calls),
+        block_ms=_median_ms(world, apply_block, calls),
         item_half_ms=_median_ms(world, compute_items, calls),
         user_half_ms=_median_ms(world, lambda: world.scorer.user_state(UserWork(PROFILE, history, VERSION)), calls),
         gather_ms=_median_ms(world, gather, calls),

@@ -9,7 +9,7 @@ Here: the choice (`LossWeights`) and its value on a batch. Not here: COPR itself
     outcomes   cross-entropy of each task that a model has beside the click: whether it came of the impression, clicked or not, so that its
                probability is that of the impression too and a product with the bid means something (ESMM, arXiv 1804.07931)
 
-COPR orders the click's logit; the bid enters it as in the formula that the model ranks by.
+COPR orders the click's logit; the bid enters it, and the teacher's order, as in the formula that the model ranks by (`teacher_scores`).
 
 Arrays: B requests, C shown items (padded, masked), T tasks beside the click.
 """
@@ -22,6 +22,9 @@ from torch import Tensor
 from schemas.model.score import bid_exponent
 from schemas.train_choices import TrainChoices
 from streams.training.copr import click_loss, copr_loss, label_gains
+
+_BID_MIN = 1e-12  # what an eCPM is divided by at least
+_SCORE_MAX = 1e30  # a teacher that says much for next to no bid: the sum over a request stays finite in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,14 @@ class LossValues:
 def batch_losses(
     weights: LossWeights, logits_BC: Tensor, labels: Labels, rank_by: str, outcome_logits_BCT: Tensor | None = None
 ) -> LossValues:
-    """The losses of click logits and of those of the other tasks. A model that ranks by click orders clicks: bids have no part in its answer,
-    and none in its COPR."""
+    """The losses of click logits and of those of the other tasks. The bid enters COPR as it enters `rank_by`: a model that ranks by click is taught
+    the order of the teacher's click probabilities, in which bids have no part."""
     nothing = logits_BC.new_zeros(())
     copr = click = softmax = outcomes = nothing
     if weights.copr:
-        bid_BC = labels.bid_BC ** bid_exponent(rank_by)
-        copr = copr_loss(logits_BC, bid_BC, label_gains(labels.teacher_BC, labels.clicked_BC, bid_BC), labels.mask_BC)
+        exponent = bid_exponent(rank_by)
+        bid_BC = labels.bid_BC**exponent
+        copr = copr_loss(logits_BC, bid_BC, label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC), labels.mask_BC)
     if weights.click:
         target_BC = teacher_clicks(labels) if weights.soft_labels else labels.clicked_BC
         click = click_loss(logits_BC, target_BC, labels.mask_BC)
@@ -91,9 +95,18 @@ def outcome_loss(logits_BCT: Tensor, outcomes_BCT: Tensor, mask_BC: Tensor) -> T
     return torch.stack([click_loss(logits_BCT[..., t], outcomes_BCT[..., t], mask_BC) for t in range(logits_BCT.shape[-1])]).sum()
 
 
+def teacher_scores(labels: Labels, exponent: float) -> Tensor:
+    """By what the teacher would order the items of a model that ranks by click * bid^exponent, [B, C]: its eCPM where the exponent is 1, its click
+    probability where it is 0; NaN where there is no teacher."""
+    if exponent == 1:
+        return labels.teacher_BC
+    clicks_BC = labels.teacher_BC / labels.bid_BC.clamp(min=_BID_MIN)
+    return (clicks_BC * labels.bid_BC**exponent).clamp(max=_SCORE_MAX)
+
+
 def teacher_clicks(labels: Labels) -> Tensor:
     """The teacher's click probability [B, C]: its eCPM over the bid, cut to 0..1; the drawn click where there is no teacher (NaN)."""
-    known_BC = (labels.teacher_BC / labels.bid_BC.clamp(min=1e-12)).clamp(0, 1)
+    known_BC = (labels.teacher_BC / labels.bid_BC.clamp(min=_BID_MIN)).clamp(0, 1)
     return torch.where(labels.teacher_BC.isnan(), labels.clicked_BC, known_BC)
 
 

@@ -22,6 +22,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
+from streams.training.data_range import find_span
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file
@@ -62,7 +63,7 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class DataRange:
-    """Of what log a training set was made: where it ended, and the times of its first and last impression."""
+    """Of what log a training set was made: where it ended, and the times of its first and last impression (data_range.py)."""
 
     offsets: Offsets
     from_ms: int | None
@@ -144,8 +145,7 @@ def _read(
     kept = states.read() if states is not None else None
     offsets: Offsets = source.ends() if kept is None else kept.about["offsets"]
     events = source.read(offsets)
-    times = [i.time_ms for i in events.impressions]
-    known = DataRange(offsets, min(times, default=None), max(times, default=None))
+    known = DataRange(offsets, *find_span([i.time_ms for i in events.impressions]))
     return join_events(network.spec, network.w_hash_KM, events), known
 
 

@@ -25,7 +25,7 @@ steps instead of an epoch, with a higher rate that falls, and 1e-6.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +192,7 @@ def fit(
 ) -> TrainReport:
     """Trains in place. `progress` gets the share of the run done, 0 to 1. With `states` it goes on from the state there, and keeps it.
 
-    Raises Misconfigured (`nothing_to_learn`, `no_limit`).
+    Raises Misconfigured (`nothing_to_learn`, `no_limit`, `diverged`).
     """
     if len(data) == 0:
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
@@ -211,8 +211,22 @@ def fit(
         run.advance(share)
         progress(share)
     network.eval()
-    copr, click = np.mean(run.losses[-max(1, len(run.losses) // 10) :], axis=0)
-    return TrainReport(run.step, time.monotonic() - started, float(copr), float(click))
+    copr, click = _last_losses(run.losses, options)
+    return TrainReport(run.step, time.monotonic() - started, copr, click)
+
+
+def _last_losses(losses: Sequence[tuple[float, float]], options: TrainOptions) -> tuple[float, float]:
+    """Means over the last tenth of the steps whose losses are finite. Raises Misconfigured (`diverged`) where none of them has any."""
+    last = np.array(losses[-max(1, len(losses) // 10) :])
+    finite = last[np.isfinite(last).all(axis=1)]
+    if not len(finite):
+        raise Misconfigured(
+            "diverged",
+            f"the losses of the last {len(last)} steps are not finite, so the weights are of no use; "
+            f"choose a learning_rate below {options.learning_rate:g}",
+        )
+    copr, click = finite.mean(axis=0)
+    return float(copr), float(click)
 
 
 def _share(options: TrainOptions, step: int, seconds: float) -> float:

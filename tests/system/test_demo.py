@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.demo.program import DemoOptions, run_demo
 from infra.demo.stage import json_figures
 from infra.processes import start_child, wait_until
+from schemas.errors import Misconfigured
 from tests.system.conftest import WAIT_S
 
 
@@ -80,6 +82,14 @@ def test_ctrl_c_leaves_no_process_and_no_file(moment: str, tmp_path: Path, boots
         assert list(tmp_path.glob("aif-demo-*")) == [], demo.log.read_text()
     finally:
         demo.end()
+
+
+def test_a_setting_that_no_process_reads_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every child would refuse it, and be started again."""
+    monkeypatch.setenv("AIF_NOTHING", "1")
+    monkeypatch.setattr("infra.demo.program._open_catalogue", lambda _: pytest.fail("the catalogue was opened"))
+    with pytest.raises(Misconfigured, match="unknown_setting"):
+        run_demo(DemoOptions())
 
 
 @pytest.mark.campaign

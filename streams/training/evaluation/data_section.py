@@ -1,13 +1,14 @@
-"""What `aif eval data --json` said of other data, as a section of the report.
+"""A section of the report about data that `aif eval data` has measured, made from its saved output.
 
-    shop.json         a saved output: the scores, and what the model gains
-    shop.tried.toml   beside it, if somebody wrote one: what was tried before, as `text`, `header`, `rows` and `notes`. No run makes it
-                      anew, so it is kept apart from what the next run replaces
+    shop.json         the output of `aif eval data --json`: every score by every measure, and what the model gains over the plain scores
+    shop.tried.toml   optional, written by hand and stored beside it: what was tried before, as `text`, `header`, `rows` and `notes`.
+                      It is a file of its own because the next run replaces the JSON file
 
-Here: the section, from the saved files alone. Not here: any measuring (mapped_data.py).
+Here: reading the two files, and the section made of them. Not here: any measurement (mapped_data.py), the report around the section (report.py).
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Any
 from schemas.errors import Misconfigured
 from streams.training.evaluation.document import Block, Heading, Paragraph, Table
 
-MEASURES = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user", "recall_at_100": "R@100", "hr_at_100": "HR@100"}
+_GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
+_AT_K = re.compile(r"recall_at_(\d+)")
 
 
 def read_data_figures(path: Path) -> Mapping[str, Any]:
-    """One saved output of `aif eval data --json`, and under "tried" what lies beside it. Raises Misconfigured (`not_data_figures`,
-    `not_what_was_tried`)."""
+    """A saved output of `aif eval data --json`, with the content of the `.tried.toml` file beside it, if there is one, under "tried".
+
+    Raises Misconfigured (`not_data_figures`, `not_what_was_tried`).
+    """
     try:
         raw = json.loads(path.read_text())
         assert raw["command"] == "eval data" and raw["figures"]
@@ -32,7 +36,7 @@ def read_data_figures(path: Path) -> Mapping[str, Any]:
 
 
 def _read_tried(path: Path) -> Mapping[str, Any]:
-    """What was tried. Raises Misconfigured (`not_what_was_tried`)."""
+    """The content of a `.tried.toml` file. Raises Misconfigured (`not_what_was_tried`)."""
     try:
         tried = tomllib.loads(path.read_text())
         assert {"text", "header", "rows", "notes"} == set(tried)
@@ -45,18 +49,28 @@ def _read_tried(path: Path) -> Mapping[str, Any]:
 
 
 def data_section(raw: Mapping[str, Any]) -> list[Block]:
-    """Every score of the data by every measure, what the model gains over the best plain score, and what was tried."""
+    """The section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then what was tried before.
+
+    `raw` is what `read_data_figures` returns.
+    """
     values = {name: entry["value"] for name, entry in raw["figures"].items()}
-    data = next(iter(values)).split(".")[0]
-    scores = list(dict.fromkeys(name.split(".")[1] for name in values if name.endswith(tuple(f".{m}" for m in MEASURES))))
-    measures = [m for m in MEASURES if any(f"{data}.{score}.{m}" in values for score in scores)]
-    rows = [[score, *(_told(values, f"{data}.{score}.{m}") for m in measures)] for score in scores]
-    gains = {score: [_told(values, f"{data}.{score}.{m}_gain", "+") for m in measures] for score in scores}
+    data = next(iter(values)).rsplit(".", 2)[0]  # the name of the data may have dots of its own
+    named = [name.removeprefix(f"{data}.").partition(".") for name in values]
+    titles = {measure: title for _, _, measure in named if (title := _title(measure)) is not None}
+    scores = list(dict.fromkeys(score for score, _, measure in named if measure in titles))
+    rows = [[score, *(_told(values, f"{data}.{score}.{measure}") for measure in titles)] for score in scores]
+    gains = {score: [_told(values, f"{data}.{score}.{measure}_gain", "+") for measure in titles] for score in scores}
     rows += [[f"{score}, paired gain over the best plain score", *told] for score, told in gains.items() if set(told) != {"-"}]
     told = ", ".join(f"{name} {value}" for name, value in raw["config"].items() if value is not None)
     users = values.get(f"{data}.users")
     text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
-    return [Heading(data), Paragraph(text), Table(("score", *(MEASURES[m] for m in measures)), rows), *_tried(raw.get("tried"))]
+    return [Heading(data), Paragraph(text), Table(("score", *titles.values()), rows), *_tried(raw.get("tried"))]
+
+
+def _title(measure: str) -> str | None:
+    """How a measure is headed; None for a bound of one, a gain, or anything else."""
+    at_k = _AT_K.fullmatch(measure)
+    return f"R@{at_k[1]}" if at_k else _GAUCS.get(measure)
 
 
 def _tried(tried: Mapping[str, Any] | None) -> list[Block]:

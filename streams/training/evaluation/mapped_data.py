@@ -9,7 +9,7 @@ Histories and item features are as of the evaluation time; nothing later is in t
 
     <name>.<score>.gauc           AUC of each user over all candidates, weighted by positives
     <name>.<score>.gauc_new       the same over candidates that the user has not met
-    <name>.<score>.recall_at_100  hits in the best hundred over min(100, positives), mean over users
+    <name>.<score>.recall_at_<k>  hits in the best k over min(k, positives), mean over users; k is that of [evaluation], 100 if it names none
     <name>.aif.<measure>_gain     over the best plain score of that measure, paired
 
 Arrays: U users, C candidates (padded).
@@ -17,7 +17,7 @@ Arrays: U users, C candidates (padded).
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from infra.data.reading_progress import counted, open_progress, tell_rows
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.model.score import rank_scores
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap, Interval
-from streams.training.evaluation.questions import ask, score_questions
+from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.losses import DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
@@ -151,17 +152,12 @@ def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices
 
 
 def _measure_all(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
-    """Every measure of every score; the bar counts scores."""
+    """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
     candidates = collect_candidates(evaluation)
-    plain = plain_scores(candidates)
-    task = progress.add_task("scores measured", total=len(plain) + 1)
-    measured = {}
-    for name, scores in plain.items():
-        measured[name] = measure(candidates, scores)
-        progress.advance(task)
-    measured[MODEL] = measure(candidates, model_scores(network, data, evaluation, candidates))
-    progress.advance(task)
-    return measured
+    task = progress.add_task("percent of the candidates scored", total=100)
+    scores = plain_scores(candidates)
+    scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
+    return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
 
 
 def _period(catalogue: MappedCatalogue) -> dict[str, str]:
@@ -203,22 +199,29 @@ def plain_scores(candidates: Candidates) -> dict[str, np.ndarray]:
     return {"popularity": candidates.popularity_UC, "repeats": candidates.met_UC + share_UC}
 
 
-def model_scores(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, candidates: Candidates) -> np.ndarray:
-    """The network's scores [U, C]; an item that the log does not describe comes last."""
+def model_scores(
+    network: AifNetwork,
+    data: TrainingSet,
+    evaluation: Evaluation,
+    candidates: Candidates,
+    progress: Callable[[float], None] = lambda _: None,
+) -> np.ndarray:
+    """The scores that the network ranks by (`rank_by` of its spec), float64 [U, C]; an item that the log does not describe comes last.
+    `progress` gets the share that is done."""
     questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
-    logits_UC = score_questions(network, questions, network.spec.simtier_behaviours).astype(np.float64)
-    scores_UC = 1 / (1 + np.exp(-logits_UC)) * (questions.bid_QC if network.spec.rank_by == "ecpm" else 1.0)
+    logits_UCT = score_tasks(network, questions, network.spec.simtier_behaviours, progress).astype(np.float64)
+    scores_UC = rank_scores(network.spec.rank_terms, network.spec.tasks, 1 / (1 + np.exp(-logits_UCT)), questions.bid_QC)
     return np.where(questions.row_QC >= 0, scores_UC, -1.0)
 
 
-def measure(candidates: Candidates, scores_UC: np.ndarray) -> dict[str, UserValues]:
-    """Each measure per user."""
+def measure(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
+    """GAUC over all candidates and over those that the user has not met, and recall@k, each per user."""
     is_item_UC, relevant_UC = candidates.present(), candidates.relevant_UC
     truth_UC, below_all = relevant_UC.astype(float), scores_UC.min(initial=0.0) - 1
     return {
         "gauc": expected_aucs(scores_UC, truth_UC, is_item_UC),
         "gauc_new": expected_aucs(scores_UC, truth_UC, is_item_UC & (candidates.met_UC == 0)),
-        "recall_at_100": recalls_at_k(np.where(is_item_UC, scores_UC, below_all), relevant_UC, 100),
+        f"recall_at_{k}": recalls_at_k(np.where(is_item_UC, scores_UC, below_all), relevant_UC, k),
     }
 
 

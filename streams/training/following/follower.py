@@ -19,6 +19,7 @@ from infra.clock import Clock
 from schemas.errors import Unavailable
 from schemas.events import ImpressionRecord
 from schemas.topics import IMPRESSIONS
+from streams.training.data_range import find_span
 from streams.training.event_decoder import EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.health import WINDOW_ROUNDS, HealthBounds, RoundCounts, find_faults
@@ -56,13 +57,14 @@ class Place:
     def after(self, learnt: Round, impressions: Sequence[ImpressionRecord]) -> "Place":
         """The place after a round."""
         times = [i.time_ms for i in impressions]
+        spans = [find_span(times), (self.from_ms, self.until_ms)]
         return Place(
             number=learnt.number,
             ends=learnt.ends,
             requests=self.requests + len(times),
             oldest_ms=(*self.oldest_ms, sorted(times)[len(times) // 10])[-WINDOW_ROUNDS:] if times else self.oldest_ms,
-            from_ms=min([*times, *([self.from_ms] if self.from_ms is not None else [])], default=None),
-            until_ms=max([*times, *([self.until_ms] if self.until_ms is not None else [])], default=None),
+            from_ms=min((first for first, _ in spans if first is not None), default=None),
+            until_ms=max((last for _, last in spans if last is not None), default=None),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -34,11 +34,12 @@ def test_a_weight_of_zero_leaves_a_part_out() -> None:
     assert found.copr.item() == 0.0 and found.total.item() == found.click.item() > 0
 
 
-def test_bids_have_no_part_in_a_model_that_ranks_by_click() -> None:
+def test_bids_have_no_part_in_a_model_that_ranks_by_click_nor_in_what_its_teacher_orders() -> None:
     logits, labels = sample()
-    other = Labels(labels.bid_BC * torch.linspace(1, 9, 6), labels.teacher_BC, labels.clicked_BC, labels.mask_BC)
+    dearer = torch.linspace(1, 9, 6)  # the same clicks, and a teacher of the same mind: its eCPM rises as the bids do
+    other = Labels(labels.bid_BC * dearer, labels.teacher_BC * dearer, labels.clicked_BC, labels.mask_BC)
     ours, theirs = (batch_losses(LossWeights(), logits, of, "click").total.item() for of in (labels, other))
-    assert ours == theirs != batch_losses(LossWeights(), logits, labels, "ecpm").total.item()
+    assert ours == pytest.approx(theirs, rel=1e-12) and ours != batch_losses(LossWeights(), logits, labels, "ecpm").total.item()
 
 
 def test_soft_labels_are_the_teachers_click_probability_and_the_click_where_there_is_none() -> None:
@@ -124,6 +125,6 @@ def test_each_further_task_adds_the_cross_entropy_of_its_own_outcome() -> None:
 
 def test_the_bid_enters_copr_as_it_enters_the_formula() -> None:
     logits, labels = sample()
-    rooted = dataclasses.replace(labels, bid_BC=labels.bid_BC**0.5)
+    rooted = dataclasses.replace(labels, bid_BC=labels.bid_BC**0.5, teacher_BC=labels.teacher_BC / labels.bid_BC**0.5)
     by_root = batch_losses(LossWeights(copr=1.0, click=0.0), logits, labels, "click * buy * bid^0.5").total
     assert by_root.item() == pytest.approx(batch_losses(LossWeights(copr=1.0, click=0.0), logits, rooted, "ecpm").total.item())

@@ -51,6 +51,12 @@ def test_the_same_seed_and_steps_give_the_same_weights() -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_a_fit_that_diverges_says_so_and_names_the_learning_rate() -> None:
+    data = taste_world(users=4)
+    with pytest.raises(Misconfigured, match=r"diverged.*below 1e\+12"):
+        fit(network_of(data), data, TrainOptions(steps_max=4, learning_rate=1e12))
+
+
 def test_other_seeds_give_other_weights() -> None:
     data = taste_world()
     networks = [network_of(data) for _ in range(2)]

@@ -14,8 +14,10 @@ def saved(folder: Path) -> Path:
     figures: dict[str, float | None] = {}
     for score, level in (("popularity", 0.7), ("aif", 0.8)):
         for end, by in (("", 0.0), ("_low", -0.01), ("_high", 0.01)):
-            figures[f"shop.{score}.gauc{end}"] = level + by
-    figures |= {"shop.aif.gauc_gain": 0.1, "shop.aif.gauc_gain_low": 0.09, "shop.aif.gauc_gain_high": None, "shop.users": 1002}
+            figures[f"shop.v2.{score}.gauc{end}"] = level + by
+        figures[f"shop.v2.{score}.recall_at_20"] = level
+    figures |= {f"shop.v2.{name}": value for name, value in (("aif.gauc_gain", 0.1), ("aif.gauc_gain_low", 0.09), ("users", 1002))}
+    figures["shop.v2.aif.gauc_gain_high"] = None
     entries = {name: {"value": value, "unit": ""} for name, value in figures.items()}
     path = folder / "shop.json"
     path.write_text(json.dumps({"command": "eval data", "config": {"loss": "softmax", "out": None}, "figures": entries}))
@@ -24,12 +26,12 @@ def saved(folder: Path) -> Path:
 
 def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
     heading, text, table = data_section(read_data_figures(saved(tmp_path)))
-    assert heading == Heading("shop") and "loss softmax" in text.text and "1,002" in text.text and "None" not in text.text  # type: ignore[union-attr]
-    assert isinstance(table, Table) and table.header == ("score", "GAUC, all pairs")
+    assert heading == Heading("shop.v2") and "loss softmax" in text.text and "1,002" in text.text and "None" not in text.text  # type: ignore[union-attr]
+    assert isinstance(table, Table) and table.header == ("score", "GAUC, all pairs", "R@20")
     assert list(table.rows) == [
-        ["popularity", "0.7000 [0.6900, 0.7100]"],
-        ["aif", "0.8000 [0.7900, 0.8100]"],
-        ["aif, paired gain over the best plain score", "+0.1000"],
+        ["popularity", "0.7000 [0.6900, 0.7100]", "0.7000"],
+        ["aif", "0.8000 [0.7900, 0.8100]", "0.8000"],
+        ["aif, paired gain over the best plain score", "+0.1000", "-"],
     ]
 
 

@@ -1,24 +1,32 @@
 """One model on mapped files: candidates as matrices, plain scores, and figures with paired gains."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from infra.bench.report import Figures
 from infra.data.catalogue import Evaluation, HeldOutUser
 from schemas.events import Behaviour
 from schemas.model.checkpoint import read_checkpoint
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
 from streams.training.evaluation.mapped_data import (
     DataOptions,
     add_data_figures,
     collect_candidates,
     measure,
+    model_scores,
     plain_scores,
     run_data,
 )
+from streams.training.evaluation.questions import ask, score_tasks
+from streams.training.impressions import join_events
 from streams.training.metrics import UserValues
 from tests.infra.data.shops import write_text_shop
+from tests.streams.training.shop import shop
 
 
 def evaluation() -> Evaluation:
@@ -49,10 +57,27 @@ def test_repeats_come_first_and_popularity_decides_among_equals() -> None:
 
 def test_what_a_user_has_met_counts_in_gauc_and_not_in_gauc_new() -> None:
     candidates = collect_candidates(evaluation())
-    found = measure(candidates, np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 9.0]]))
+    scores = np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 9.0]])
+    found = measure(candidates, scores, 100)
     assert found["gauc"].value_U.tolist() == pytest.approx([0.5, 1.0]) and found["gauc"].weight_U.tolist() == [2, 1]
     assert found["gauc_new"].weight_U.tolist() == [0, 1]  # only item 11 is new to user 1: no pair
     assert found["recall_at_100"].value_U.tolist() == [1.0, 1.0]
+    assert measure(candidates, scores, 2)["recall_at_2"].value_U.tolist() == [0.5, 1.0]
+
+
+def test_the_model_is_measured_by_the_formula_that_it_is_served_by() -> None:
+    """As serving ranks: by every task and the bid with their exponents, not by the click alone."""
+    spec, events = shop()
+    spec = dataclasses.replace(spec, tasks=("click", "buy"), rank_by="click * buy^0.5 * bid^0.25")
+    data = join_events(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width), events, every_item=True)
+    torch.manual_seed(0)
+    network = AifNetwork(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width))
+    asked = Evaluation((HeldOutUser(1, {}, [], np.array([0, 1, 2, 77], object), frozenset({1})),), {}, "recall", 300)
+    found = model_scores(network, data, asked, collect_candidates(asked))
+    p = 1 / (1 + np.exp(-score_tasks(network, ask(data, [1], 300, np.array([[0, 1, 2]], object)), spec.simtier_behaviours).astype(float)))
+    bids = data.items.bid_R.numpy()[data.items.rows_as_of(np.array([0, 1, 2]), np.full(3, 300))]
+    np.testing.assert_allclose(found[0, :3], p[0, :, 0] * p[0, :, 1] ** 0.5 * bids**0.25, rtol=1e-6)
+    assert found[0, 3] == -1.0, "what the log does not describe comes last"
 
 
 def test_the_gain_is_over_the_best_plain_score_of_each_measure() -> None:

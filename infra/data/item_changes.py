@@ -4,7 +4,7 @@ Here: events that show freshness. Not here: the catalogue's own versions (mapped
 later versions. Arrivals are the items that the files date after the evaluation time, then copies of known items with other ids.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from schemas.events import ItemFeaturesUpdate, NewItem
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_features
 from schemas.ids import INT64_MAX, Id
 
 _CHANGES, _ARRIVALS = 20, 21
@@ -24,24 +24,35 @@ def drift_items(
     sources: MappedSources, schema: FeatureSchema, ranks_by_bid: bool, places: np.ndarray, n: int, seed: int
 ) -> Iterator[ItemFeaturesUpdate]:
     """n later versions of random items that a model can tell from the ones before: bid and prices move by some percent; without any, all
-    numbers do; without numbers an item gets the features of another. Nothing where items have no features that differ."""
+    numbers do; without numbers an item gets the features of another. Nothing where items have no features that differ.
+
+    What a model can tell is judged by what it reads: two categories of the same hash bucket are one to it.
+    """
     rng = np.random.default_rng([_CHANGES, seed])
-    names = {f.name for f in schema.of(Scope.ITEM) if f.name != schema.bid or ranks_by_bid}
+    read = [f for f in schema.of(Scope.ITEM) if f.name != schema.bid or ranks_by_bid]
     drifting, state = _drifting(schema, ranks_by_bid), sources.states.state_at(sources.now_ms)
     told = 0
     for _ in range(_DRAWS_MAX if len(places) else 0):
         chosen, others = rng.choice(places, (2, n))
         features, other = sources.states.features_of(chosen, state), sources.states.features_of(others, state)
         factors = np.exp(rng.choice([-1, 1], n) * (0.1 + np.abs(rng.normal(0, 0.2, n)))).tolist()
-        for place, raw, another, factor in zip(chosen.tolist(), features, other, factors, strict=True):
-            new = {**raw, **{f.name: _moved(raw.get(f.name), f.default, factor) for f in drifting}} if drifting else another
-            if all(new.get(name) == raw.get(name) for name in names):
-                continue
+        changed = [
+            {**raw, **{f.name: _moved(raw.get(f.name), f.default, factor) for f in drifting}} if drifting else another
+            for raw, another, factor in zip(features, other, factors, strict=True)
+        ]
+        for at in np.flatnonzero(_tells(read, features, changed)).tolist():
             version = sources.now_ms + seed * DAY_MS + told + 1
-            yield ItemFeaturesUpdate(item_id=sources.item_rows.ids[place], version=version, features=new)
+            yield ItemFeaturesUpdate(item_id=sources.item_rows.ids[chosen[at]], version=version, features=changed[at])
             told += 1
             if told == n:
                 return
+
+
+def _tells(read: Sequence[Feature], old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Whether the features differ as a model reads them, bool [len(old)]."""
+    blocks = [encode_features(read, records) for records in (old, new)]
+    arrays = zip(*([b.categorical_RC, b.numeric_RN, b.bags_RBV, b.embeddings_RE] for b in blocks), strict=True)
+    return np.any([(a != b).reshape(len(old), -1).any(axis=1) for a, b in arrays], axis=0)
 
 
 def _moved(value: object, default: float, factor: float) -> float:

@@ -39,6 +39,7 @@ from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord, describe_errors
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import Id
+from schemas.model.score import bid_exponent
 
 _CHUNK = 4_096
 _EVALUATION_SEED = 1
@@ -272,7 +273,7 @@ class MappedCatalogue:
     # --- what comes later ---
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
-        yield from drift_items(self.sources, self.schema, self.model["rank_by"] == "ecpm", self._alive, n, seed)
+        yield from drift_items(self.sources, self.schema, bid_exponent(self.model["rank_by"]) > 0, self._alive, n, seed)
 
     def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
         yield from copy_items(self.sources, self._alive, n, seed)

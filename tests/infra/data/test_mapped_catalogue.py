@@ -207,6 +207,10 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
         before = {u.item_id: u.features["sort"] for u in catalogue.items()}
         changes = list(catalogue.price_changes(20, 1))
         assert changes and all(c.features["sort"] != before[c.item_id] for c in changes)
+    few_buckets = text.replace('sort = "sort"', 'sort = { column = "sort", kind = "categorical", buckets = 4 }')
+    catalogue = _open(write_items(tmp_path, few_buckets, id=list(range(12)), cpc=[1] * 12, sort=[f"s{n}" for n in range(12)]))
+    bucket, sorts = catalogue.schema.item("sort").bucket, {u.item_id: u.features["sort"] for u in catalogue.items()}
+    assert all(bucket(c.features["sort"]) != bucket(sorts[c.item_id]) for c in catalogue.price_changes(20, 1)), "of one bucket is no change"
     nothing = _open(write_items(tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n', **columns))
     assert not list(nothing.price_changes(20, 1))
 

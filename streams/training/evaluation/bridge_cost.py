@@ -1,8 +1,8 @@
-"""What Algorithm 1 costs at ranking time by its number of bridges, and what Full-Cross costs, where the candidates are the bridges.
+"""The cost of Algorithm 1 per request by the number of bridges, and that of Full-Cross, which uses the candidates themselves as bridges.
 
-Here: one user's part counted and measured for many candidates, the same modules that the models run, best of some rounds on one thread.
-Not here: quality (tables.py). With bridges, the user half's n vectors are made once per request and a candidate adds n numbers of weights;
-with Full-Cross every candidate attends to every row of U and goes through f itself.
+Here: multiply-adds counted by hand, and the time of the modules that the models run, for one request, one thread, best of several rounds.
+Not here: quality (tables.py). With bridges, the n user vectors are computed once per request and each candidate costs one product with its n
+weights. With Full-Cross, each candidate attends to every row of U and passes through f itself.
 
 Arrays: C candidates, G rows of U, D width, P bridge width, N bridges.  Source: AIF, sections 4.1 and 5.2.2, Figure 6.
 """
@@ -18,12 +18,12 @@ from streams.training.evaluation.similarity_cost import best_seconds
 from streams.training.family.head import cross_fully
 
 CANDIDATES = 10_000
-USER_ROWS = 9  # of the world: six facets, the price level, two attended vectors
+USER_ROWS = 9  # rows of U in the synthetic world: six facets, the price level, and the vectors of Eq. 2 and Eq. 3
 
 
 @torch.no_grad()
 def bridges_ms(spec: ModelSpec, bridges: int, candidates: int = CANDIDATES, user_rows: int = USER_ROWS) -> float:
-    """Milliseconds of lines 1, 2 and 4 for one request; line 3 is the item half's, nearline."""
+    """Milliseconds of lines 1, 2 and 4 of Algorithm 1 for one request. Line 3 is not included: the item half computes it nearline."""
     bea = BridgeEmbedding(dataclasses.replace(spec, bridges=bridges)).eval()
     rows_BGD, weights_BCN = torch.randn(1, user_rows, spec.width), torch.rand(1, candidates, bridges)
     return 1_000 * best_seconds(lambda: join_bridges(weights_BCN, bea.user_vectors(rows_BGD)))
@@ -38,11 +38,11 @@ def full_cross_ms(spec: ModelSpec, candidates: int = CANDIDATES, user_rows: int 
 
 
 def counted_bridges(spec: ModelSpec, bridges: int) -> int:
-    """Multiply-adds that a candidate adds with bridges: line 4."""
+    """Multiply-adds of one candidate with bridges: line 4 of Algorithm 1."""
     return bridges * spec.bridge_width
 
 
 def counted_full_cross(spec: ModelSpec, user_rows: int = USER_ROWS) -> int:
-    """Multiply-adds of a candidate with Full-Cross: attention to the rows of U, then f."""
+    """Multiply-adds of one candidate with Full-Cross: attention over the rows of U, then the layers of f."""
     layers = (spec.width, *spec.bridge_hidden, spec.bridge_width)
     return 2 * user_rows * spec.width + sum(a * b for a, b in itertools.pairwise(layers))

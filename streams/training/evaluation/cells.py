@@ -1,10 +1,11 @@
-"""One cell of the tables: one model, trained on one data set with one seed, and what it was worth to every held-out user.
+"""A cell of the tables: one model, trained once with one seed, and its measures for every held-out user.
 
-Here: the work of a cell, and its JSON file: a cell that is there is not computed again, so a run that was stopped goes on. Not here: which
-cells (plan.py), what is made of them (tables.py). A file names everything that decides its content by a digest; another plan gives another
-file.
+Here: `CellPlan` (everything that determines a cell), training and measuring it, and its JSON file. A cell whose file exists is not computed
+again, so an interrupted run can be resumed. Not here: which cells there are (plan.py), the figures made of them (tables.py).
+Invariants: a file's name contains a digest of everything that determines its content, so a changed plan never finds an old cell. A file is
+written whole or not at all.
 
-Arrays: U users.
+Arrays: U users, Q requests or questions, C candidates of each, T tasks.
 """
 
 import dataclasses
@@ -45,14 +46,20 @@ from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues, calibration
 from streams.training.trainer import TrainOptions, TrainReport, fit
 
-FORM = 2  # of a cell's file and of what is measured: another number, and nothing old is taken
+FORM = 2  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read
 BEHAVIOURS_MAX = TrainOptions.behaviours_max
 Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """Everything that decides a cell's numbers on one machine."""
+    """Everything that determines a cell's numbers on one machine.
+
+    spec           fields of the ModelSpec of the family, by name; the variant may change some
+    signals        weights of the world's signals that differ from its defaults
+    fold           which held-out users are measured: REPORTED or TUNING (world_truth.py)
+    taught_by      the model whose eCPM replaces the true one as the teacher's; None: the true one
+    """
 
     variant: Variant
     seed: int
@@ -70,18 +77,18 @@ class CellPlan:
 
     @property
     def truth(self) -> WorldTruth:
-        """The world of the cell: one and the same for every seed of a model."""
+        """The world and its held-out users. It does not depend on `seed`: all seeds of a model see the same data."""
         return open_truth(self.world_seed, self.size, self.signals, self.fold)
 
     @property
     def teachers(self) -> "CellPlan":
-        """The plan by which the teacher of a taught cell is trained: by drawn clicks, as one who does not know the truth must be."""
+        """The plan by which `taught_by` is trained: on drawn clicks, because a teacher outside of a simulation has nothing else."""
         assert self.taught_by is not None
         return dataclasses.replace(self, variant=self.taught_by, taught_by=None, loss=LossWeights(copr=0.0, click=1.0))
 
     @property
     def digest(self) -> str:
-        """16 hex digits of all of it. Titles of models are left out: they decide nothing."""
+        """16 hex digits over all fields but the titles of the models, which are only printed."""
         told = asdict(self) | {"form": FORM}
         for variant in (told["variant"], told["taught_by"]):
             if variant is not None:
@@ -90,14 +97,14 @@ class CellPlan:
 
     @property
     def file_name(self) -> str:
-        """The cell's file."""
+        """The name of the cell's file."""
         fold = "" if self.fold == REPORTED else f".{self.fold}"
         return f"{self.data}{fold}.{self.variant.name}.{self.seed}.{self.digest}.json"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What came out: per-user measures by name, and plain numbers (seconds, steps, parameters)."""
+    """The result of a cell: `users` has the measures per user by name, `numbers` has plain values (seconds, steps, parameters, calibration)."""
 
     model: str
     seed: int
@@ -106,7 +113,8 @@ class Cell:
 
 
 def run_cell(plan: CellPlan, progress: Progress = lambda _: None) -> Cell:
-    """Trains and measures. The same plan gives the same numbers on one machine, but for the seconds."""
+    """Trains the model and measures it. The same plan gives the same numbers on one machine, apart from the times. `progress` gets the share of the
+    work that is done, 0 to 1."""
     began, began_cpu = time.monotonic(), time.process_time()
     data = _data_of(plan)
     if plan.taught_by is not None:
@@ -138,14 +146,14 @@ def _train(plan: CellPlan, data: TrainingSet, progress: Progress) -> tuple[AifNe
 
 @functools.lru_cache(1)
 def _taught(plan: CellPlan) -> np.ndarray:
-    """What the teacher of this plan says of every impression, [Q, C]."""
+    """The eCPM that the teacher of this plan gives every impression, float32 [Q, C]."""
     data = _data_of(plan)
     teacher, _ = _train(plan, data, lambda _: None)
     return teacher_ecpm(teacher, data, BEHAVIOURS_MAX)
 
 
 def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet, progress: Progress) -> tuple[dict[str, UserValues], dict[str, float]]:
-    """Every measure of the reported fold; of the tuning fold GAUC alone, which is what is chosen by."""
+    """All measures for the reported fold; for the tuning fold only those of GAUC, because choices are made by GAUC alone."""
     truth = plan.truth
     near_UCT = score_tasks(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
     near_UC = near_UCT[..., 0]
@@ -165,10 +173,10 @@ def _w_hash(spec: ModelSpec) -> np.ndarray:
 
 
 def _data_of(plan: CellPlan) -> TrainingSet:
-    """The training set as the variant reads it: its own features, packed signatures or codes."""
+    """The training set in the form that the variant reads: with its own features, and with packed signatures or float codes."""
     family = ModelSpec(plan.truth.schema, **dict(plan.spec))
     spec = variant_spec(plan.variant, family, CHEAP_FEATURES)
-    # The join's columns depend on features, bits and tasks alone: models that differ in other sizes share one.
+    # The joined columns depend only on features, bits and tasks, so models that differ in other sizes share one join.
     neutral = ModelSpec(spec.schema, hash_bits=spec.hash_bits, tasks=spec.tasks)
     joined = _joined(open_truth(plan.world_seed, plan.size, plan.signals), neutral)
     data = dataclasses.replace(joined, spec=spec)
@@ -182,7 +190,7 @@ def _joined(truth: WorldTruth, neutral: ModelSpec) -> TrainingSet:
 
 
 def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:
-    """The cell's file, whole or not at all."""
+    """Writes the cell's file, whole or not at all, and returns its path."""
     users = {name: {"value": v.value_U.tolist(), "weight": v.weight_U.tolist()} for name, v in cell.users.items()}
     content = {"plan": asdict(plan), "model": cell.model, "seed": cell.seed, "numbers": dict(cell.numbers), "users": users}
     path = folder / plan.file_name
@@ -193,7 +201,7 @@ def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:
 
 
 def read_cell(folder: Path, plan: CellPlan) -> Cell | None:
-    """The cell if its file is there."""
+    """The cell of a plan; None if its file does not exist."""
     path = folder / plan.file_name
     if not path.exists():
         return None

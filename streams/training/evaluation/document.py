@@ -1,7 +1,8 @@
-"""A report as blocks, told once and written twice: Markdown for the repository, HTML in one file that needs nothing beside it.
+"""A report as a list of blocks, and its two output forms: Markdown, and one self-contained HTML file.
 
-Here: blocks and the two forms. Not here: what a report says (report.py), pictures (pictures.py). In text, `code` between backquotes is the
-only mark-up. HTML carries its pictures as data URLs and loads nothing, so it can be mailed and opens without a network.
+Here: the blocks and their encoding. Not here: the content of a report (report.py), drawing (pictures.py).
+The only mark-up in texts is `code` between backquotes. The HTML file contains its pictures as data URLs and loads nothing, so it can be sent by
+mail and opened without a network.
 """
 
 import base64
@@ -28,14 +29,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences; line breaks in `text` mean nothing."""
+    """Sentences. Line breaks in `text` have no meaning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; every row as long as the header."""
+    """Cells as text; every row has as many cells as the header."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -43,7 +44,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file of the report's folder."""
+    """A PNG file in the folder of the report."""
 
     title: str
     file: str
@@ -53,7 +54,7 @@ Block = Heading | Paragraph | Table | Picture
 
 
 def encode_markdown(blocks: Sequence[Block]) -> str:
-    """The report as Markdown; pictures are links to files beside it."""
+    """The report as Markdown, which links to its pictures."""
     return "\n\n".join(_markdown(block) for block in blocks) + "\n"
 
 
@@ -71,7 +72,7 @@ def _markdown(block: Block) -> str:
 
 
 def encode_html(blocks: Sequence[Block], folder: Path) -> str:
-    """The report as one HTML file; the pictures of `folder` are inside."""
+    """The report as one HTML file, with the pictures of `folder` inside."""
     title = next((b.text for b in blocks if isinstance(b, Heading)), "Report")
     body = "\n".join(_html(block, folder) for block in blocks)
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'

@@ -1,6 +1,7 @@
-"""What grouping by request is worth: examples per second of a training step, the user half once per request against once per impression.
+"""How much faster training is when impressions are grouped by request, so that the user half runs once per request and not once per impression.
 
-Here: the same model, items and step on both forms of the same impressions. Not here: the step (training/trainer.py).
+Here: the rates of the same training step, with the same model and items, on both forms of the same impressions. Not here: the step
+(training/trainer.py).
 
 Arrays: Q requests, C shown items of a request, X impressions.
 """
@@ -19,12 +20,12 @@ from streams.training.item_table import NOT_AN_ITEM
 from streams.training.losses import LossWeights
 from streams.training.trainer import train_step
 
-# Pairs of one request have no meaning where a request is one impression: both forms learn from clicks.
+# COPR needs pairs within a request, and an ungrouped request has one impression: both forms learn from clicks alone.
 _LOSS = LossWeights(copr=0.0, click=1.0)
 
 
 def ungroup(data: TrainingSet) -> TrainingSet:
-    """The same impressions, each as a request of its own with its own copy of the user."""
+    """The same impressions, each as a request of its own (C = 1) with its own copy of the user."""
     request_X, column_X = np.nonzero(data.row_QC != NOT_AN_ITEM)
     at = torch.from_numpy(request_X)
 
@@ -46,7 +47,10 @@ def ungroup(data: TrainingSet) -> TrainingSet:
 
 
 def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int, behaviours_max: int) -> float:
-    """Impressions learnt per second of the processor, by the median step of some; the network is changed. A busy machine must not show."""
+    """Impressions learnt per second of processor time: the median over `steps` steps, after one that is not counted. Changes the network's weights.
+
+    Processor time, because other processes on the machine must not change the figure.
+    """
     optimiser = Adam(network.parameters(), 1e-4)
     vectors_RD = network.item_rows(data.items.inputs)[0].detach()
     chance = np.random.default_rng(0)
@@ -60,7 +64,7 @@ def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, s
 
 
 def grouped_speedup(network: AifNetwork, data: TrainingSet, requests: int = 32, steps: int = 8, behaviours_max: int = 256) -> float:
-    """How many times more examples per second request-grouped batches learn than batches of as many single impressions."""
+    """Examples per second of request-grouped batches over those of batches with as many single impressions."""
     shown = max(1, round(float((data.row_QC != NOT_AN_ITEM).sum(axis=1).mean())))
     grouped = examples_per_second(network, data, requests, steps, behaviours_max)
     single = examples_per_second(network, ungroup(data), requests * shown, steps, behaviours_max)

@@ -1,7 +1,7 @@
-"""How good a signature of K bits is: the law sigma = sqrt(p (1 - p) / K) of similarity, against what hashing really does.
+"""Checks the law by which the error of a hashed similarity falls with the number of bits: sigma = sqrt(p (1 - p) / K).
 
-Here: pairs of embeddings hashed with many W_hash, and the spread of their similarity. Not here: what it costs a model (tables.py).
-p = 1 - angle / pi is the similarity that infinitely many bits would give (Eq. 5-6, SimHash). A ratio of 1 is the law.
+Here: the measured spread of similarity (Eq. 6) over many draws of W_hash, and its ratio to the law. Not here: what that error costs a model
+(tables.py). p = 1 - angle / pi is the probability that a bit of two embeddings is equal, and so the similarity that infinitely many bits give.
 
 Arrays: P pairs, H hashes, M width, K bits.  Source: AIF, eq. (5)-(6); Charikar 2002.
 """
@@ -14,7 +14,7 @@ _PAIRS, _HASHES = 400, 60
 
 
 def pair_similarities(first_PM: np.ndarray, second_PM: np.ndarray, bits: int, hashes: int = _HASHES) -> np.ndarray:
-    """Eq. 6 of each pair under each of `hashes` independent W_hash, [H, P]."""
+    """The similarity of each pair (Eq. 6) under each of `hashes` independent W_hash, float64 [H, P]."""
     found = []
     for seed in range(hashes):
         w_hash_KM = make_w_hash(1_000 + seed, bits, first_PM.shape[1])
@@ -24,7 +24,7 @@ def pair_similarities(first_PM: np.ndarray, second_PM: np.ndarray, bits: int, ha
 
 
 def sigma_ratio(embeddings_RM: np.ndarray, bits: int, seed: int = 0) -> float:
-    """Measured over lawful spread of similarity (root mean square over pairs); 1 if the law holds."""
+    """Measured spread over the spread by the law, both as root mean square over random pairs of rows; 1 if the law holds."""
     rng = np.random.default_rng(seed)
     first_P, second_P = rng.integers(0, len(embeddings_RM), (2, _PAIRS))
     first_PM, second_PM = embeddings_RM[first_P], embeddings_RM[second_P]

@@ -1,18 +1,21 @@
-"""`aif eval data`: one model, trained on a catalogue that a mapping file describes, against the plain scores that it must beat.
+"""`aif eval data`: trains one model on a catalogue that a mapping file describes, and compares it with scores that need no learning.
 
-Here: the held-out users' candidates as a matrix, the plain scores, measures and figures. Not here: reading files (infra/data), training.
-Histories are as long as SimTier sees them: most of what a shop's heavy buyers buy again they bought long ago.
-Histories and item features are as of the evaluation time; nothing later is in the events (infra/data/mapped_catalogue.py).
+Here: the held-out users' candidates as matrices, the plain scores, the measures and the figures. Not here: reading files (infra/data), training
+(training/trainer.py).
+No leak: histories and item features are as of the evaluation time, and the events contain nothing later (infra/data/mapped_catalogue.py).
+A history is as long here as SimTier reads it, because much of what frequent buyers buy again they bought long ago.
 
-    popularity   what the catalogue calls popularity (positives of the last days, or clicks times bid)
-    repeats      how often the user met the item before, then popularity
+    popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
+    repeats      how often the user met the item before; among equals, popularity
 
-    <name>.<score>.gauc           AUC of each user over all candidates, weighted by positives
-    <name>.<score>.gauc_new       the same over candidates that the user has not met
+    <name>.<score>.gauc           AUC of each user over all candidates, mean weighted by the user's positives
+    <name>.<score>.gauc_new       the same over the candidates that the user has not met before
     <name>.<score>.recall_at_<k>  hits in the best k over min(k, positives), mean over users; k is that of [evaluation], 100 if it names none
-    <name>.aif.<measure>_gain     over the best plain score of that measure, paired
+    <name>.aif.<measure>_gain     the model's measure minus that of the best plain score, paired over users
 
-Arrays: U users, C candidates (padded).
+Each figure has `_low` and `_high`, the bounds of its 95% interval over users.
+
+Arrays: U users, C candidates (padded), T tasks.
 """
 
 import dataclasses
@@ -49,7 +52,7 @@ from streams.training.similarity_start import start_from_similarity
 from streams.training.trainer import default_spec, fit, train_options
 
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
-SEEN_OFTEN = 4  # times that a request is learnt: beyond it a network knows the requests by heart, and its first hundred suffer
+SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
 MODEL = "aif"
 LOSSES: Mapping[str, LossWeights] = {
     "copr": DEFAULT_LOSS,
@@ -65,7 +68,7 @@ HASH_BITS = 256
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The options of `aif eval data`; see its help. None: the mapping says it, or else what suits mapped data."""
+    """The options of `aif eval data`; see its help. None: the mapping's value, or else the default for mapped data (`USUAL`)."""
 
     directory: Path
     mapping: Path
@@ -80,7 +83,7 @@ class DataOptions:
     end: str | None = None
 
     def mapped(self) -> DataMapping:
-        """The mapping with the period that the command line names, measured on as many users as fit."""
+        """The mapping, with the period from the command line, and with as many users as `CANDIDATES_MAX` leaves room for."""
         mapping = read_mapping(self.mapping)
         users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
         period = {"start": self.start, "end": self.end}
@@ -88,7 +91,7 @@ class DataOptions:
         return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))  # type: ignore[arg-type]
 
     def train(self, of_mapping: Mapping[str, Any]) -> TrainChoices:
-        """How to train: what the command line says, else the mapping's [train], else what suits mapped data."""
+        """How to train: the command line's choices, else those of the mapping's [train], else `USUAL`."""
         weights = dataclasses.asdict(LOSSES[self.loss]) if self.loss is not None else {}
         names = ("steps", "learning_rate", "batch_requests", "seed")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -97,7 +100,8 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Held-out users' candidates: `ids_UC` (None where padded), which are relevant, how often the user met each, its popularity."""
+    """The candidates of the held-out users, all [U, C]: ids (object, None where padded), which are relevant (bool), how often the user met each
+    before, and its popularity (float64)."""
 
     ids_UC: np.ndarray
     relevant_UC: np.ndarray
@@ -105,12 +109,15 @@ class Candidates:
     popularity_UC: np.ndarray
 
     def present(self) -> np.ndarray:
-        """Where a candidate stands, bool [U, C]."""
+        """Which places hold a candidate and are not padding, bool [U, C]."""
         return self.ids_UC != np.array(None)
 
 
 def run_data(options: DataOptions) -> Figures:
-    """Trains one model and measures it beside the plain scores; writes a checkpoint if `out` says where."""
+    """Trains one model, measures it beside the plain scores, and writes its checkpoint if `out` is given.
+
+    Raises Misconfigured for a mapping that leaves nothing to learn from or to measure.
+    """
     torch.set_num_threads(1)
     mapping = options.mapped()
     chosen = options.train(mapping.train)
@@ -141,7 +148,7 @@ def run_data(options: DataOptions) -> Figures:
 
 
 def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress) -> tuple[AifNetwork, TrainingSet]:
-    """An untrained network that suits the catalogue, and what it may learn from."""
+    """An untrained network of the catalogue's spec, and the training set."""
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
     spec = apply_choices(default_spec(catalogue.schema), {"hash_bits": HASH_BITS, **catalogue.model, **named})
     data = join_events(spec, _w_hash(spec), read_events(catalogue, progress), every_item=True)
@@ -161,13 +168,13 @@ def _measure_all(network: AifNetwork, data: TrainingSet, evaluation: Evaluation,
 
 
 def _period(catalogue: MappedCatalogue) -> dict[str, str]:
-    """From when until when was measured, as text."""
+    """The period that is measured, as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
     return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
 
 
 def read_events(catalogue: Catalogue, progress: Progress) -> Events:
-    """The catalogue's events, as a reader of the topics would have them."""
+    """The catalogue's events in memory, in the form that a reader of the topics gives to training."""
     kinds = (catalogue.items, catalogue.new_items, catalogue.users, catalogue.behaviours, catalogue.impressions)
     return Events(*(list(counted(kind(), progress, kind.__name__.replace("_", " "))) for kind in kinds))  # type: ignore[call-overload]
 
@@ -177,7 +184,7 @@ def _w_hash(spec: ModelSpec) -> np.ndarray | None:
 
 
 def collect_candidates(evaluation: Evaluation) -> Candidates:
-    """The held-out users as matrices; a user with fewer candidates than another is padded."""
+    """The held-out users' candidates as matrices, padded to the longest list."""
     shape = (len(evaluation.users), max(len(user.candidates) for user in evaluation.users))
     ids_UC = np.full(shape, None, object)
     relevant_UC, met_UC, popularity_UC = np.zeros(shape, bool), np.zeros(shape), np.zeros(shape)
@@ -194,7 +201,7 @@ def collect_candidates(evaluation: Evaluation) -> Candidates:
 
 
 def plain_scores(candidates: Candidates) -> dict[str, np.ndarray]:
-    """What needs no learning, [U, C] by name."""
+    """The scores that need no learning, float64 [U, C] by name."""
     share_UC = candidates.popularity_UC / (candidates.popularity_UC.max(initial=0.0) + 1)
     return {"popularity": candidates.popularity_UC, "repeats": candidates.met_UC + share_UC}
 
@@ -226,7 +233,10 @@ def measure(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, 
 
 
 def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> None:
-    """Every measure of every score with its interval, and what the model gains over the best plain score of each measure."""
+    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure.
+
+    The best plain score is chosen on the users that are measured, so a gain is never overstated by the choice.
+    """
     bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
     for score, measures in measured.items():
         for measure_name, values in measures.items():

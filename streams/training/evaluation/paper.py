@@ -1,6 +1,9 @@
-"""What the paper prints, to stand beside what we measured. Gains in points over Base, lifts in percent; None where it prints nothing.
+"""The numbers that the paper prints, for the report to show beside the measured ones.
 
-Source: AIF, Tables 2 and 3. The production data is not ours: equal signs and order can be hoped for, equal sizes cannot.
+Gains are in points over Base, lifts in percent; None where the paper prints nothing. They were measured on production data that is not public, so
+signs and order can be compared with ours, sizes cannot.
+
+Source: AIF, Tables 2 and 3.
 """
 
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """One row of Table 2."""
+    """A row of Table 2: points of HR@100 and of GAUC over Base, percent of CTR and of RPM over Base."""
 
     hr_pt: float | None
     gauc_pt: float | None
@@ -28,7 +31,7 @@ TABLE_2 = {
     "base_15_parameters": PaperRow(None, None, 1.96, 1.07),
 }
 
-# GAUC lost against DIN + SimTier, in points, and counted cost saved, in percent.
+# By variant: (points of GAUC lost against DIN + SimTier, percent of the counted cost saved).
 TABLE_3 = {
     "din_simtier": (0.0, 0.0),
     "lsh_din_simtier": (0.28, 43.75),

@@ -1,6 +1,6 @@
-"""The pictures of a report: gains beside the paper's, quality and cost by bridges, loss by bits.
+"""The pictures of the report: gains beside the paper's, quality and cost by number of bridges, loss by number of bits.
 
-Here: drawing only. Not here: any number's arithmetic (tables.py, bits.py), what stands around a picture (report.py).
+Here: drawing. Not here: the arithmetic of the numbers (tables.py, bits.py), the text around a picture (report.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ Span = tuple[float, float, float]  # value, low, high
 
 
 def _open_axes(width: float, height: float) -> tuple[Any, Any]:
-    """A figure without a display, and its axes."""
+    """A figure that needs no display, and its axes; the size is in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -21,7 +21,7 @@ def _open_axes(width: float, height: float) -> tuple[Any, Any]:
 
 
 def draw_gains(path: Path, rows: Sequence[tuple[str, float, float | None]]) -> None:
-    """Points of GAUC over Base by model: (title, ours, the paper's)."""
+    """Bars of the points of GAUC over Base; a row is (title of the model, ours, the paper's or None)."""
     figure, axes = _open_axes(8, 0.6 * len(rows) + 1.2)
     places = range(len(rows))
     axes.barh([p - 0.2 for p in places], [ours for _, ours, _ in rows], 0.4, label="this run, synthetic world")

@@ -1,6 +1,6 @@
-"""Which cells `aif eval tables` runs: every model with every seed, to the plateau, or few models once and soon.
+"""Which cells `aif eval tables` trains: the full plan (every model, three seeds, trained to the plateau) and the quick one (few models, one seed).
 
-Here: sizes and lists only. Not here: running (runner.py), figures (tables.py).
+Here: sizes, hyperparameters and lists. Not here: running them (runner.py), the figures (tables.py).
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from streams.training.evaluation.world_truth import TUNING
 from streams.training.family.variant import AIF, BASE, BRIDGES, FULL, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.losses import LossWeights
 
-# The family's sizes (fields of a ModelSpec). Attention sees a short sequence, as in the paper: what is older is the business of long_term.
+# The family's sizes (fields of a ModelSpec). As in the paper, attention reads a short sequence; older behaviours are read by long_term only.
 SPEC: tuple[tuple[str, Any], ...] = (
     ("width", 16),
     ("bridges", 12),
@@ -24,20 +24,20 @@ SPEC: tuple[tuple[str, Any], ...] = (
     ("embedding_width", 8),
     ("attended_behaviours", 32),
 )
-# The teacher's click probability as label: measured best for GAUC and HR in this world (1,000 steps, width 32, default signals: GAUC .829 and
-# HR .735; with COPR at 0.3 besides .816 and .713; COPR and drawn clicks .816 and .714).
+# The label is the teacher's click probability, which gave the best GAUC and HR in this world (1,000 steps, width 32, default signals): GAUC .829
+# and HR .735; with COPR at 0.3 added .816 and .713; with COPR and drawn clicks .816 and .714.
 LOSS = LossWeights(copr=0.0, click=1.0, soft_labels=True)
 LEARNING_RATE = 6e-3
 BATCH_REQUESTS = 16
-# The world of the tables: of the default one (infra/data/world.py) with more of what only bridges can tell. A width of 16 does not hold the
-# six facets of a user, and bridges are about twice as many as those: otherwise Algorithm 1 has nothing to add.
+# The world of the tables has stronger facets than the default one (infra/data/world.py), which only bridges can represent: a width of 16 is too
+# narrow for a user's six facets, and there are twice as many bridges as facets. In other worlds Algorithm 1 has nothing to add.
 SIGNALS = (("facet", 1.8), ("quality", 0.7))
-# All of the above was chosen on worlds of seed 0, so users and items of this one are new. Who chooses anew does it by its tuning fold.
+# Everything above was chosen on the world of seed 0, so the users and items measured here are new. New choices are made on the tuning fold.
 WORLD_SEED = 1
 SIZE = WorldSize(held_out=500)
 QUICK_STEPS, FULL_STEPS, FULL_SEEDS = 2_400, 6_000, 3
 _QUICK_TABLE_3 = ("din_simtier", "lsh_256", "mm_din_simtier", "mm_din_moments")
-# The choices that `--tune` lays side by side: (steps, learning rate), for the models whose difference is the headline.
+# What `--tune` compares: (steps, learning rate), for the three models that determine AIF's share of the gap.
 TUNED = (
     (QUICK_STEPS, 3e-3),
     (QUICK_STEPS, LEARNING_RATE),
@@ -50,7 +50,7 @@ TUNED_MODELS = (BASE, FULL, AIF)
 
 @dataclass(frozen=True)
 class Lesson:
-    """A model and what it is trained with."""
+    """A model, the loss it is trained with, and the model that teaches it (None: the world's true eCPM is the teacher's)."""
 
     variant: Variant
     loss: LossWeights = LOSS
@@ -59,7 +59,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class TablesPlan:
-    """What one run trains. `seeds` are 0, 1, ...; the world is one and the same."""
+    """What one run trains: models with `seeds` seeds (0, 1, ...) each, all on the same world."""
 
     quick: bool
     steps: int
@@ -68,7 +68,7 @@ class TablesPlan:
 
     @property
     def lessons(self) -> Sequence[Lesson]:
-        """The models and their losses, the most important first. "+15% candidates" is the base model itself, asked about more."""
+        """The models and their losses, the most important first. "Base with +15% candidates" is not among them: it is Base, ranking more."""
         table_2 = tuple(v for v in TABLE_2 if v is not MORE_CANDIDATES)
         if self.quick:
             return [Lesson(v) for v in (*table_2, *(v for v in TABLE_3 if v.name in _QUICK_TABLE_3), TEACHER)]
@@ -76,7 +76,7 @@ class TablesPlan:
 
     @property
     def cells(self) -> list[CellPlan]:
-        """Every model with every seed, seed by seed, so that a run that is stopped has whole tables of the first seeds."""
+        """Every model with every seed, ordered by seed, so that an interrupted run has complete tables of the first seeds."""
         return [self._cell(lesson, seed) for seed in range(self.seeds) for lesson in self.lessons]
 
     def _cell(self, lesson: Lesson, seed: int) -> CellPlan:
@@ -96,7 +96,7 @@ class TablesPlan:
 
     @property
     def tuning_cells(self) -> list[CellPlan]:
-        """The choices of `TUNED` for the models of the headline, measured on the tuning fold; the cheapest first."""
+        """The choices of `TUNED` for `TUNED_MODELS`, measured on the tuning fold; the cheapest first."""
         return [
             dataclasses.replace(self._cell(Lesson(variant), 0), steps=steps, learning_rate=rate, fold=TUNING)
             for steps, rate in TUNED
@@ -104,7 +104,7 @@ class TablesPlan:
         ]
 
 
-# The served network with a second task: whether an impression ends in a purchase.
+# The served network with a second task: the probability that an impression leads to a purchase.
 TWO_TASKS = dataclasses.replace(
     AIF, name="aif_two_tasks", title="AIF, click and purchase", sizes=(("tasks", ("click", BUY)), ("rank_by", f"click * {BUY}^0.5 * bid"))
 )
@@ -114,7 +114,7 @@ def _renamed(variant: Variant, name: str, title: str) -> Variant:
     return dataclasses.replace(variant, name=name, title=title)
 
 
-# What else AIF can be trained with, by the name of its cell, and what the teacher learns from clicks alone.
+# AIF trained with other losses, and the teacher trained on drawn clicks; by the name of the cell.
 _CLICKS = LossWeights(copr=0.0, click=1.0)
 _COPR = LossWeights(copr=0.3, click=1.0)
 OTHER_LOSSES = {
@@ -134,5 +134,5 @@ OTHER_LOSSES = {
 
 
 def plan_tables(quick: bool, steps: int | None = None, seeds: int | None = None) -> TablesPlan:
-    """The plan of a run; `steps` and `seeds` None: as the kind of run has them."""
+    """The quick or the full plan; `steps` and `seeds` replace its own numbers unless they are None."""
     return TablesPlan(quick, steps or (QUICK_STEPS if quick else FULL_STEPS), seeds or (1 if quick else FULL_SEEDS), SIZE)

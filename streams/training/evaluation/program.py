@@ -1,6 +1,6 @@
-"""One run of `aif eval tables`: cells, what is measured beside them, figures, and the report.
+"""One run of `aif eval tables`: trains the cells, measures costs and the law of hashing, collects the figures and writes the report.
 
-Here: the order of the work. Not here: any part of it.
+Here: the order of the work. Not here: its parts, each in a file of its own.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,10 @@ class TablesOptions:
 
 
 def run_tables(options: TablesOptions) -> Figures:
-    """Trains what is missing, measures, writes the report and its pictures into `out`; returns the figures."""
+    """Trains the missing cells, measures, writes the report and its pictures into `out`, and returns the figures.
+
+    Raises Misconfigured (`no_cells`, and those of `read_data_figures`).
+    """
     torch.set_num_threads(1)
     others = [read_data_figures(path) for path in options.data_figures]
     plan = plan_tables(options.quick, options.steps, options.seeds)
@@ -71,7 +74,7 @@ def run_tables(options: TablesOptions) -> Figures:
 
 
 def _add_progress(figures: Figures, plan: TablesPlan, cells: Sequence[Cell]) -> None:
-    """How much of the plan there is. Raises Misconfigured (`no_cells`)."""
+    """How many cells of the plan there are, and their processor time. Raises Misconfigured (`no_cells`) if there is none."""
     if not cells:
         raise Misconfigured(
             "no_cells", "no training of this plan is finished; run it without --finished, or with the --steps it was run with"
@@ -82,14 +85,14 @@ def _add_progress(figures: Figures, plan: TablesPlan, cells: Sequence[Cell]) -> 
 
 
 def _add_truth(figures: Figures, plan: TablesPlan) -> None:
-    """What the true probability as score would reach: no model can do better."""
+    """The GAUC of the true click probability as score, which no model can exceed."""
     truth = plan.cells[0].truth
     figures.add("users", len(truth.held_out), "count")
     figures.add("world.truth.gauc", measure_near(truth, truth.probabilities(truth.near))["gauc"].mean(), "")
 
 
 def _add_costs(figures: Figures) -> None:
-    """Counted and measured cost of the rows of Table 3, against DIN + SimTier."""
+    """Counted and measured cost of the rows of Table 3, relative to DIN + SimTier."""
     measured, counted = measure_costs(make_case()), counted_costs(256, 256)
     for name in list(measured)[1:]:
         figures.add(f"{name}_time_saved_pct", 100 * (1 - measured[name] / measured["din_simtier"]), "%")
@@ -98,7 +101,7 @@ def _add_costs(figures: Figures) -> None:
 
 
 def _add_bridge_costs(figures: Figures, plan: TablesPlan) -> None:
-    """Counted and measured cost of Algorithm 1 by bridges, and of Full-Cross."""
+    """Counted and measured cost of Algorithm 1 by number of bridges, and that of Full-Cross."""
     spec = ModelSpec(plan.cells[0].truth.schema, **dict(SPEC))
     for n in BRIDGE_COUNTS:
         figures.add(f"bridges_{n}_madds", counted_bridges(spec, n), "count")

@@ -1,7 +1,8 @@
-"""Questions to a trained network: for some users at some time, how would it score these candidates?
+"""Scores of a network for chosen users, candidates and one moment, outside of the impressions that it was trained on.
 
-Here: questions as a `TrainingSet` over the tables of the training data, and the scores of a network on them. Not here: where candidates
-come from (world_truth.py, mapped_data.py), what a good score is (training/metrics.py).
+Here: such questions in the form of a `TrainingSet` over the tables of the training data, and the logits of a network for them. Not here: which
+candidates are asked about (world_truth.py, mapped_data.py), measures (training/metrics.py).
+Invariant: as in training, a history ends strictly before the moment, and an item's row is the latest that is not after it.
 
 Arrays: Q questions, C candidates, B questions of a chunk, R item rows, T tasks.
 """
@@ -26,7 +27,8 @@ PAIRS_PER_CHUNK = 8_000
 def ask(
     data: TrainingSet, users: Sequence[Id], time_ms: int, item_ids_QC: np.ndarray, context: Mapping[str, Any] | None = None
 ) -> TrainingSet:
-    """One question per user, all at one time: histories end before it and items are as of it. Items must be of the catalogue."""
+    """One question per user, all at the time `time_ms`; `item_ids_QC` are the candidates of each. An id that the item table does not have is masked.
+    KeyError for a user of whom the training data has no history."""
     user_Q = np.array([data.histories.index[user] for user in users])
     item_QC = data.items.items_of(item_ids_QC.ravel().tolist()).reshape(item_ids_QC.shape)
     row_QC = data.items.rows_as_of(item_QC, np.full(item_QC.shape, time_ms))
@@ -49,7 +51,7 @@ def ask(
 def score_questions(
     network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
 ) -> np.ndarray:
-    """Click logits [Q, C], float32."""
+    """Click logits float32 [Q, C], undefined where no candidate stands; `progress` gets the share that is done, 0 to 1."""
     return score_tasks(network, questions, behaviours_max, progress)[..., 0]
 
 
@@ -57,7 +59,7 @@ def score_questions(
 def score_tasks(
     network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
 ) -> np.ndarray:
-    """Logits of every task [Q, C, T], float32."""
+    """The same of every task, float32 [Q, C, T], the click first."""
     network.eval()
     vectors_RD = network.item_rows(questions.items.inputs)[0]
     chunk = max(1, PAIRS_PER_CHUNK // questions.row_QC.shape[1])

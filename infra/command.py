@@ -1,15 +1,19 @@
-"""What every `aif` command shares: JSON on request, errors as one message, settings classes by name. Standard library and typer only.
+"""What every `aif` command shares: JSON on request, settings, and the names of settings classes. Standard library and typer only.
 
-Here: printing and the registry of settings. Not here: any command (they live in the cli.py beside what they drive).
+Here: printing, the settings of a command that runs no process, the registry of settings. Not here: any command (they live in the cli.py beside what they
+drive), errors as one message (infra/cli.py).
 Exit codes: 0 done, 1 an error of ours (its code is printed), 2 wrong usage, 130 Ctrl-C.
 """
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from infra.settings import InfraSettings
 
 # The type of the flag that every command has which prints data: `def show(as_json: AsJson = False)`.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -42,6 +46,13 @@ def register_settings(path: str) -> None:
 def settings_classes() -> Sequence[str]:
     """The registered settings classes as "module:Class"."""
     return tuple(_SETTINGS_CLASSES)
+
+
+def read_settings() -> "InfraSettings":
+    """The settings of a command that runs no process of its own. Raises Misconfigured."""
+    from infra.settings import InfraSettings, load_settings
+
+    return load_settings(InfraSettings)
 
 
 def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, say
+from infra.command import AsJson, print_data, read_settings, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -119,10 +119,9 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
     from infra.kafka.open_publisher import open_publisher
-    from infra.settings import InfraSettings, load_settings
     from schemas.errors import Misconfigured
 
-    settings = load_settings(InfraSettings)
+    settings = read_settings()
     index, kind = settings.index, catalogue.schema.id_kind
     if index.id_kind != kind:
         raise Misconfigured(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, print_parts, print_table, say
+from infra.command import AsJson, print_data, print_parts, print_table, read_settings, say
 
 if TYPE_CHECKING:
     from infra.index.control_log import ControlLog
@@ -46,7 +46,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     from infra.index.parts import read_manifest
     from schemas.index.manifest import WORK_SKIPPED
 
-    settings = _settings()
+    settings = read_settings()
     log = _open_log(settings)
     state = log.refresh()
     status = _chosen(state, version)
@@ -257,17 +257,11 @@ def show_model(
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
-def _settings() -> "InfraSettings":
-    from infra.settings import InfraSettings, load_settings
-
-    return load_settings(InfraSettings)
-
-
 def _open_log(settings: "InfraSettings | None" = None) -> "ControlLog":
     from infra.index.control_log import ControlLog
     from infra.index.store import open_index_store
 
-    return ControlLog(open_index_store((settings or _settings()).index.store))
+    return ControlLog(open_index_store((settings or read_settings()).index.store))
 
 
 def _chosen(state: "ControlState", version: int | None) -> "VersionStatus":

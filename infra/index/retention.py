@@ -13,14 +13,15 @@ from infra.index.store import IndexStore, read_if_there
 from schemas.errors import Unavailable
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
-from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
+from schemas.index.retention import SEAL_PATH, Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
 from schemas.index.snapshot import decode_snapshot
 
 
 def read_store_content(store: IndexStore, state: ControlState, used: Collection[str] = ()) -> StoreContent:
-    """Everything below `versions`, `snapshots`, `replays` and `checkpoints`. Raises Corrupted for a manifest, seal or snapshot that cannot be decoded.
+    """Everything below `versions`, `snapshots`, `replays` and `checkpoints`; `used`: directories of parts that shards use.
 
-    Files that somebody removes at the same moment are left out.
+    Files that somebody removes at the same moment are left out. Raises Corrupted for a manifest, seal or snapshot that cannot be decoded, and what the store
+    raises.
     """
     files = [file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for file in store.list_files(top)]
     manifests: dict[tuple[int, int], Manifest] = {}
@@ -36,7 +37,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
             manifest = decode_manifest(raw)
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
-        elif segments[0] == "versions" and segments[-2] == "seals" and _is_wanted(state, int(segments[1]), int(segments[2])):
+        elif (named := SEAL_PATH.fullmatch(path)) and _is_wanted(state, int(named[1]), int(named[2])):
             seals.append(decode_seal(raw))
     return StoreContent(files, manifests, seals, snapshots, used)
 

@@ -267,7 +267,8 @@ class FolderStore:
     def remove(self, path: str) -> None:
         """See IndexStore. Folders that become empty are removed too."""
         target = self.local_path(path)
-        target.unlink(missing_ok=True)
+        with disk_errors(path):
+            target.unlink(missing_ok=True)
         for folder in target.parents:
             if folder == self.root:
                 return

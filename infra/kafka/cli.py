@@ -1,16 +1,17 @@
-"""`aif topics plan|apply|schemas` and `aif publish items|new-items|behaviours|users|checkpoint FILE`."""
+"""`aif topics plan|apply|schemas` and `aif publish items|new-items|behaviours|users|checkpoint FILE`.
+
+Here: options and printing. Not here: topics (admin.py), the generated files (json_schemas.py, asyncapi.py), lines of a file (json_lines.py), sending
+(publisher.py).
+"""
 
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, print_data, print_table, say
-
-if TYPE_CHECKING:
-    from infra.settings import InfraSettings
+from infra.command import AsJson, print_data, print_table, read_settings, say
 
 topics_app = typer.Typer(help="The topics of the index on the broker.", no_args_is_help=True)
 publish_app = typer.Typer(help="Publish events from a file.", no_args_is_help=True)
@@ -27,7 +28,7 @@ def plan(as_json: AsJson = False) -> None:
     """Print what `apply` would change. Exit code 0 also when there is something."""
     from infra.kafka.admin import fetch_topics, plan_topics
 
-    settings = _settings()
+    settings = read_settings()
     found = fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix)
     _print_changes(plan_topics(found, settings.index.shards, settings.index.user_partitions), as_json)
 
@@ -45,7 +46,7 @@ def apply(
     from infra.index.store import open_index_store
     from infra.kafka.admin import CLEANUP, GROW, SHRINK, apply_topics, describe_index
 
-    settings = _settings()
+    settings = read_settings()
     bootstrap, prefix, index = settings.bootstrap_servers(), settings.kafka.topic_prefix, settings.index
     allow = [kind for kind, given in ((GROW, allow_growth), (SHRINK, allow_shrink), (CLEANUP, allow_cleanup)) if given]
     changes = apply_topics(bootstrap, prefix, index.shards, index.user_partitions, allow=allow)
@@ -137,7 +138,7 @@ def checkpoint(
         from schemas.model.checkpoint import describe_checkpoint
 
         describe_checkpoint(file)
-    with open_publisher(_settings(), "aif-publish") as publisher:
+    with open_publisher(read_settings(), "aif-publish") as publisher:
         delivered = publisher.publish_checkpoint_file(file, label)
     print_data({"version": delivered.offset, "file": file.resolve()}, as_json)
 
@@ -148,7 +149,7 @@ def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     from infra.kafka.open_publisher import open_publisher
     from schemas.ids import IdKind
 
-    settings, began = _settings(), time.monotonic()
+    settings, began = read_settings(), time.monotonic()
     lines = JsonLines(file, event_types()[kind], IdKind(settings.index.id_kind), _Progress(file.stat().st_size))
     with open_publisher(settings, "aif-publish") as publisher:
         send = {
@@ -168,7 +169,7 @@ def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
 
 
 class _Progress:
-    """Says how far the file is read, once a second, where a person watches."""
+    """Says on standard error how far a file is read, once a second, if that is a terminal."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total, self._read, self._said_at = max(total_bytes, 1), 0, time.monotonic()
@@ -179,9 +180,3 @@ class _Progress:
         if sys.stderr.isatty() and now - self._said_at > _PROGRESS_EVERY_S:
             self._said_at = now
             say(f"{100 * self._read // self._total}% read")
-
-
-def _settings() -> "InfraSettings":
-    from infra.settings import InfraSettings, load_settings
-
-    return load_settings(InfraSettings)

@@ -1,14 +1,17 @@
-"""`aif dlq list|show|redrive`: what was rejected, why, and sending it once more. Typer and standard library at module level."""
+"""`aif dlq list|show|redrive`: what was rejected and why, and sending it once more.
 
+Here: options and printing. Not here: reading, choosing and sending letters (redrive.py), writing them (dead_letters.py).
+"""
+
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from infra.command import AsJson, command_group, print_data, print_table, say
+from infra.command import AsJson, command_group, print_data, print_table, read_settings, say
 
 if TYPE_CHECKING:
     from infra.kafka.redrive import DeadLetter, Filter
-    from infra.settings import InfraSettings
 
 _SHOWN_BYTES = 2_000
 _OWNERS = {
@@ -48,17 +51,19 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update. Options choose which count."""
+    from collections import deque
+
     from infra.kafka.redrive import read_dead_letters
 
-    settings = _settings()
+    settings = read_settings()
     where = settings.bootstrap_servers(), settings.kafka.topic_prefix
     chosen = _filter(disposition, code, partition, since_s, contains)
     topics = _topics() if topic is None else [_known(topic)]
-    letters = [letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter)]
+    rows = (_row(letter) for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
     if topic is None:
-        print_table("counts", _count(letters), as_json)
+        print_table("counts", _count(rows), as_json)
     else:
-        print_table("dead_letters", [_row(letter) for letter in letters[-count:]], as_json)
+        print_table("dead_letters", deque(rows, maxlen=count), as_json)
 
 
 def show_letter(
@@ -72,13 +77,11 @@ def show_letter(
     from infra.kafka.redrive import read_dead_letters
     from schemas.errors import Incompatible
 
-    settings, identity = _settings(), f"{topic}/{partition}/{offset}/{index}"
+    settings, identity = read_settings(), f"{topic}/{partition}/{offset}/{index}"
     letters = read_dead_letters(settings.bootstrap_servers(), settings.kafka.topic_prefix, _known(topic))
     found = next((letter for letter in letters if letter.identity == identity), None)
     if found is None:
-        raise Incompatible(
-            "no_such_dead_letter", f"{identity} is not in dlq.{topic}, which has {len(letters)}; `aif dlq list {topic}` shows them"
-        )
+        raise Incompatible("no_such_dead_letter", f"{identity} is not in dlq.{topic}; `aif dlq list {topic}` shows what is")
     value = found.record.value
     record = {
         "key": None if found.record.key is None else found.record.key.decode(errors="replace"),
@@ -108,18 +111,18 @@ def redrive(
     from infra.kafka.redrive import encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
     from schemas.ids import IdKind
 
-    settings, chosen = _settings(), _filter(disposition, code, partition, since_s, contains)
+    settings, chosen = read_settings(), _filter(disposition, code, partition, since_s, contains)
     bootstrap, prefix, store = settings.bootstrap_servers(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
     sent = read_sent(store, bootstrap, prefix, _known(topic), take_over)
-    letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent, maximum)
+    letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent.identities, maximum)
     if dry_run or not letters:
         print_table("would_send", [_row(letter) for letter in letters], as_json)
         return
     partitions, kind = len(end_offsets(bootstrap, prefix + topic)), IdKind(settings.index.id_kind)
     records = [encode_redriven(letter, partitions, kind, _OWNERS.get(topic, "")) for letter in letters]
     say(f"sending {len(records)} of dlq.{topic} at {rate:g} a second")
-    audit = run_redrive(store, bootstrap, prefix, topic, records, chosen, rate)
-    print_data({"sent": len(records), "skipped_sent_before": len(sent), "audit": audit}, as_json)
+    audit = run_redrive(store, bootstrap, prefix, topic, sent, records, chosen, rate)
+    print_data({"sent": len(records), "skipped_sent_before": len(sent.identities), "audit": audit}, as_json)
 
 
 def _topics() -> list[str]:
@@ -159,14 +162,8 @@ def _row(letter: "DeadLetter") -> dict[str, Any]:
     }
 
 
-def _count(letters: Any) -> list[dict[str, Any]]:
+def _count(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     from collections import Counter
 
-    counts = Counter((letter.source.topic, letter.source.disposition, letter.source.code) for letter in letters)
+    counts = Counter((row["topic"], row["disposition"], row["code"]) for row in rows)
     return [{"topic": t, "disposition": d, "code": c, "updates": n} for (t, d, c), n in sorted(counts.items())]
-
-
-def _settings() -> "InfraSettings":
-    from infra.settings import InfraSettings, load_settings
-
-    return load_settings(InfraSettings)

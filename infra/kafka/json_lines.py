@@ -1,5 +1,9 @@
 """Events from a file of JSON lines, each line judged alone: what `aif publish` sends and what it names as rejected.
 
+Here: `JsonLines`. Not here: files of other forms, whose columns a mapping names (infra/data/json_lines.py), sending (publisher.py).
+Invariants: lines are counted from 1, blank ones too; a bad line, however long, is one rejection and does not reject its neighbours. Memory is bounded by
+one line of RECORD_BYTES_MAX and the reasons of the first 20 rejections.
+
 One line is one event in the form of schemas/events.py without the record's envelope:
 
     items       {"item_id": 1, "version": 3, "features": {...}}   or   {"op": "delete", "item_id": 1, "version": 4}
@@ -10,7 +14,7 @@ One line is one event in the form of schemas/events.py without the record's enve
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,21 +28,21 @@ _NAMED_MAX = 20
 
 
 class JsonLines(Generic[E]):
-    """Iterate to get the accepted events of `path`; afterwards `accepted` and `rejected` count, `reasons` names the first 20 rejections.
+    """Iterate once to get the accepted events of `path`. Afterwards `accepted` and `rejected` are numbers of lines, and `reasons` names the first 20
+    rejections with their lines.
 
-    `on_line(bytes read)` is called once per line, for a progress bar.
+    Ids must be of `id_kind`. `on_read(bytes)` hears of every piece that is read, for a progress bar.
     """
 
-    def __init__(self, path: Path, event: type[E], id_kind: IdKind, on_line: Callable[[int], object] = lambda _: None) -> None:
-        self._path, self._event, self._id_kind, self._on_line = path, event, id_kind, on_line
+    def __init__(self, path: Path, event: type[E], id_kind: IdKind, on_read: Callable[[int], object] = lambda _: None) -> None:
+        self._path, self._event, self._id_kind, self._on_read = path, event, id_kind, on_read
         self.accepted, self.rejected = 0, 0
         self.reasons: list[str] = []
 
     def __iter__(self) -> Iterator[E]:
         with self._path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(RECORD_BYTES_MAX + 1), b""), 1):
-                self._on_line(len(line))
-                if not line.strip():
+            for number, line in enumerate(self._lines(file), 1):
+                if len(line) <= RECORD_BYTES_MAX and not line.strip():
                     continue
                 try:
                     event = self._decode(line)
@@ -49,6 +53,16 @@ class JsonLines(Generic[E]):
                     continue
                 self.accepted += 1
                 yield event
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Each line. One that is too long is read to its end, and is given as its first RECORD_BYTES_MAX + 1 bytes."""
+        while line := file.readline(RECORD_BYTES_MAX + 1):
+            self._on_read(len(line))
+            rest = line
+            while len(line) > RECORD_BYTES_MAX and rest and not rest.endswith(b"\n"):
+                rest = file.readline(RECORD_BYTES_MAX)
+                self._on_read(len(rest))
+            yield line
 
     def _decode(self, line: bytes) -> E:
         if len(line) > RECORD_BYTES_MAX:
@@ -66,5 +80,5 @@ class JsonLines(Generic[E]):
 
 
 def event_types() -> dict[str, type[BaseModel]]:
-    """What `aif publish` takes, by its name on the command line."""
+    """The model of what one line holds, by the name of the command of `aif publish`."""
     return {"items": ItemFeaturesUpdate, "new-items": NewItem, "behaviours": Behaviour, "users": UserFeaturesRecord}

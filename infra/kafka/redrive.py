@@ -1,21 +1,27 @@
 """Sending rejected updates once more: which, at what rate, never twice.
 
-    read_dead_letters   the records of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record)
-    plan_redrive        pure: those that a filter takes, without those sent before, at most so many
+    read_dead_letters   the letters of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record)
+    read_sent           what earlier runs have sent, from the audit in the index store
+    plan_redrive        pure: the letters that a filter takes, without those sent before, at most so many
     encode_redriven     pure: the record of one update as it is sent again
-    run_redrive         sends, between two audit files in the index store
+    run_redrive         sends, between two audit files
 
 Not here: the commands (dlq_cli.py), how a dead letter is written (dead_letters.py).
-Invariants: a dead letter holds its whole source record and only the named update is sent again (A5), to the partition of its id, which also cures
-a record that came in a wrong one. An identity is sent once: `audit/redrive/<n>/begin` is made by exclusive create before the first record and holds the
-ends of the target topic; `end` names what was sent. What a run without an end has sent is found in the target topic, from those ends on, by header.
+Invariants:
+- A dead letter holds its whole source record, and only the named update is sent again (A5). It goes to the partition of its id, which also cures a record
+  that came in a wrong one.
+- An identity is sent once. Before the first record a run makes `audit/redrive/<n>/begin`, by exclusive create and with the number after the last run that
+  it has read, so of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names what was sent. What a
+  run without an end has sent is found in the target topic, from those ends on, by header.
+- Letters are read one by one. Kept are their identities, and of a redrive the letters that it sends.
 """
 
 import getpass
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -85,7 +91,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """One update to be sent again."""
+    """The record of one update that is to be sent again, and the partition that it goes to."""
 
     identity: Identity
     partition: int
@@ -94,29 +100,33 @@ class Redriven:
     headers: Headers
 
 
-def read_dead_letters(bootstrap: str, prefix: str, topic: str) -> list[DeadLetter]:
-    """The dead letters of an input topic, in the order in which they came, each identity once (resends are harmless)."""
-    found: dict[Identity, DeadLetter] = {}
+def read_dead_letters(bootstrap: str, prefix: str, topic: str) -> Iterator[DeadLetter]:
+    """Yields the dead letters of an input topic in the order in which they came, each identity once: a letter may have been sent again after a crash.
+
+    Raises what `read_topic` raises.
+    """
+    seen: set[Identity] = set()
     for record in read_topic(bootstrap, dead_letter_topic(topic), prefix=prefix):
         try:
             letter = DeadLetter(decode_dead_letter(list(record.headers)), record)
         except Corrupted as error:
             letter = _foreign(topic, record, error)
-        found.setdefault(letter.identity, letter)
-    return list(found.values())
+        if letter.identity not in seen:
+            seen.add(letter.identity)
+            yield letter
 
 
 def _foreign(topic: str, record: SourceRecord, error: Corrupted) -> DeadLetter:
-    """A record that somebody else put there: shown, never redriven."""
+    """A record that somebody else put into the dead-letter topic: it is shown, and never redriven."""
     return DeadLetter(DeadLetterSource(f"dlq.{topic}", record.partition, record.offset, 0, error.code, error.message, "malformed"), record)
 
 
 def plan_redrive(
-    letters: Sequence[DeadLetter], topic: str, chosen: Filter, sent: AbstractSet[Identity], records_max: int
+    letters: Iterable[DeadLetter], topic: str, chosen: Filter, sent: AbstractSet[Identity], records_max: int
 ) -> list[DeadLetter]:
     """The letters of `topic` that pass the filter and were not sent before, the oldest first, at most `records_max`."""
     fitting = (letter for letter in letters if letter.source.topic == topic and letter.identity not in sent and chosen.takes(letter))
-    return [letter for letter, _ in zip(fitting, range(records_max), strict=False)]
+    return list(itertools.islice(fitting, records_max))
 
 
 def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> Redriven:
@@ -168,13 +178,22 @@ def _place(update: Mapping[str, Any], letter: DeadLetter, partitions: int, id_ki
 # --- audit -------------------------------------------------------------------------------------------------------------------
 
 
-def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> set[Identity]:
-    """Identities of `topic` that were sent by earlier runs, those of a run without an end included.
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The identities of a topic that earlier runs have sent, and the number of the next run, of whatever topic."""
 
-    Raises Unavailable (`redrive_running`) when there is one and `take_over` does not say that it is dead, Corrupted (`bad_audit`).
+    identities: AbstractSet[Identity]
+    next_run: int
+
+
+def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> Sent:
+    """What earlier runs have sent of `topic`, a run without an end included.
+
+    Raises Unavailable (`redrive_running`) when there is such a run and `take_over` does not say that it is dead, Corrupted (`bad_audit`).
     """
     sent: set[Identity] = set()
-    for begin in (path for path in store.list(AUDIT) if path.endswith("/begin")):
+    begins = [path for path in store.list(AUDIT) if path.endswith("/begin")]
+    for begin in begins:
         run = _read_audit(store, begin, "topic", "ends", "by")
         if run["topic"] != topic:
             continue
@@ -190,7 +209,8 @@ def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_o
                 "redrive_running",
                 f"{begin} by {run['by']} has no end: that redrive still runs, or it died; wait for it, or say --take-over if it is dead",
             )
-    return sent
+    numbers = [int(name) for begin in begins if (name := begin.removeprefix(AUDIT).partition("/")[0]).isdigit()]
+    return Sent(sent, 1 + max(numbers, default=-1))
 
 
 def _read_audit(store: IndexStore, path: str, *names: str) -> Mapping[str, Any]:
@@ -212,12 +232,15 @@ def _find_sent(bootstrap: str, prefix: str, topic: str, ends: Mapping[int, int])
     return {value.decode() for record in records for name, value in record.headers if name == FROM_HEADER and value}
 
 
-def _begin(store: IndexStore, fields: Mapping[str, Any]) -> str:
-    """Makes the audit file of a run; its folder."""
-    number = len([path for path in store.list(AUDIT) if path.endswith("/begin")])
-    while not store.put_exclusive(f"{AUDIT}{number:09d}/begin", _json(fields)):
-        number += 1
-    return f"{AUDIT}{number:09d}/"
+def _begin(store: IndexStore, number: int, fields: Mapping[str, Any]) -> str:
+    """Makes the first audit file of run `number`; the folder of its audit. Raises Unavailable (`redrive_running`) where another run has that number."""
+    folder = f"{AUDIT}{number:09d}/"
+    if not store.put_exclusive(f"{folder}begin", _json(fields)):
+        raise Unavailable(
+            "redrive_running",
+            f"another redrive began as {folder} while this one was planned; nothing was sent, run it again when that one has ended",
+        )
+    return folder
 
 
 def _user() -> str:
@@ -240,22 +263,28 @@ def run_redrive(
     bootstrap: str,
     prefix: str,
     topic: str,
+    before: Sent,
     records: Sequence[Redriven],
     chosen: Filter,
     per_s: float,
     progress: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Sends `records` at `per_s` and writes the audit; the folder of the audit. Raises Unavailable (`not_delivered`).
+    """Sends `records` at `per_s` updates a second and writes the audit. `before`: the `read_sent` with which they were planned. Returns the audit's folder.
 
-    The audit gets its `end` only if every record that was handed to the producer is known to be in the topic: one that was given up may be there too.
+    The audit gets its `end` only if every record that was handed to the producer is known to be in the topic, because one that was given up may be there
+    too. Raises Unavailable: `redrive_running` before anything is sent, `not_delivered` where not all of it is known to have arrived.
     """
     ends = end_offsets(bootstrap, prefix + topic)
     about = {"topic": topic, "filter": asdict(chosen), "records": len(records), "per_s": per_s}
-    folder = _begin(store, {**about, "by": _user(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}})
+    folder = _begin(
+        store,
+        before.next_run,
+        {**about, "by": _user(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}},
+    )
     sent: list[Identity] = []
     failed: list[str] = []
     handed_over = 0
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "log_level": 2})
+    producer = _open_producer(bootstrap)
     try:
         for record, _ in zip(records, _paced(per_s), strict=False):
             handed_over += 1
@@ -272,6 +301,19 @@ def run_redrive(
             f"{len(records) - len(sent)} of {len(records)} may not have arrived ({why}); run it again with --take-over, which finds what did",
         )
     return folder
+
+
+def _open_producer(bootstrap: str) -> Producer:
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "acks": "all",
+            "message.max.bytes": 2 * RECORD_BYTES_MAX,  # a record that was read once fits again; by default 1 MB would be refused here
+            "allow.auto.create.topics": False,
+            "log_level": 2,
+        }
+    )
 
 
 def _send(producer: Producer, topic: str, record: Redriven, sent: list[Identity], failed: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import typer
 
-from infra.command import AsJson, print_table
+from infra.command import AsJson, print_table, read_settings
 
 
 def register(app: typer.Typer) -> None:
@@ -12,10 +12,9 @@ def register(app: typer.Typer) -> None:
 
 def doctor(as_json: AsJson = False) -> None:
     """Look at broker, topics, store, clock, disk, memory, device and libraries before anything is started. Exit code 1 when something fails."""
-    from infra.settings import InfraSettings, load_settings
     from infra.tools.doctor import FAIL, examine
 
-    findings = examine(load_settings(InfraSettings))
+    findings = examine(read_settings())
     rows = [{"check": f.check, "state": f.state, "found": f.found, "next_step": f.next_step} for f in findings]
     print_table("checks", rows, as_json)
     if any(finding.state == FAIL for finding in findings):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_parts, say
+from infra.command import AsJson, print_parts, read_settings, say
 
 if TYPE_CHECKING:
     from infra.index.control_log import ControlLog
@@ -33,9 +33,8 @@ def status(
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions
     from infra.index.store import open_index_store
-    from infra.settings import InfraSettings, load_settings
 
-    settings = load_settings(InfraSettings)
+    settings = read_settings()
     if watch:
         from infra.tools.status_view import watch_status
 

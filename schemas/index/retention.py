@@ -22,9 +22,10 @@ from schemas.index.lifecycle import FINAL, SERVABLE, State
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, manifest_path
 from schemas.index.snapshot import ShardSnapshot, snapshot_manifest_path
 
+SEAL_PATH = re.compile(r"versions/(\d+)/(\d+)/seals/(\d{5})-[^/]+\.json")  # version, revision, shard
 _PART = re.compile(r"(versions/(\d+)/(?:full|\d+/incremental)/(\d{5})-[^/]+)/[^/]+")
-_SEAL = re.compile(r"versions/(\d+)/(\d+)/seals/(\d{5})-[^/]+\.json")
 _MANIFEST = re.compile(r"versions/(\d+)/(\d+)/manifest\.json")
+_OF_VERSION = re.compile(r"versions/(\d+)/.+")
 _SNAPSHOT = re.compile(r"(snapshots/(\d{5})/[^/]+)/.+")
 _REPLAY = re.compile(r"(replays/[^/]+)/.+")
 _CHECKPOINT = re.compile(r"checkpoints/[0-9a-f]{64}\.safetensors")
@@ -113,7 +114,8 @@ class _Plan:
 
     def _is_alive(self, directory: str) -> bool:
         """A shard that starts from a snapshot forgets versions that are over before it reads any part."""
-        status = self._state.versions.get(int(directory.split("/")[1]))
+        named = _OF_VERSION.fullmatch(directory)
+        status = self._state.versions.get(int(named[1])) if named else None
         return status is not None and status.state not in FINAL
 
     def _name(self, directories: Collection[str], expiry: int | None) -> None:
@@ -161,7 +163,7 @@ class _Plan:
         path = file.path
         if part := _PART.fullmatch(path):
             return self._judge_part(file, part[1], int(part[2]), int(part[3]))
-        if seal := _SEAL.fullmatch(path):
+        if seal := SEAL_PATH.fullmatch(path):
             return self._judge_seal(file, int(seal[1]), int(seal[2]), int(seal[3]))
         if manifest := _MANIFEST.fullmatch(path):
             expiry = self._expire_manifest(int(manifest[1]), int(manifest[2]))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, print_data, register_choices, register_settings, say
+from infra.command import AsJson, print_data, read_settings, register_choices, register_settings, say
 
 _MODEL_HELP = (
     "What to train: a TOML or JSON file with [schema] and, optionally, [model] and [train]. Not needed with --warm-start or --follow."
@@ -128,11 +128,10 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
-    from infra.settings import InfraSettings, load_settings
     from schemas.ids import IdKind
     from streams.training.snapshot import LogAddress, SnapshotEvents, write_snapshot
 
-    settings = load_settings(InfraSettings)
+    settings = read_settings()
     index, kafka = settings.index, settings.kafka
     log = LogAddress(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
     wanted = log.range_now() if like is None else SnapshotEvents(like).range

@@ -89,10 +89,10 @@ class RefusedImpressions:
         """Positions that have a dead letter. If they cannot be read, a second letter for a position is harmless."""
         try:
             letters = read_dead_letters(self._bootstrap, self._prefix, IMPRESSIONS)
+            return {(letter.source.partition, letter.source.offset) for letter in letters if letter.source.topic == IMPRESSIONS}
         except AifError as error:
             _log.warning("which impressions were dead-lettered before is not known: %s", error.message)
             return set()
-        return {(letter.source.partition, letter.source.offset) for letter in letters if letter.source.topic == IMPRESSIONS}
 
     @cached_property
     def _producer(self) -> Producer:

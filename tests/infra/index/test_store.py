@@ -71,6 +71,8 @@ def test_remove_takes_the_empty_folders_along_and_twice_is_fine(store: IndexStor
     store.remove("versions/1/full/a/b")
     assert isinstance(store, FolderStore)
     assert os.listdir(store.root / "versions") == ["2"]
+    with pytest.raises(Unavailable, match="store_unwritable"):  # what the system refuses to remove
+        store.remove("versions")
 
 
 @given(st.text(max_size=40))

@@ -13,6 +13,7 @@ from infra.kafka.reader import read_topic
 from schemas.errors import AifError
 from schemas.events import CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate, decode_record
 from schemas.ids import IdKind
+from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import TOPICS
 
 
@@ -64,15 +65,20 @@ def test_good_lines_are_published_and_bad_ones_are_named(prefix: str, bootstrap_
 
 def test_rejected_lines_carry_their_number_and_reason(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
+    too_long = b" " * RECORD_BYTES_MAX + b'x{"item_id": 3, "version": 1}'
     file.write_bytes(
-        b'{"item_id": 1, "version": 1}\n\xff\xfe\n{"item_id": 1, "version": -1}\n{"item_id": 2, "version": 2}\n{"item_id": "a", "version": 2}'
+        b'{"item_id": 1, "version": 1}\n\xff\xfe\n{"item_id": 1, "version": -1}\n'
+        + too_long
+        + b'\n{"item_id": 2, "version": 2}\n\n{"item_id": "a", "version": 2}'
     )
-    lines = JsonLines(file, ItemFeaturesUpdate, IdKind.INT64)
-    assert [u.item_id for u in lines] == [1, 2]
-    assert (lines.accepted, lines.rejected) == (2, 3)
-    assert [reason.split(":")[0] for reason in lines.reasons] == ["line 2", "line 3", "line 5"]
+    read: list[int] = []
+    lines = JsonLines(file, ItemFeaturesUpdate, IdKind.INT64, read.append)
+    assert [u.item_id for u in lines] == [1, 2] and sum(read) == file.stat().st_size
+    assert (lines.accepted, lines.rejected) == (2, 4)
+    assert [reason.split(":")[0] for reason in lines.reasons] == ["line 2", "line 3", "line 4", "line 7"]
     assert "version" in lines.reasons[1]
-    assert "bad_id" in lines.reasons[2]
+    assert "line_too_long" in lines.reasons[2]
+    assert "bad_id" in lines.reasons[3]
 
 
 def test_a_checkpoint_file_becomes_a_pointer_to_it(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:

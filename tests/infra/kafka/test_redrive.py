@@ -15,14 +15,15 @@ from infra.kafka import redrive
 from infra.kafka.admin import apply_topics
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
-from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent
+from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.events import Rejection
 from schemas.ids import IdKind, partition_of
+from schemas.limits import RECORD_BYTES_MAX
 
 UPDATES = [{"item_id": i, "version": 7, "features": {"price": i}} for i in range(4)]
 RECORD = SourceRecord("item-features", 1, 5, b"", json.dumps({"schema": 1, "updates": UPDATES}).encode(), (("ce_id", b"x"),), 1_000)
-GARBAGE = SourceRecord("item-features", 0, 9, b"k", b"\xff\x00", (), 1_000)
+GARBAGE = SourceRecord("item-features", 0, 9, b"k", b"\xff" * 1_100_000, (), 1_000)  # more than a producer takes that is not told to
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def prefix(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", topic_prefix)
     monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
     apply_topics(bootstrap_servers, topic_prefix, 2, 1)
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "message.max.bytes": 2 * RECORD_BYTES_MAX})
     for record, index, code, disposition in (
         (RECORD, 1, "wrong_partition", "semantic"),
         (RECORD, 3, "bad_update", "schema"),
@@ -85,8 +86,12 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     done = run("redrive", "item-features", "--disposition", "schema", "--rate", "1000")
     assert (done["sent"], done["skipped_sent_before"]) == (1, 1)
     assert run("redrive", "item-features", "--disposition", "schema")["would_send"] == []
-    end = json.loads(open_index_store(str(tmp_path / "store")).get(f"{done['audit']}end"))
-    assert end["sent"] == ["item-features/1/5/3"]
+    store = open_index_store(str(tmp_path / "store"))
+    assert json.loads(store.get(f"{done['audit']}end"))["sent"] == ["item-features/1/5/3"]
+    before = read_sent(store, bootstrap_servers, prefix, "item-features", False)
+    run("redrive", "item-features", "--rate", "1000")
+    with pytest.raises(Unavailable, match="redrive_running: another redrive began"):  # of one that was planned before the last
+        run_redrive(store, bootstrap_servers, prefix, "item-features", before, [], Filter(), 1_000.0)
 
 
 def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(
@@ -102,7 +107,7 @@ def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(
         run("redrive", "item-features")
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
     assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
-    assert [r.value for r in resent(bootstrap_servers, prefix)] == [b"\xff\x00"]
+    assert [r.value for r in resent(bootstrap_servers, prefix)] == [GARBAGE.value]
 
 
 @pytest.mark.parametrize("damaged", [b'{"topic": "item-fe', b'{"tapic": "item-features"}', b"[]"])

@@ -152,7 +152,7 @@ def test_a_part_that_only_a_shard_or_a_snapshot_uses_stays() -> None:
 
 def test_the_two_newest_snapshots_of_a_shard_stay_and_half_of_one_goes() -> None:
     half = "snapshots/00000/half/files/000001.sst"
-    what = content(snapshots=[snapshot(0, "a"), snapshot(0, "b"), snapshot(0, "c"), snapshot(1, "d")], others=[half])
+    what = content(snapshots=[snapshot(0, "a", "elsewhere/x"), snapshot(0, "b"), snapshot(0, "c", ""), snapshot(1, "d")], others=[half])
     due = removed(log(), what)
     assert set(due) == {"snapshots/00000/a/snapshot.json", "snapshots/00000/a/files/000001.sst", half}
     assert due["snapshots/00000/a/snapshot.json"] == 12 + GRACE  # c pushed it out

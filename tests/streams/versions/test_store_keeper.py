@@ -93,9 +93,11 @@ def test_a_manifest_that_does_not_read_stops_every_removal(world: World) -> None
     worker.close()
 
 
-def test_a_file_that_was_put_again_since_the_plan_stays(world: World) -> None:
+def test_a_file_that_was_put_again_since_the_plan_stays_and_so_do_files_of_others(world: World) -> None:
     world.want(4)
     state = ControlLog(world.store).refresh()
+    for foreign in ("versions/notes.json", "versions/notes/of/seals/somebody.json", "snapshots/notes.json", "replays/notes"):
+        world.store.put_bytes(foreign, b"{}")
     world.store.put_bytes("checkpoints/" + "a" * 64 + ".safetensors", b"x")
     rules = RetentionRules(5, 1_000)
     removals = plan_removals(state, read_store_content(world.store, state), rules)

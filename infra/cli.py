@@ -26,7 +26,7 @@ import typer
 
 from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
-from infra.command import AsJson, print_table, registered_choices, say, settings_classes
+from infra.command import AsJson, print_table, registered_choices, settings_classes
 from infra.data.cli import register as register_import
 from infra.demo.cli import demo
 from infra.index.cli import index_app, model_app
@@ -37,7 +37,6 @@ from infra.tools.status_cli import status
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"
-_INTERRUPTED = 130
 _EPILOG = (
     "Settings: an option, else AIF_<SECTION>__<NAME> in the environment, else the TOML file that AIF_CONFIG names, else the default "
     "(`aif config show`). Exit codes: 0 done, 1 an error or something found wrong, 2 wrong usage, 130 Ctrl-C."
@@ -47,13 +46,9 @@ config_app = typer.Typer(help="Settings and where each comes from.", no_args_is_
 
 
 def main() -> None:
-    """Run the command line. An AifError becomes one message and exit code 1, Ctrl-C a word and exit code 130."""
+    """Run the command line. An AifError becomes one message and exit code 1. A Ctrl-C in a command is exit code 130 (infra/main.py says a word)."""
     try:
         build_app()()
-    except SystemExit as end:
-        if end.code == _INTERRUPTED:
-            say("interrupted")
-        raise
     except AifError as error:
         _print_error(error)
         sys.exit(1)

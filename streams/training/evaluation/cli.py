@@ -72,6 +72,6 @@ def data(
 
 
 def _use_one_thread() -> None:
-    """Several libraries would each start as many threads as there are cores; one computes here, or one of each process."""
+    """Sets the number of threads of the numerical libraries to one, before they are imported: each process computes with one thread."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")

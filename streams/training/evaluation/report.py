@@ -1,7 +1,8 @@
-"""The report of a run: what was measured beside the paper's numbers, as RESULTS.md, and as report.html with the pictures inside.
+"""The report of a run, which shows its figures beside the paper's: RESULTS.md, and report.html with the pictures inside.
 
-Here: what the report says. Only figures of that run are in it. Not here: any number's arithmetic (tables.py), the paper's numbers (paper.py), the
-forms (document.py), drawing (pictures.py).
+Here: the texts and tables. Not here: the arithmetic of the figures (tables.py), the paper's numbers (paper.py), the output forms (document.py),
+drawing (pictures.py).
+Invariant: apart from the sections of other data (data_section.py), every number is a figure of the run; one that the run does not have is a dash.
 """
 
 import shlex
@@ -26,40 +27,43 @@ _GAINS, _BRIDGES, _BITS = "table2.png", "bridges.png", "bits.png"
 
 
 class Lookup:
-    """Figures by name as text; a figure that a run does not have is a dash."""
+    """Figures by name, as text. A figure that the run does not have is a dash."""
 
     def __init__(self, figures: Figures) -> None:
         self._values = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
 
     def number(self, name: str) -> float | None:
-        """The figure, None if the run does not have it."""
+        """A figure as a number; None if the run does not have it."""
         value: float | None = self._values.get(name)
         return value
 
     def text(self, name: str, digits: int, scale: float = 1.0) -> str:
-        """The figure alone."""
+        """A figure times `scale`, with so many digits after the point."""
         value = self.number(name)
         return "-" if value is None else f"{scale * value:.{digits}f}"
 
     def interval(self, name: str, digits: int, scale: float = 1.0) -> str:
-        """The figure with its interval."""
+        """A figure with its interval, both times `scale`."""
         if self.number(name) is None:
             return "-"
         return f"{self.text(name, digits, scale)} [{self.text(f'{name}_low', digits, scale)}, {self.text(f'{name}_high', digits, scale)}]"
 
     def span(self, name: str) -> Span | None:
-        """The figure with its bounds, None if the run does not have it."""
+        """(value, low, high) of a figure; None if the run does not have all three."""
         value, low, high = (self.number(f"{name}{end}") for end in ("", "_low", "_high"))
         return None if value is None or low is None or high is None else (value, low, high)
 
     def gain_pt(self, model: str, measure: str) -> float | None:
-        """Points over Base."""
+        """Points that a model's measure lies above Base's; None if the run does not have both."""
         ours, base = self.number(f"world.{model}.{measure}"), self.number(f"world.{BASE.name}.{measure}")
         return None if ours is None or base is None else 100 * (ours - base)
 
 
 def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """RESULTS.md, report.html and their pictures in `folder`; returns the first. `other_data`: saved outputs of `aif eval data --json`."""
+    """Writes RESULTS.md, report.html and their pictures into `folder` and returns the path of the first.
+
+    `other_data`: saved outputs of `aif eval data --json`, of which each gets a section.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
     sections = (
@@ -99,7 +103,7 @@ def _head(found: Lookup, plan: TablesPlan) -> list[Block]:
 
 
 def _full_plan(found: Lookup, plan: TablesPlan) -> Paragraph:
-    """What a quick run leaves out, and what it would take by the times of this one."""
+    """What the quick plan leaves out, and how long the full one would take at the speed of this run."""
     full = plan_tables(quick=False)
     measured = (found.number("cells_cpu_s") or 0.0) / max(1, found.number("cells") or 1) / plan.steps
     hours = measured * full.steps * len(full.cells) / 3_600
@@ -247,7 +251,7 @@ def _training(found: Lookup) -> list[Block]:
 
 
 def _draw(folder: Path, found: Lookup) -> None:
-    """The pictures that the figures allow."""
+    """Draws the pictures for which the run has figures."""
     gains = [(v.title, found.gain_pt(v.name, "gauc"), PAPER_2[v.name].gauc_pt) for v in TABLE_2 if v is not BASE]
     draw_gains(folder / _GAINS, [(title, ours, paper) for title, ours, paper in gains if ours is not None])
     if spans := _bridge_spans(found):

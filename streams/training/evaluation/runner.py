@@ -1,7 +1,7 @@
-"""Runs the cells that are not there yet, in several processes, with a progress bar and the time of each; what is there is read.
+"""Runs the cells of a plan that have no file yet, in several processes, with a progress bar; the others are read.
 
-Here: processes and files. Not here: what a cell does (cells.py). A process computes with one thread of torch: two processes of one thread
-do more than one of two.
+Here: processes and progress. Not here: the work of a cell (cells.py). Each process computes with one thread of torch, because two processes of one
+thread get more done than one process of two.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ from streams.training.evaluation.cells import Cell, CellPlan, read_cell, run_cel
 
 
 def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[Cell]:
-    """All cells in the order of the plans. Stopped and started again it goes on with the first that has no file."""
+    """Runs the missing cells and returns all of them in the order of the plans. A run that was interrupted continues with what is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [plan for plan in plans if read_cell(folder, plan) is None]
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -34,14 +34,14 @@ def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[C
 
 
 def read_cells(plans: Sequence[CellPlan], folder: Path) -> list[Cell]:
-    """Those of the plans that are there, in their order."""
+    """The cells of the plans that have a file, in the order of the plans."""
     found = [read_cell(folder, plan) for plan in plans]
     return [cell for cell in found if cell is not None]
 
 
 @dataclass
 class _Told:
-    """The bar, and one line per finished cell: what it cost, and what the others will at that rate."""
+    """The progress bar, and a line for each finished cell: its time, and an estimate for the remaining ones."""
 
     progress: Progress
     task: TaskID
@@ -51,7 +51,7 @@ class _Told:
     done: int = 0
 
     def finish(self, plan: CellPlan, cell: Cell) -> None:
-        """One cell more."""
+        """Counts and prints a finished cell."""
         numbers = cell.numbers
         self.left, self.done, self.seconds = self.left - 1, self.done + 1, self.seconds + numbers["wall_s"]
         left_min = self.left * self.seconds / self.done / self.processes / 60
@@ -81,7 +81,7 @@ def _run_beside(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
 
 
 def _run_and_write(plan: CellPlan, folder: Path) -> Cell:
-    """In whichever process: the cell computed and its file written."""
+    """Computes a cell and writes its file, in the process that is called."""
     torch.set_num_threads(1)
     cell = run_cell(plan)
     write_cell(folder, plan, cell)

@@ -1,9 +1,9 @@
-"""Table 3's cost, counted and measured: DIN + SimTier over exact vectors, over factored cosine, over signatures.
+"""The cost of the rows of Table 3, counted as the paper does and measured: DIN and SimTier over vectors, factored cosine, and signatures.
 
-Here: each form computed for C candidates and L behaviours of one user, best of some rounds, on one thread. Not here: quality (tables.py).
-Counted is what the paper counts, b l d with d in bytes of the operand: did = dmm = 8 dlsh, so 256 bits need embeddings of 256 numbers.
-Measured is time, of the best form we know of each on one core: matrix products for what is exact; the factored sum (schemas/model/din.py)
-and a compiled count of equal bits for what is hashed. All forms end in DIN's vector and the tiers' counts.
+Here: each form computed for C candidates and L behaviours of one user on one thread, best of several rounds. Not here: quality (tables.py).
+Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh, so signatures of 256 bits are compared with embeddings
+of 256 numbers. Measured cost is the time of the fastest form known to us on one core: matrix products for exact similarities, the factored sum
+(schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers.
 
 Arrays: C candidates, L behaviours, D width of vectors (both kinds), K bits, Q words of 64 bits, N tiers, P principal directions, G clusters.
 """
@@ -27,7 +27,7 @@ _EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class CostCase:
-    """The operands of one user: candidates and behaviours as learnt vectors, as unit embeddings, as signs and as packed words."""
+    """The operands for one user: candidates and behaviours as learnt vectors, as unit embeddings, as signs and as packed words; float32 or uint64."""
 
     query_CD: np.ndarray
     key_LD: np.ndarray
@@ -42,7 +42,7 @@ class CostCase:
 
 
 def make_case(candidates: int = 500, behaviours: int = BEHAVIOURS, width: int = 256, bits: int = 256, seed: int = 0) -> CostCase:
-    """Random operands; time does not depend on their values. S^T V of the factored form is the user half's work, done before."""
+    """Random operands, because the times do not depend on values. S^T V of the factored form is made here, as call 1 makes it: it is not timed."""
     rng = np.random.default_rng(seed)
 
     def drawn(rows: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def count_equal_bits(words_CQ: np.ndarray, words_LQ: np.ndarray) -> np.ndarray:
 
 
 def measure_costs(case: CostCase) -> dict[str, float]:
-    """Seconds of each row of Table 3 for one user, by the variant's name: the sum of its two modules."""
+    """Seconds of each row of Table 3 for one user, by the variant's name: the sum of those of its two modules."""
     cross_DD = case.unit_LD.T @ case.value_LD
     narrow_CP, mean_GP = case.unit_CD[:, :MOMENT_WIDTH], case.unit_LD[:CLUSTERS, :MOMENT_WIDTH]
     count_G = np.full(len(mean_GP), len(case.unit_LD) / len(mean_GP), np.float32)
@@ -150,8 +150,8 @@ def measure_costs(case: CostCase) -> dict[str, float]:
 
 
 def counted_costs(width: int, bits: int, behaviours: int = BEHAVIOURS) -> dict[str, float]:
-    """The paper's count for one pair, in the unit of one number of a vector; 8 bits of a signature are one. What is paid once per candidate
-    (moments; the paper does not count factored sums of DIN) is shared by its pairs."""
+    """The paper's count for one pair of candidate and behaviour, by the variant's name. The unit is one number of a vector; 8 bits of a signature
+    are one too. The cost of moments is paid once per candidate and divided by its pairs; the paper counts no cost of factored sums."""
     hashed, moments = bits / 8, CLUSTERS * (MOMENT_WIDTH + len(_EDGES))
     return {
         "din_simtier": 2.0 * width,
@@ -164,7 +164,7 @@ def counted_costs(width: int, bits: int, behaviours: int = BEHAVIOURS) -> dict[s
 
 
 def best_seconds(work: Callable[[], object]) -> float:
-    """Of the best of some rounds, after one that warms up."""
+    """Wall-clock seconds of the fastest of `ROUNDS` calls, after one that is not counted."""
     work()
     times = []
     for _ in range(ROUNDS):

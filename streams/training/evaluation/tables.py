@@ -1,20 +1,21 @@
-"""From cells to figures: every model's measures with intervals, what each part is worth, and the shares the goals speak of.
+"""The figures of `aif eval tables`, made of cells: each model's measures, and what each part of AIF contributes.
 
-Here: the names of the figures and their arithmetic. Not here: text and pictures (report.py). A model's value of a user is
-the mean over its seeds; intervals are over users, the same resamples for all, so differences are paired.
+Here: the names of the figures and their arithmetic. Not here: text and pictures (report.py).
+A user's value for a model is the mean over the model's seeds. Intervals are 95% bootstrap intervals over users; all figures use the same resamples,
+so differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it.
 
     world.<model>.<measure>[_low|_high]        gauc, gauc_new, hr_at_100, recall_at_100, ctr, rpm; of two tasks gauc_buy, gauc_buy_by_click
-    world.<model>.gauc_drop_pt[...]            what an ablation loses against AIF, in points
-    world.<model>.gauc_loss_pt[...]            what a model of Table 3 loses against DIN + SimTier
-    world.<model>.gauc_seed_sd                 the spread of GAUC over the seeds of a model, where there are several
-    world.<model>.ctr_lift_pct, .rpm_lift_pct  against Base, the same users under both
-    world.ab.<model>.ctr_lift_pct, ...         against Base, users split by a hash 50/50, as an A/B test sees it
-    hash_loss_pt_<bits>[...], hash_law_pt      what a signature of so many bits loses against the exact cosine; a of the law a / bits
-    hash_bits_for_<points>, _by_law            the fewest bits for a loss that is allowed
-    teacher_margin_pt[...]                     the ranking teacher's GAUC above AIF's, trained with the same labels
-    tuning.<model>.<steps>.<rate>.gauc         of the tuning fold, what the plan was chosen by
+    world.<model>.gauc_drop_pt[...]            points of GAUC that an ablation loses against AIF
+    world.<model>.gauc_loss_pt[...]            points of GAUC that a model of Table 3 loses against DIN + SimTier
+    world.<model>.gauc_seed_sd                 standard deviation of GAUC over the model's seeds, where there are several
+    world.<model>.ctr_lift_pct, .rpm_lift_pct  percent over Base, with the same users under both models
+    world.ab.<model>.ctr_lift_pct, ...         percent over Base, with users split 50/50 by a hash, as in an A/B test
+    hash_loss_pt_<bits>[...], hash_law_pt      points that signatures lose against exact cosine; the a of the law loss = a / bits
+    hash_bits_for_<points>, _by_law            the fewest bits for an allowed loss, by measured losses and by the law (bits.py)
+    teacher_margin_pt[...]                     points of GAUC of the ranking teacher above AIF, both trained with the same labels
+    tuning.<model>.<steps>.<rate>.gauc         GAUC on the tuning fold
 
-Arrays: U users, R resamples.
+Arrays: U users, R resamples.  Source: AIF, sections 5.1 and 5.2.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ ByModel = Mapping[str, Mapping[str, UserValues]]
 
 
 def average_seeds(cells: Sequence[Cell]) -> dict[str, dict[str, UserValues]]:
-    """Measures by model; each user's value is the mean over the model's seeds (weights do not depend on the seed)."""
+    """Measures by model and name; a user's value is the mean over the model's seeds. A user's weight does not depend on the seed."""
     of_model: dict[str, list[Cell]] = {}
     for cell in cells:
         of_model.setdefault(cell.model, []).append(cell)
@@ -49,9 +50,9 @@ def _mean(values: Sequence[UserValues]) -> UserValues:
 
 
 def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
-    """All figures of the world; returns the measures by model. Models that are not among the cells have no figure."""
+    """Adds all figures of the world and returns the measures by model. A model without cells gets no figure."""
     models = average_seeds(cells)
-    if BASE.name in models:  # "+15% candidates" is the base model with more to choose from
+    if BASE.name in models:  # "Base with +15% candidates" is Base itself, ranking more candidates
         base = models[BASE.name]
         models[MORE_CANDIDATES.name] = {name: base[f"{name}_more"] for name in ("ctr", "rpm")}
     bootstrap = Bootstrap(len(next(iter(models.values()))["ctr"].value_U))
@@ -106,7 +107,7 @@ def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
 
 
 def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
-    """Losses of hashing alone: against the same modules over exact cosines."""
+    """Adds the loss by hashing alone: against the same modules over exact cosines."""
     if _COSINE not in models or not any(f"lsh_{bits}" in models for bits in BITS):
         return
     reference = models[_COSINE]["gauc"]
@@ -122,7 +123,7 @@ def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
 
 
 def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
-    """The margin with the same labels: true probabilities, and drawn clicks where both were trained with them."""
+    """Adds the teacher's margin over AIF for each kind of label with which both were trained: true probabilities, drawn clicks."""
     for name, teacher, student in (
         ("teacher_margin_pt", TEACHER.name, AIF.name),
         ("teacher_click_margin_pt", "teacher_click", "aif_click"),
@@ -132,7 +133,7 @@ def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
 
 
 def add_tuning_figures(figures: Figures, tuned: Sequence[tuple[CellPlan, Cell]]) -> None:
-    """GAUC of the tuning fold for each choice that was laid side by side, and AIF's share of the gap where a choice has all three."""
+    """Adds the GAUC of each choice of `TUNED` on the tuning fold, and AIF's share of the gap where Base, Base(full) and AIF were trained with it."""
     found: dict[tuple[int, float], dict[str, float]] = {}
     for plan, cell in tuned:
         gauc = found.setdefault((plan.steps, plan.learning_rate), {})[cell.model] = cell.users["gauc"].mean()
@@ -152,7 +153,10 @@ def _lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interva
 
 
 def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interval:
-    """The lift that a test sees which shows each user one of the two: treatment = odd hash of the user's id."""
+    """The lift in an A/B test, where each user is shown one of the two models: the treatment where a hash of the user's number is odd.
+
+    Measured users are numbered here from `FIRST_USER_ID` on, in their order; the split is of them, whatever their ids are.
+    """
     users = range(FIRST_USER_ID, FIRST_USER_ID + len(ours.value_U))
     treated_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % 2 for user in users], float)
     treatment, control = UserValues(ours.value_U, treated_U), UserValues(theirs.value_U, 1 - treated_U)
@@ -166,7 +170,7 @@ def _add(figures: Figures, name: str, interval: Interval, unit: str) -> None:
 
 
 def _add_numbers(figures: Figures, cells: Sequence[Cell]) -> None:
-    """Seconds of the fit and of the processor, and parameters of each model, means over its seeds; how far its seeds lie apart."""
+    """Adds each model's seconds of fit and of processor, parameters and calibration, as means over its seeds, and the spread of GAUC over them."""
     for model in dict.fromkeys(cell.model for cell in cells):
         of_model = [cell for cell in cells if cell.model == model]
         for name, unit in (("fit_s", "s"), ("cpu_s", "s"), ("parameters", "count"), ("calibration", "")):

@@ -1,15 +1,15 @@
-"""The synthetic world as data to measure on: its events as training reads them, held-out users, and what is true of their candidates.
+"""The synthetic world as an evaluation set: its events in the form that training reads, the held-out users, and the measures of their rankings.
 
-Here: which candidates, and how much each user's ranking was worth. Not here: the world (infra/data/world.py), training, tables.
-The truth is the true click probability, so no figure carries the noise of drawn clicks.
-Held-out users are in two folds: by the tuning fold sizes, steps and learning rates are chosen, of the reported fold are the figures, and
-nothing is chosen by it.
+Here: which candidates are ranked, and the measures per user. Not here: the world (infra/data/world.py), training, tables.
+Measures use the true click probability, so none contains the noise of drawn clicks.
+The held-out users are in two folds. Steps and learning rates are chosen by the tuning fold; the figures are of the reported fold, by which
+nothing is chosen.
 
-    gauc      expected AUC over candidates drawn as impressions are (half from the user's interests), weighted by expected clicks
-    gauc_new  the same over candidates that the user has not met
-    gauc_buy  the same of purchases instead of clicks, by the model's second task; gauc_buy_by_click: by its click
-    hr_at_100 share of the ten best by true eCPM, of all candidates of the catalogue's sample, found in our hundred best by score
-    ctr, rpm  the cascade: our hundred best, of them the teacher's ten best, what those are clicked and what they earn for 1,000 shown
+    gauc      expected AUC over candidates that are drawn as those of impressions are (half from the user's interests), weighted by expected clicks
+    gauc_new  the same over the candidates that are not in the user's history
+    gauc_buy  the same for purchases instead of clicks, ranked by the model's second task; gauc_buy_by_click: ranked by its click
+    hr_at_100 share of the ten candidates of highest true eCPM, among 2,000 of the catalogue, that are in the model's hundred best
+    ctr, rpm  of a cascade: the model's hundred best, of these the ten of highest true eCPM; their mean click probability, and what they earn per 1,000
 
 Arrays: U users, C candidates, T tasks.
 """
@@ -28,22 +28,22 @@ from streams.training.evaluation.teacher import teachers_choice
 from streams.training.impressions import Events, TrainingSet
 from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k
 
-# What a sequential model can afford at ranking time: one facet of the user in six, no style, trait or occasion of the item (paper: the
-# asynchronous model has up to 7 times the user features and 3 times the item features).
+# The features that a model without asynchronous inference can afford at ranking time: one of the user's six facets, and no style, trait or occasion
+# of the item. In the paper, asynchronous inference has up to 7 times the user features and 3 times the item features (section 5.2.1).
 CHEAP_FEATURES = frozenset(
     {"facet_0", "price_level", "category", "price", "bid", "picture", *(f"attribute_{n}" for n in range(QUALITY_ATTRIBUTES))}
 )
 PRE_RANKED, SHOWN, RELEVANT = 100, 10, 10
 MORE_CANDIDATES = 0.15
 TUNING, REPORTED = "tuning", "reported"
-_TUNING_SHARE = 0.4  # of the held-out users; the first ones
-_NEAR, _ANY = 21, 22  # streams of random numbers of the world's generator
+_TUNING_SHARE = 0.4  # the share of the held-out users that is the tuning fold: the first ones
+_NEAR, _ANY = 21, 22  # numbers of independent random streams of the world
 _CONTEXT = {"hour": f"h{NOW_MS // 3_600_000 % 24}"}
 
 
 @dataclass(frozen=True)
 class WorldTruth:
-    """One world with its questions to one fold of users: `near` candidates for GAUC, `anywhere` (15% more than are counted) for HR and the cascade."""
+    """A world, one fold of its held-out users, and their candidates: `near` for GAUC, `anywhere` (with 15% more at its end) for HR and the cascade."""
 
     catalogue: WorldCatalogue
     near_candidates: int = 200
@@ -56,20 +56,20 @@ class WorldTruth:
 
     @functools.cached_property
     def events(self) -> Events:
-        """The catalogue's events, as a reader of the topics would have them."""
+        """The world's events in memory, in the form that a reader of the topics gives to training."""
         c = self.catalogue
         return Events(list(c.items()), list(c.new_items()), list(c.users()), list(c.behaviours()), list(c.impressions()))
 
     @functools.cached_property
     def held_out(self) -> np.ndarray:
-        """Rows of the fold's users, who are in no impression, [U]."""
+        """User numbers of the fold, int64 [U]. Held-out users are in no impression."""
         size = self.catalogue.world.size
         first = size.users + round(_TUNING_SHARE * size.held_out)
         return np.arange(size.users, first) if self.fold == TUNING else np.arange(first, size.users + size.held_out)
 
     @functools.cached_property
     def near(self) -> np.ndarray:
-        """Item rows drawn as impressions are: every second from the user's interests."""
+        """Item numbers int64 [U, C], drawn as those of impressions are: every second one from the user's interests."""
         world, rng = self.catalogue.world, self.catalogue.world.rng(_NEAR)
         shape = (len(self.held_out), self.near_candidates)
         interests_UQ = world.users.interests_UQ[self.held_out]
@@ -79,18 +79,18 @@ class WorldTruth:
 
     @functools.cached_property
     def anywhere(self) -> np.ndarray:
-        """Different item rows of the whole catalogue, 15% more than are counted, in random order."""
+        """Item numbers int64 [U, C] without repetition from the whole catalogue, in random order; the last 15% are those of "+15% candidates"."""
         world, rng = self.catalogue.world, self.catalogue.world.rng(_ANY)
         wanted = min(round(self.any_candidates * (1 + MORE_CANDIDATES)), world.size.items)
         return np.stack([rng.choice(world.size.items, wanted, replace=False) for _ in self.held_out])
 
     @property
     def counted(self) -> int:
-        """How many of `anywhere` a model ranks; the others are the 15% more."""
+        """How many columns of `anywhere` a model ranks; the others are only ranked with "+15% candidates"."""
         return min(self.any_candidates, self.anywhere.shape[1])
 
     def probabilities(self, rows_UC: np.ndarray) -> np.ndarray:
-        """The true click probability of each held-out user's candidates."""
+        """The true click probability of each held-out user's candidates, float64 [U, C]."""
         return self.catalogue.world.click_probability(self.held_out, rows_UC)
 
     def questions(self, data: TrainingSet, rows_UC: np.ndarray) -> TrainingSet:
@@ -99,30 +99,30 @@ class WorldTruth:
         return ask(data, users, NOW_MS, FIRST_ITEM_ID + rows_UC, _CONTEXT)
 
     def bids(self, rows_UC: np.ndarray) -> np.ndarray:
-        """The bids of candidates."""
+        """The bids of candidates, [U, C]."""
         return self.catalogue.world.items.bid_I[rows_UC]
 
     @functools.cached_property
     def near_is_new(self) -> np.ndarray:
-        """Which of `near` the user has not met."""
+        """Which of `near` are not in the user's history, bool [U, C]."""
         histories = self.catalogue.world.histories.item_UH[self.held_out]
         return ~np.stack([np.isin(near, met) for near, met in zip(self.near, histories, strict=True)])
 
 
 @functools.lru_cache(4)
 def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...] = (), fold: str = REPORTED) -> WorldTruth:
-    """The world of a seed and size with some signals' weights changed; kept, because every cell of a process asks for it."""
+    """The world of a seed and size, with some weights of its signals changed. Cached, because every cell of a process needs it."""
     return WorldTruth(_open_catalogue(seed, size, signals), fold=fold)
 
 
 @functools.lru_cache(2)
 def _open_catalogue(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...]) -> WorldCatalogue:
-    """One for both folds."""
+    """The world's catalogue, shared by both folds."""
     return WorldCatalogue(World(seed, size, SIGNALS | dict(signals)))
 
 
 def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:
-    """gauc and gauc_new of the scores of `near`."""
+    """gauc and gauc_new of logits [U, C] of `near`."""
     probability_UC = truth.probabilities(truth.near)
     return {
         "gauc": expected_aucs(logits_UC, probability_UC),
@@ -131,14 +131,15 @@ def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValu
 
 
 def measure_purchases(truth: WorldTruth, logits_UCT: np.ndarray) -> dict[str, UserValues]:
-    """gauc_buy of a model of two tasks, by each of them: what the second is worth for what it is for."""
+    """gauc_buy and gauc_buy_by_click of logits [U, C, 2] of `near`: purchases ranked by the second task, and by the click."""
     world = truth.catalogue.world
     bought_UC = truth.probabilities(truth.near) * world.purchase_probability(truth.held_out, truth.near)
     return {name: expected_aucs(logits_UCT[..., t], bought_UC) for t, name in ((1, "gauc_buy"), (0, "gauc_buy_by_click"))}
 
 
 def measure_any(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:
-    """hr_at_100 and recall_at_100 of the counted part of `anywhere`; ctr and rpm of the cascade, also with 15% more candidates (`_more`)."""
+    """hr_at_100 and recall_at_100 of click logits [U, C] of `anywhere`, without the 15% more candidates; ctr and rpm of the cascade without and with
+    them (`_more`). All models are ranked by click probability times bid, whatever their `rank_by` is."""
     counted, rows_UC = truth.counted, truth.anywhere
     probability_UC, bid_UC = truth.probabilities(rows_UC), truth.bids(rows_UC)
     ecpm_UC = probability_UC * bid_UC
@@ -155,7 +156,7 @@ def measure_any(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValue
 
 
 def run_cascade(scores_UC: np.ndarray, probability_UC: np.ndarray, bid_UC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(clicks, revenue) per shown item of each user: our hundred best, of them the ten best of a ranking stage that knows the truth."""
+    """(clicks, revenue) per shown item of each user, [U] each: the ten of highest true eCPM among the hundred of highest score."""
     ours_UK = best_columns(scores_UC, PRE_RANKED)
     click_UK, ecpm_UK = (np.take_along_axis(of, ours_UK, 1) for of in (probability_UC, probability_UC * bid_UC))
     shown_US = best_columns(ecpm_UK, SHOWN)

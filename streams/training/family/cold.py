@@ -1,12 +1,12 @@
-"""COLD, the baseline of the paper: fields of one (user, item) pair, weighed by squeeze-and-excitation, then seven layers.
+"""COLD, the paper's baseline: the fields of a (user, item) pair are weighted by squeeze-and-excitation and pass through seven layers.
 
-Here: the trunk alone. Which fields it gets is the family's choice (head.py). Sequential: every pair goes through all of it at ranking time.
+Here: the trunk. Not here: which fields it reads (head.py). The model is sequential: at ranking time every pair passes through all of it.
 
-Arrays: B users, C candidates, F fields, X their widths together, T tasks.
-Source: COLD (arXiv 2007.16122), sections 3.1 and 3.3; squeeze-and-excitation (arXiv 1709.01507). Differs: the gate is twice a sigmoid, so
-that at the start a field passes as it is; the layers start with He's variance (with torch's default a signal has a sixth of its variance
-after each layer, and seven learn late); beside the layers a linear map leads from the fields to the logits, by which the products of user
-and item are found in the steps that a short training has.
+Arrays: B users, C candidates, F fields, X the sum of their widths, T tasks.
+Source: COLD (arXiv 2007.16122), sections 3.1 and 3.3; squeeze-and-excitation (arXiv 1709.01507). Differs: the gate is twice a sigmoid, so that
+fields are unchanged at the start of a training. The layers start with He's variance: with torch's default, a signal loses five sixths of its
+variance in each layer, and seven layers learn late. A linear map from the fields to the logits is added to the layers; without it, a short training
+does not find the products of user and item.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ assert len(HIDDEN) + 1 == LAYERS
 
 
 class FieldGate(nn.Module):
-    """SE: a field's weight is a sigmoid of a linear map of the mean of every field."""
+    """Squeeze-and-excitation: the weight of a field is twice a sigmoid of a linear map of the means of all fields."""
 
     def __init__(self, fields: int) -> None:
         super().__init__()
         self.excite = nn.Linear(fields, fields)
 
     def forward(self, fields: Sequence[Tensor]) -> list[Tensor]:
-        """The fields [B, C, width], each times its weight for this pair."""
+        """The fields [B, C, width of the field], each multiplied by its weight for the pair."""
         squeezed_BCF = torch.stack([field.mean(dim=-1) for field in fields], dim=-1)
         weights_BCF = 2 * torch.sigmoid(self.excite(squeezed_BCF))
         return [field * weights_BCF[..., f : f + 1] for f, field in enumerate(fields)]
 
 
 class ColdTrunk(nn.Module):
-    """Fields to logits. `hidden_scale` widens the layers."""
+    """Fields to logits. `widths` are those of the fields in order; `hidden_scale` multiplies the widths of the hidden layers."""
 
     def __init__(self, widths: Sequence[int], tasks: int, hidden_scale: float = 1.0) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The head of the family: the fields of each (user, item) pair that a variant has, and the trunk that reads them.
+"""The head of the family: the fields of a (user, item) pair that a variant has, and the trunk that reads them.
 
-Here: the same segments as the head that is served (schemas/model/head.py), in plain form, switched on and off, and exact where a variant
-says so. Not here: what is computed of one side alone (network.py). A variant in the served form is not built from here at all: it is the
-served network itself.
+Here: the segments of the served head (schemas/model/head.py) in plain form, those that the variant has, with the similarities that it names.
+Not here: what is computed of the user or the item alone (network.py). A variant in the served form does not use this head: it is the served
+network itself.
 
 Arrays: B users, C candidates, L behaviours, D width, P bridge width, G rows of U, X code width, T tasks.
 """
@@ -28,7 +28,8 @@ from streams.training.family.variant import Variant
 
 @dataclass(frozen=True, slots=True)
 class FamilyStates:
-    """What is known of B users before the candidates: user_BU; rows_BGD = U of Algorithm 1; the projected behaviours with their codes; SIM."""
+    """What is computed of B users before the candidates are known: user_BU, the head's user segment; rows_BGD, U of Algorithm 1; the projected
+    behaviours with their codes (codes.py), whether each has one, and which places hold a behaviour; the sub-sequences of SIM-hard."""
 
     user_BU: Tensor
     rows_BGD: Tensor
@@ -40,7 +41,7 @@ class FamilyStates:
 
 
 def cross_fully(bea: BridgeEmbedding, keys_BCD: Tensor, rows_BGD: Tensor) -> Tensor:
-    """Full-Cross: every candidate attends to the rows of U, softmax(I U^T / sqrt(d)), then f of what it found: [B, C, P]."""
+    """Full-Cross (section 5.2.2): Algorithm 1 with the candidates as bridges, f(softmax(I U^T / sqrt(d)) U), [B, C, P]."""
     user_keys_BGD = bea.user_norm(bea.user_key(rows_BGD))
     attention_BCG = torch.softmax(keys_BCD @ user_keys_BGD.transpose(1, 2) / user_keys_BGD.shape[-1] ** 0.5, dim=-1)
     pooled_BCD = attention_BCG @ rows_BGD
@@ -48,7 +49,7 @@ def cross_fully(bea: BridgeEmbedding, keys_BCD: Tensor, rows_BGD: Tensor) -> Ten
 
 
 class SplitTrunk(nn.Module):
-    """The layers of AIF's head over the concatenated fields."""
+    """The layers of the served head over the concatenated fields, computed without the split of the first layer."""
 
     def __init__(self, widths: list[int], spec: ModelSpec, hidden_scale: float) -> None:
         super().__init__()

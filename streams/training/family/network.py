@@ -1,7 +1,7 @@
-"""The network of a variant: the halves of the served network, and the head that the variant says.
+"""The network of a variant: the halves of the served network, without the parts that the variant lacks, and the head that the variant names.
 
-Here: `build_network`. A variant in the served form gives the served network itself (schemas/model/network.py), so that what is measured as
-AIF is what answers requests. Not here: the head's fields (head.py), the data with codes (codes.py).
+Here: `build_network`. Not here: the fields of the head (head.py), the training set in the form that it reads (codes.py).
+Invariant: a variant in the served form is the served network itself (schemas/model/network.py), so what is measured as AIF is what serves requests.
 
 Arrays: B users, C candidates, L behaviours, R rows, D width, T tasks.
 """
@@ -20,29 +20,29 @@ from schemas.model.spec import ModelSpec
 from streams.training.family.head import FamilyHead, FamilyStates
 from streams.training.family.variant import Variant
 
-RECENT = 20  # behaviours whose mean a model without asynchronous inference can afford
+RECENT = 20  # latest behaviours that a model without asynchronous inference averages, in place of attention over its sequence
 
 
 def variant_spec(variant: Variant, spec: ModelSpec, cheap: frozenset[str]) -> ModelSpec:
-    """The family's spec as the variant has it; without the part `async` only the item and user features in `cheap` are left."""
+    """The family's spec with the variant's sizes. Without the part `async` it has only the item and user features named in `cheap`."""
     schema = spec.schema if variant.has("async") else keep_features(spec.schema, cheap)
     return dataclasses.replace(spec, schema=schema, **dict(variant.sizes))
 
 
 def keep_features(schema: FeatureSchema, names: frozenset[str]) -> FeatureSchema:
-    """The schema with those item and user features only, and everything that plays a role."""
+    """The schema with only those item and user features; features with a role (bid, SIM category, multimodal) are always kept."""
     kept = names | {schema.sim_category, schema.bid, schema.multimodal}
     features = tuple(f for f in schema.features if f.scope not in (Scope.ITEM, Scope.USER) or f.name in kept)
     return dataclasses.replace(schema, features=features)
 
 
 def build_network(variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> AifNetwork:
-    """A new network of the variant's spec."""
+    """A new network with random weights; `spec` is the variant's own (`variant_spec`), `w_hash_KM` float32 [K, mm_width] or None."""
     return AifNetwork(spec, w_hash_KM) if variant.is_served else FamilyNetwork(variant, spec, w_hash_KM)
 
 
 class FamilyNetwork(AifNetwork):
-    """Reads data `with_codes`, with principal directions if its tiers are moments. What the variant lacks has no parameters."""
+    """A network that reads training sets `with_codes`. Parts that the variant lacks have no parameters."""
 
     def __init__(self, variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         super().__init__(spec, w_hash_KM)
@@ -62,7 +62,7 @@ class FamilyNetwork(AifNetwork):
         return vectors_RD, keys_RD if self.variant.cross == "full" else self.bea.item_weights(keys_RD)
 
     def user_states(self, users: UserInputs) -> FamilyStates:  # type: ignore[override]
-        """Everything of the users. Without `async` a user is the profile and the mean of the latest behaviours."""
+        """Everything that is computed before the candidates are known. Without `async`, a user is the profile and the mean of the latest behaviours."""
         behaviours, spec = users.behaviours, self.spec
         projected_BLD = self.behaviour(behaviours)
         profile_BF = self.user_half.features(users.profile)
@@ -80,14 +80,14 @@ class FamilyNetwork(AifNetwork):
         )
 
     def _attended(self, profile_BD: Tensor, projected_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
-        """Eq. 2 and 3, or the mean of the latest."""
+        """The vectors of Eq. 2 and Eq. 3, [B, D] each; without `async` the mean of the latest behaviours."""
         if self.user_half.attention is not None:
             return list(self.user_half.attention(profile_BD, projected_BLD, mask_BL))
         recent_BL = mask_BL[:, -RECENT:]
         return [(projected_BLD[:, -RECENT:] * recent_BL[..., None]).sum(dim=1) / recent_BL.sum(dim=1, keepdim=True).clamp(min=1)]
 
     def _rows(self, profile_BF: Tensor, attended: list[Tensor]) -> Tensor:
-        """U of Algorithm 1: one row per user feature, and one per attended vector (Eq. 3's row falls away with it)."""
+        """U of Algorithm 1, [B, m, D]: one row per user feature, and one per attended vector; [B, 0, D] without BEA."""
         half = self.user_half
         if half.row_identity_GD is None:
             return profile_BF.new_zeros(len(profile_BF), 0, self.spec.width)

@@ -1,7 +1,8 @@
-"""The models of the paper's Tables 2 and 3 and of its figure on bridges: each a configuration of one family, none a copy.
+"""The models of the paper's Tables 2 and 3 and of its Figure 6, as configurations of one family of models.
 
-Here: `Variant` (what is switched) and the named lists. Not here: the network that reads it (network.py), training, files.
-A variant that is measured is its fields: whatever else changes what a name means must change a field, or old cells would stand for new models.
+Here: `Variant`, which names the parts of a model, and the lists of variants. Not here: the network that is built from one (network.py), training.
+Invariant: a variant's fields determine its model. A cell's file is found by these fields (evaluation/cells.py), so a change of the model that does
+not change a field must change `FORM` there.
 
     parts      async      Eq. 1-4: attention over behaviours, and the rich features that only asynchronous inference can afford
                bea        Algorithm 1
@@ -35,7 +36,8 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One model of the family. `hidden_scale` widens the trunk's layers; `more_candidates` is the share of candidates added to what it ranks."""
+    """One model of the family. `hidden_scale` multiplies the widths of the trunk's hidden layers; `more_candidates` is the share of candidates that
+    it ranks in addition. Raises Misconfigured (`bad_variant`) for an unknown part or form."""
 
     name: str
     title: str
@@ -57,16 +59,16 @@ class Variant:
                 raise Misconfigured("bad_variant", f"{self.name}: {field} = {getattr(self, field)!r}, expected one of {choices}")
 
     def has(self, part: str) -> bool:
-        """Whether a part is switched on."""
+        """Whether the model has a part."""
         return part in self.parts
 
     def size(self, name: str) -> Any:
-        """A field of the ModelSpec as this variant has it; None where it is the family's."""
+        """The variant's own value of a field of the ModelSpec; None where it has that of the family."""
         return dict(self.sizes).get(name)
 
     @property
     def is_served(self) -> bool:
-        """Whether this is the network that serving runs: all parts, in the form that is split, bridged and hashed."""
+        """Whether this is the network that serving runs: all parts, with the split trunk, bridges and signatures."""
         return (self.parts, self.trunk, self.cross, self.din, self.tiers, self.hidden_scale) == (
             PARTS,
             "split",
@@ -90,8 +92,8 @@ ABLATIONS = (
     _without("bea", "BEA"),
     _without("long_term", "Long-term User Behavior"),
 )
-# The ranking stage behind pre-ranking: nothing is left out to save time. Every candidate attends to every feature of the user, every behaviour
-# is attended to, exact similarity in both modules, and vectors twice as wide as the family's.
+# The ranking stage behind pre-ranking, which saves no time: every candidate attends to all features of the user and to all behaviours, both modules
+# use exact similarity, and vectors are twice as wide as the family's.
 TEACHER = Variant(
     "teacher",
     "Ranking teacher",
@@ -106,8 +108,8 @@ MORE_CANDIDATES = dataclasses.replace(BASE, name="base_15_candidates", title="Ba
 MORE_PARAMETERS = dataclasses.replace(BASE, name="base_15_parameters", title="Base with +15% parameters", hidden_scale=1.09)
 TABLE_2 = (BASE, FULL, AIF, *ABLATIONS, MORE_CANDIDATES, MORE_PARAMETERS)
 
-# Table 3 compares similarities, so all of it is without bridges: the step at which their gate opens differs from model to model by more
-# (1.2 points of GAUC between two models of this family at 2,400 steps) than similarities do.
+# Table 3 compares similarities. Its models have no bridges: at which step of a training these begin to contribute differs between models, and with
+# them GAUC by more (1.2 points between two models of this family at 2,400 steps) than with the similarities.
 _LONG_TERM = ("async", "long_term", "sim")
 BITS = (32, 64, 128, 256)
 EXACT = Variant("din_simtier", "DIN + SimTier", _LONG_TERM, din="id", tiers="mm")

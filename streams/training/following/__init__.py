@@ -1,13 +1,15 @@
-"""`aif train --follow`: a trainer that goes on for ever, from the live version's weights and the topics to new checkpoints.
+"""Online learning (`aif train --follow`): a trainer that starts from the live version, learns the impressions topic as it grows, and publishes.
 
-follower.py        the loop: plan a round, learn it, keep it, publish, tell
-rounds.py          what a round is, how far the next one goes (pure)
-followed_log.py    the five topics, read exactly up to where a round ends
-view.py            what is known of items and users, and the join as of each impression
-learner.py         score, then learn: network, optimiser, generator
-validation.py      progressive validation over a window
+follower.py        the loop: plan a round, write the state, learn the round, publish, report
+rounds.py          a round of records, and how far the next one goes (pure)
+followed_log.py    the five topics, read exactly up to the end of a round
+view.py            items and users as the log has them, and the join of impressions as of their times
+learner.py         scores each batch, then learns it: network, optimiser, generator
+validation.py      progressive validation over the newest requests
 health.py          whether what was learnt may be published (pure)
-publications.py    checkpoints every so often, through the gate that everybody's go through
+publications.py    a checkpoint every interval, and what becomes of it
 status.py          the status line and the metrics
-program.py         wiring: settings, the live version, the kept state, signals
+program.py         the process: settings, the live version, the stored state, signals
+drift.py           what following is worth in a world that changes; drift_program.py and drift_report.py run it and draw it
+live_bench.py      how long a published checkpoint takes to be live
 """

@@ -1,6 +1,6 @@
-"""One run of `aif eval online`: every seed of the drift that has no file yet, figures over all of them, the picture.
+"""One run of `aif eval online`: runs the seeds that have no file yet, and makes figures and the picture over all of them.
 
-Here: the order of the work, and a file per seed: a run that was stopped goes on. Not here: the drift (drift.py).
+Here: the order of the work, and a file per seed, so that an interrupted run can be resumed. Not here: the experiment (drift.py).
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from streams.training.following.drift import DriftCurves, DriftPlan, add_drift_f
 from streams.training.following.drift_report import write_picture
 
 SEEDS = 3
-FORM = 2  # of a seed's file and of what is measured: another number, and nothing old is taken
+FORM = 2  # of the file and of the measures; part of the file's name: raise it when either changes, so that no old file is read
 
 _CURVES = [f.name for f in fields(DriftCurves)]
 
 
 def plan_drift(quick: bool) -> list[DriftPlan]:
-    """A small world once, or a larger one that moves further, with every seed."""
+    """The runs of the quick plan (one small world) or of the full one (larger worlds that change more, one for each seed)."""
     if quick:
         return [DriftPlan()]
     size = WorldSize(items=8_000, users=1_500, held_out=200, requests_per_user=3)
@@ -34,7 +34,7 @@ def plan_drift(quick: bool) -> list[DriftPlan]:
 
 
 def run_online(out: Path, quick: bool) -> Figures:
-    """Runs what is missing, writes online.png into `out`, returns the figures: users of all seeds together."""
+    """Runs the missing seeds, writes online.png into `out`, and returns the figures over the users of all seeds together."""
     torch.set_num_threads(1)
     plans = plan_drift(quick)
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())

@@ -1,6 +1,6 @@
-"""The picture of a drift: HR@K over time with following and without.
+"""The picture of `aif eval online`: HR@K over time of a model that follows and of the same model frozen.
 
-Here: one PNG. Not here: what is in it (drift.py).
+Here: drawing. Not here: the numbers (drift.py).
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from streams.training.following.drift import DriftCurves, K
 
 
 def write_picture(path: Path, curves: DriftCurves) -> None:
-    """Writes the PNG, folder included."""
+    """Writes the PNG, and the folder if it does not exist."""
     import matplotlib as mpl
 
     mpl.use("Agg")

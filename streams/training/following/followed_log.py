@@ -1,7 +1,8 @@
-"""The five topics of training, followed: planned a round ahead and read exactly up to where it ends.
+"""Follows the five topics of training: plans a round from the topics' ends, and reads exactly up to where it ends.
 
-Here: reading. Not here: how far a round goes (rounds.py), decoding (training/event_decoder.py). Nothing is committed: positions are ours and are kept
-with the weights. The broker may go away and come back meanwhile.
+Here: reading. Not here: how far a round goes (rounds.py), decoding (training/event_decoder.py).
+Invariants: no offsets are committed to Kafka; the positions are stored with the weights. What a round contains depends on its offsets alone, not on
+how fast records arrive. The broker may be away for a while; reading goes on when it is back.
 """
 
 import time
@@ -18,28 +19,28 @@ from streams.training.impressions import Events
 from streams.training.topic_events import as_text, fetch_ends, in_log_order, partitions_of
 
 _POLL_S = 0.05
-_LINGER_S = 1.0  # how long a few impressions wait for more to make a batch of
+_LINGER_S = 1.0  # how long fewer impressions than a batch wait for more of them
 
 
 class FollowedTopic:
-    """One topic from given positions: what came is held until a round takes it."""
+    """One topic from given positions. Records that arrive are held until a round takes them."""
 
     def __init__(self, bootstrap: str, prefix: str, topic: str, positions: dict[int, int]) -> None:
         self._follower = TopicFollower(bootstrap, topic, positions, prefix=prefix)
         self._held: dict[int, deque[SourceRecord]] = {p: deque() for p in positions}
 
     def poll(self, timeout_s: float) -> None:
-        """Holds what is there now."""
+        """Fetches the records that are there now; waits up to `timeout_s` for the first."""
         for record in self._follower.poll(timeout_s=timeout_s):
             self._held[record.partition].append(record)
 
     @property
     def held(self) -> int:
-        """How many records are held."""
+        """The number of records that are held."""
         return sum(map(len, self._held.values()))
 
     def take(self, ends: dict[int, int]) -> list[SourceRecord]:
-        """Everything before `ends` in log order; waits until it is there."""
+        """All records before `ends`, in log order; waits until they have arrived."""
         while not self._follower.has_reached(ends):
             self.poll(_POLL_S)
         taken = []
@@ -55,8 +56,11 @@ class FollowedTopic:
 
 
 class FollowedLog:
-    """All five topics. `begin` says where; then `plan` and `read` by turns; `settle` is called when a round was read, before its end is kept.
-    `lag_records`: impressions behind the round planned last."""
+    """All five topics, from the offsets `begin` on; `plan` and `read` are called in turns.
+
+    `settle` is called after each reading, before anybody stores the round's end. `lag_records` is the number of impressions beyond the round that
+    was planned last.
+    """
 
     def __init__(
         self, bootstrap: str, prefix: str, decoder: EventDecoder, begin: Offsets, settle: Callable[[], object] = lambda: None
@@ -67,10 +71,10 @@ class FollowedLog:
         self._topics = {t: FollowedTopic(bootstrap, prefix, t, partitions_of(begin, t)) for t in TRAINING_TOPICS}
 
     def plan(self, number: int, enough: int, stopping: Callable[[], bool] = lambda: False) -> Round | None:
-        """The next round; None if no impression came for a second, or the broker cannot say how far the topics are.
+        """The next round; None if no impression arrived within a second, or the broker does not answer.
 
-        A function of the log's ends, not of what a client has fetched already. The context's ends are asked for after those of the impressions:
-        what was published before an impression is in its round.
+        The round depends on the topics' ends, not on what this client has fetched. The ends of the other topics are asked for after those of the
+        impressions, so that whatever was published before an impression is in its round.
         """
         until = time.monotonic() + _LINGER_S
         impressions = self._topics[IMPRESSIONS]
@@ -88,7 +92,7 @@ class FollowedLog:
         return Round(number, {**ends, IMPRESSIONS: as_text(planned)})
 
     def read(self, ends: Offsets) -> Events:
-        """The events from where the last reading ended to `ends`."""
+        """The events from where the last reading ended up to `ends`; waits until they have arrived."""
         records = {t: self._topics[t].take(partitions_of(ends, t)) for t in TRAINING_TOPICS}
         self._ends = ends
         events = self._decoder.decode_all(records)
@@ -96,7 +100,7 @@ class FollowedLog:
         return events
 
     def close(self) -> None:
-        """Leave; nothing is committed."""
+        """Closes the consumers; nothing is committed."""
         for topic in self._topics.values():
             topic.close()
 

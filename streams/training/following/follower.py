@@ -1,9 +1,9 @@
-"""The loop of `aif train --follow`: plan a round, keep what it starts from, learn it, publish when it is time, tell.
+"""The loop of `aif train --follow`: plan a round, write the state that it starts from, learn it, publish when an interval is over, report.
 
-Here: the order of the work and what is remembered between two rounds. Not here: any part of it (see the table in __init__.py).
-Invariants: before a round is learnt, one file holds the weights, the moments, the generator and the offsets it starts from, *and* the offsets it
-ends at. So a trainer that is killed at any moment learns the same rounds again from the same weights: it ends with the weights of one that
-nobody killed, bit for bit on one machine. (A profile that compaction removed between the two readings is the one exception.)
+Here: the order of the work, and what is remembered between two rounds. Not here: its parts (see the table in __init__.py).
+Invariant: before a round is learnt, one file holds the weights, the optimiser's moments, the generator, the offsets at which the round begins, and
+those at which it ends. A trainer that is killed at any moment therefore learns the same rounds from the same weights again, and ends with the same
+weights as one that was not killed, bit for bit on one machine. (The one exception: a profile that Kafka's compaction removed between the two readings.)
 """
 
 import dataclasses
@@ -31,15 +31,21 @@ from streams.training.following.validation import ProgressiveValidation
 from streams.training.following.view import View
 from streams.training.trainer_state import StateFile
 
-SETTLED_AFTER_MS = 3_600_000  # how far impressions may lie behind the oldest of the newest rounds and still find their items as they were
+SETTLED_AFTER_MS = (
+    3_600_000  # impressions up to this much older than those of the newest rounds are still joined with items as of their time
+)
 
 _DISK_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a follower stands: learnt up to `ends`; `next` is planned. `oldest_ms`: before it lies a tenth of the impressions of each of the
-    newest rounds: a client whose clock stands at 1970 would have every version of every item remembered."""
+    """How far a follower is: everything before `ends` is learnt, and `next` is the round that was planned.
+
+    `requests` counts those learnt; `from_ms` and `until_ms` are the span of their times (training/data_range.py). `oldest_ms` has, of each of the
+    newest rounds, the time before which a tenth of its impressions lie. It is not the oldest time itself, because one client whose clock stands at
+    1970 would then keep every version of every item in memory.
+    """
 
     number: int
     ends: Offsets
@@ -51,11 +57,11 @@ class Place:
 
     @property
     def settled_ms(self) -> int:
-        """No impression from before is expected any more: a function of what was learnt, not of the clock."""
+        """No impression older than this is expected any more. It depends on what was learnt and not on the clock, so that a restart repeats it."""
         return max(0, min(self.oldest_ms, default=0) - SETTLED_AFTER_MS)
 
     def after(self, learnt: Round, impressions: Sequence[ImpressionRecord]) -> "Place":
-        """The place after a round."""
+        """The place after `learnt`, which brought these impressions."""
         times = [i.time_ms for i in impressions]
         spans = [find_span(times), (self.from_ms, self.until_ms)]
         return Place(
@@ -80,7 +86,7 @@ def decode_place(raw: Mapping[str, Any]) -> Place:
 
 
 class Follower:
-    """The parts and where they stand. `run` returns when it is asked to stop."""
+    """The loop and its parts. `run` returns when it is asked to stop; whoever opened the parts closes them (program.py)."""
 
     def __init__(
         self,
@@ -104,7 +110,7 @@ class Follower:
         self._not_kept: tuple[str, ...] = ()
 
     def run(self, stopping: Callable[[], bool], batch_requests: int) -> None:
-        """Follows until `stopping()`; asked between two rounds, so what is kept at the end is whole."""
+        """Follows until `stopping()`, which is asked between two rounds, so that the state written at the end is complete."""
         while not stopping():
             planned = self.place.next or self._log.plan(self.place.number + 1, batch_requests, stopping)
             if planned is not None and self._is_kept(planned):
@@ -115,7 +121,7 @@ class Follower:
         self._keep(self.place.next)
 
     def _is_kept(self, planned: Round) -> bool:
-        """Whether the disk has what this round starts from. While it is full nothing is learnt; it is tried again."""
+        """Writes the state that this round starts from; False if the disk did not take it. Nothing is learnt then, and it is tried again."""
         try:
             self._keep(planned)
         except Unavailable as error:
@@ -126,7 +132,7 @@ class Follower:
         return True
 
     def _keep(self, planned: Round | None) -> None:
-        """Weights, moments, generator, offsets, and the round that comes next: one file, whole or not at all."""
+        """Writes weights, moments, generator, offsets and the next round as one file, whole or not at all. Raises Unavailable."""
         self.place = dataclasses.replace(self.place, next=planned)
         self._states.write(self.learner.state({**self._states.about, "place": self.place.to_dict()}))
 
@@ -162,7 +168,7 @@ class Follower:
         return self._not_kept + find_faults(self._counts, self._event_age_s(), self._bounds)
 
     def card(self) -> dict[str, Any]:
-        """What a checkpoint of now says of itself."""
+        """The card of a checkpoint of the current weights."""
         place = self.place
         return {
             **self._states.about,

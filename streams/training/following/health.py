@@ -1,8 +1,8 @@
-"""Whether what a follower learns may be published: pure judgement of counts.
+"""Decides whether a follower may publish what it learns, from counts over the newest rounds.
 
-Here: what is counted of the newest rounds, the bounds, the reasons. Not here: counting (follower.py), publishing (publications.py).
-A reason goes away by itself when the rounds that gave it have left the window, so publishing starts again without anybody's help. A checkpoint that
-passes here has still to pass what everybody's has to (streams/agents/checkpoints.py).
+Here: the counts, their bounds and the reasons against publishing, as pure functions. Not here: counting (follower.py), publishing (publications.py).
+A reason disappears when the rounds that caused it have left the window, so publishing resumes by itself. A checkpoint that is published still has to
+pass the gate for all checkpoints (streams/agents/checkpoints.py).
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,8 @@ WINDOW_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
-    """What one round held: records of impressions and those refused, shown items and those unknown at that time, steps and those refused."""
+    """Counts of one round: records of impressions and those that could not be decoded; shown items and those unknown at the time of the impression;
+    steps taken, and steps refused because their gradient was not finite."""
 
     records: int = 0
     unreadable: int = 0
@@ -29,7 +30,8 @@ class RoundCounts:
 
 @dataclass(frozen=True, slots=True)
 class HealthBounds:
-    """`late_s_max`: age of the newest impression by its own time (infinity: not looked at). Shares are of the newest rounds together."""
+    """`late_s_max` bounds the median age of the newest round's impressions by their own times (infinity: no bound). The shares are of all rounds in
+    the window together."""
 
     late_s_max: float = 900.0
     unreadable_share_max: float = 0.05
@@ -38,7 +40,8 @@ class HealthBounds:
 
 
 def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: HealthBounds) -> tuple[str, ...]:
-    """Why nothing may be published now, for people; empty if it may. `event_age_s` None: no impression was seen yet."""
+    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is None before the first
+    impression."""
     total = sum(rounds, RoundCounts())
     found = []
     if event_age_s is not None and event_age_s > bounds.late_s_max:

@@ -1,11 +1,11 @@
-"""Score, then learn: the network, its optimiser and the generator of a follower, and what a round does to them.
+"""Scores each batch of a round, then learns it: a follower's network, its optimiser and its generator.
 
-Here: `OnlineLearner`. Not here: where rounds come from (followed_log.py, view.py), the step itself (training/trainer.py), the file of the state
-(training/trainer_state.py). Every batch is scored with the weights of before it, and the scores are what progressive validation is made of: no
-example is ever scored by weights that have seen it.
-What learns: embeddings, bridges, every weight. What stays: multimodal embeddings (inputs) and W_hash (carried, never a parameter), so the
-signatures that are in the index stay right. A round is learnt the same whenever it is learnt: batches are drawn by a generator that is part of the
-state, and the vectors of behaviours are renewed at its beginning.
+Here: `OnlineLearner`. Not here: where rounds come from (followed_log.py, view.py), the training step (training/trainer.py), the file of the state
+(training/trainer_state.py).
+Invariants: a batch is scored with the weights from before it was learnt, so progressive validation never scores an example that was seen. All weights
+are trained, embeddings and bridges among them; multimodal embeddings (inputs) and W_hash (not a parameter) stay as they are, so the signatures in the
+index stay valid. Learning a round again gives the same weights: the batches are drawn by a generator that is part of the state, and the vectors of
+behaviours are recomputed at the beginning of each round.
 
 Arrays: B requests, C shown items.
 """
@@ -27,16 +27,17 @@ from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, trai
 from streams.training.trainer_state import TrainerState
 
 ONLINE_LOSS = LossWeights(copr=0.3, click=1.0)
-# choices of [train] that mean nothing to what goes on from a model and does not end
+# choices of [train] that have no meaning for a training that continues a model and has no end
 OF_A_FIT = frozenset({"steps", "seconds", "start", "half_life_days"})
 _DEFAULT_CHOICES = TrainChoices()
-_WARM_UP_STEPS = 20  # the moments of a fresh optimiser know nothing yet
+_WARM_UP_STEPS = 20  # steps in which the rate rises, because the moments of a new optimiser are not estimates yet
 
 
 @dataclass(frozen=True)
 class OnlineOptions:
-    """How a follower learns. The rate is constant: what moves must be followed for ever.
-    The loss is the one that checkpoints are trained with by default. (The teacher's probability instead of COPR recovered less in the moving world.)
+    """How a follower learns. The learning rate is constant, because what changes has to be followed without end.
+
+    The loss is the default one of a fit. (The teacher's click probability as label, without COPR, recovered less in a changing world.)
     """
 
     learning_rate: float = 1e-3
@@ -47,8 +48,9 @@ class OnlineOptions:
 
 
 def online_options(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CHOICES) -> OnlineOptions:
-    """The options of a follower: choices of [train] that were named, else those of the model's file, whose rate is a fit's (`WARM_RATE` of it is
-    taken) and whose limits and start are a fit's business. Raises Misconfigured for a named one that means nothing to what never ends."""
+    """The options of a follower: the choices of [train] in `given`, else those of the model's file. The file's learning rate is meant for a fit, so
+    `WARM_RATE` times it is taken; its limits and start are ignored. Raises Misconfigured (`bad_train_choice`) for a choice in `given` that has no
+    meaning for a follower."""
     chosen = dataclasses.replace(of_file, learning_rate=of_file.learning_rate * WARM_RATE).replaced(given)
     if ended := sorted(OF_A_FIT & set(given)):
         raise Misconfigured("bad_train_choice", f"{ended[0]} means nothing with --follow, which goes on from a model and does not end")
@@ -57,7 +59,8 @@ def online_options(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CH
 
 @dataclass(frozen=True)
 class Scored:
-    """Progressive scores of one batch: click logits [B, C] and losses before the step, clicks, which places hold an item."""
+    """A batch as it was scored before its step: click logits float32 [B, C], clicks, which places hold an item, the losses, and whether the step
+    was applied."""
 
     logits_BC: np.ndarray
     clicked_BC: np.ndarray
@@ -68,7 +71,7 @@ class Scored:
 
 
 class OnlineLearner:
-    """`steps` counts those taken, `refused` those whose gradient was not finite."""
+    """A network that learns round after round. `steps` counts the steps taken, `refused` those whose gradient was not finite."""
 
     def __init__(self, network: AifNetwork, options: OnlineOptions) -> None:
         self.network, self._options = network, options
@@ -77,7 +80,7 @@ class OnlineLearner:
         self.steps = self.refused = 0
 
     def learn(self, data: TrainingSet) -> Iterator[Scored]:
-        """Each batch of a round scored, then learnt."""
+        """Learns a round in batches of random order; yields each batch as it was scored before it was learnt."""
         self.network.train()
         size, vectors = self._options.batch_requests, VectorTable(self.network, data)
         order_Q = self._chance.permutation(len(data))
@@ -88,7 +91,7 @@ class OnlineLearner:
         self.network.eval()
 
     def _learn_batch(self, data: TrainingSet, requests: np.ndarray, vectors: VectorTable) -> Scored:
-        """One step; fewer requests than a batch has move the weights by as much less."""
+        """One step. The learning rate is lower in the first steps, and in proportion for a batch that is not full."""
         share = len(requests) / self._options.batch_requests * min(1.0, (self.steps + 1) / _WARM_UP_STEPS)
         self._optimiser.learning_rate = self._options.learning_rate * share
         batch = data.batch(requests, self._options.behaviours_max)
@@ -99,13 +102,13 @@ class OnlineLearner:
         return Scored(learnt.logits_BC.numpy(), batch.clicked_BC.numpy(), batch.mask_BC.numpy(), click, copr, learnt.applied)
 
     def state(self, about: Mapping[str, Any]) -> TrainerState:
-        """What to go on from, between two rounds."""
+        """The state between two rounds, from which `restore` continues."""
         return TrainerState(
             self.steps, self.network.state_dict(), self._optimiser.moments, np.zeros((0, 2)), self._chance.bit_generator.state, about
         )
 
     def restore(self, state: TrainerState) -> None:
-        """Goes on from a state of the same network and options."""
+        """Continues from a state of a learner with the same network and options."""
         self.network.load_state_dict(dict(state.weights))
         self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)

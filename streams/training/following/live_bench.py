@@ -1,8 +1,8 @@
-"""`aif eval online --live`: how long a follower's checkpoint takes from its announcement to live, all parts as real processes.
+"""`aif eval online --live`: the time from the announcement of a follower's checkpoint until its version is live, with real processes.
 
-Here: broker, worker and `aif train --follow` on a catalogue of some size, impressions published while they run. Not here: what following is worth
-(drift.py). Each checkpoint goes the way of everybody's: validated, built over every item, sealed, published, promoted.
-The worker's host has no other work: what serving costs beside a build is `aif bench switch`.
+Here: a broker, a worker and `aif train --follow` on a catalogue of a given size, with impressions published while they run. Not here: what following
+is worth (drift.py). Each checkpoint takes the usual way: it is validated, built over all items, sealed, published and promoted.
+No server runs beside them; what serving costs during a build is measured by `aif bench switch`.
 """
 
 import itertools
@@ -20,14 +20,14 @@ from infra.processes import Child, wait_until
 from schemas.errors import Unavailable
 
 CHECKPOINTS = 3
-_EVERY_S_MIN, _ITEMS_PER_S = 5, 1_000  # a follower watches its newest checkpoint: it must be live before the next one is due
-_IMPRESSIONS = 200  # between two looks; enough for something new to be learnt before each checkpoint
+_EVERY_S_MIN, _ITEMS_PER_S = 5, 1_000  # the interval: a follower watches only its newest checkpoint, so it must be live before the next
+_IMPRESSIONS = 200  # published between two looks at the status, so that there is something new to learn before each checkpoint
 _LIVE_S_MAX = 1_800.0
-_PAST = "1000000000000"  # seconds: the world's impressions have their own time, which is long ago
+_PAST = "1000000000000"  # seconds; no bound on the age of impressions, because those of the world are dated years ago
 
 
 def measure_live(items: int) -> Figures:
-    """Publish to live of some checkpoints of one follower, over `items` items."""
+    """Seconds from announcement to live of several checkpoints of one follower, over `items` items."""
     every_s = max(_EVERY_S_MIN, items // _ITEMS_PER_S)
     figures = Figures("eval online --live", {"items": items, "checkpoints": CHECKPOINTS, "every_s": every_s})
     catalogue = WorldCatalogue(World(0, WorldSize(items=items, users=500, requests_per_user=40, shown_per_request=12)))
@@ -56,7 +56,7 @@ def _start_follower(stage: BenchStage, every_s: int) -> Child:
 
 
 def _follow(stage: BenchStage, catalogue: WorldCatalogue, follower: Child) -> list[float]:
-    """Seconds from announcement to live of each checkpoint that got there."""
+    """Seconds from announcement to live of each checkpoint that went live. Raises Unavailable (`nothing_went_live`)."""
     wait_until(lambda: any("ready" in line for line in _lines(follower)), _LIVE_S_MAX, "the follower to be ready", poll_s=0.1)
     impressions = itertools.cycle(catalogue.impressions())
     live: dict[int, float] = {}
@@ -74,5 +74,5 @@ def _follow(stage: BenchStage, catalogue: WorldCatalogue, follower: Child) -> li
 
 
 def _lines(child: Child) -> list[Mapping[str, Any]]:
-    """The status lines so far; the log has other lines too."""
+    """The status lines of a follower's log so far; other lines are left out."""
     return [json.loads(line) for line in child.log_path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]

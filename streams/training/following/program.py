@@ -1,8 +1,10 @@
-"""`aif train --follow` as a process: where it starts, what it is made of, how it ends. Only wiring.
+"""`aif train --follow` as a process: how it finds the model and the offsets to start from, and how its parts are opened and closed.
 
-live version (control log) -> its checkpoint in the index store -> network        or what a killed follower kept
-topics -> view, up to where that model's training ended                            the same offsets as that one
-follower (follower.py) until SIGTERM or Ctrl-C, which are looked at between two rounds
+    network    of the checkpoint of the live version (control log, index store), or of the stored state of an earlier run
+    view       the topics read from their beginning up to where that model's training ended, or up to the stored offsets
+    follower   runs until SIGTERM, SIGINT or SIGHUP, which take effect between two rounds
+
+Here: only wiring. Not here: the loop (follower.py) and its parts.
 """
 
 import contextlib
@@ -53,8 +55,8 @@ _log = logging.getLogger("aif.train.follow")
 
 @dataclass(frozen=True)
 class FollowPlan:
-    """The options of `aif train --follow`; see its help. `warm_start` None: the live version's checkpoint, once there is one.
-    `model`: the file that says what is followed; a base of another kind is refused."""
+    """The options of `aif train --follow`; see its help. `warm_start` None: the checkpoint of the live version, as soon as there is one.
+    `model`: a model file; a checkpoint of another model is refused."""
 
     out: Path
     name: str = "online"
@@ -67,12 +69,15 @@ class FollowPlan:
 
     @property
     def state_path(self) -> Path:
-        """Where weights, optimiser, generator and offsets are kept."""
+        """The file of the state: weights, moments, generator and offsets."""
         return self.state or self.out / f"{self.name}.state"
 
 
 def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str], None]) -> None:
-    """Follows in this process until SIGTERM, SIGINT or SIGHUP. Raises Incompatible where the log no longer holds what the kept state needs."""
+    """Follows in this process until SIGTERM, SIGINT or SIGHUP; `say` gets the status lines.
+
+    Raises Incompatible where the log no longer holds the offsets of the stored state, or the model is not that of `plan.model`.
+    """
     stop = threading.Event()
     for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
@@ -95,7 +100,8 @@ def open_follower(
     metrics: Metrics,
     clock: Clock | None = None,
 ) -> Iterator[Follower | None]:
-    """A follower with its log and its publisher, closed afterwards; None if it was asked to stop before there was anything to start from."""
+    """A follower with its log and its publisher, which are closed at the end of the block; None if it was asked to stop before there was a live
+    version to start from."""
     clock = clock or SystemClock()
     store = open_index_store(settings.index.store)
     control = ControlLog(store)
@@ -136,7 +142,7 @@ def open_follower(
 def _open_base(
     plan: FollowPlan, control: ControlLog, store: IndexStore, say: Callable[[str], None], stopping: Callable[[], bool]
 ) -> Checkpoint | None:
-    """The named file, else what is live (or pinned), waited for."""
+    """The checkpoint of `plan.warm_start`, else that of the live or pinned version, for which it waits; None if asked to stop meanwhile."""
     if plan.warm_start is not None:
         return read_checkpoint(plan.warm_start)
     told = False
@@ -151,7 +157,8 @@ def _open_base(
 
 
 def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
-    """Raises Incompatible (`other_model`) naming what differs: following changes weights, never what a model is."""
+    """Raises Incompatible (`other_model`), naming what differs, unless the checkpoint is of the model that the file describes: following changes
+    weights, never sizes or features."""
     if base.spec.fingerprint == wanted.fingerprint:
         return
     theirs, ours = base.spec.to_dict(), wanted.to_dict()
@@ -166,12 +173,12 @@ def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
 
 
 def _about(base: Checkpoint) -> dict[str, Any]:
-    """What a kept state must share with the model it goes on from, and in a card the model that it came from."""
+    """The identity of the model that is followed, for the stored state and for the cards of checkpoints."""
     return {"base": {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}}
 
 
 def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:
-    """The kept state, unless the live version is another kind of model by now: then it is set aside, never overwritten."""
+    """The stored state, if there is one of the same spec and LSH version. One of another model is renamed, never overwritten."""
     kept = states.read()
     if kept is None or all(kept.about["base"][name] == states.about["base"][name] for name in ("spec", "lsh")):
         return kept
@@ -182,7 +189,8 @@ def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:
 
 
 def _first_place(bootstrap: str, prefix: str, base: Checkpoint) -> tuple[Place, str]:
-    """Where the base's training ended, by its card, so that nothing is left out or learnt twice; else the log's end, and it says which."""
+    """(the place to start from, which one it is): where the training of `base` ended according to its card, so that no impression is left out or
+    learnt twice; the end of the log if the card does not say, or the log does not hold that place."""
     ends = fetch_ends(bootstrap, prefix)
     told = base.info.card.get("data")
     offsets = partitions_of(told["offsets"], IMPRESSIONS) if isinstance(told, Mapping) and "offsets" in told else {}

@@ -1,8 +1,8 @@
-"""Checkpoints of a follower: written and announced every so often, through the gate that everybody's go through, and watched on their way.
+"""A follower's checkpoints: written and announced once per interval, and watched until they are live or refused.
 
-Here: when, under which name, what became of it. Not here: judging a checkpoint (streams/agents/checkpoints.py), versions (the control log).
-Nothing is published without something learnt since, nor while there are faults. A follower never promotes: a hold or a pin of an operator
-stops its versions like anybody's.
+Here: when a checkpoint is published, under which name, and what became of it. Not here: judging it (streams/agents/checkpoints.py), versions (the
+control log). Nothing is published while there are faults (health.py), or if nothing was learnt since the last checkpoint. A follower does not promote
+versions itself: they pass the same gate as all others, and an operator's hold or pin applies to them.
 """
 
 import logging
@@ -17,14 +17,15 @@ from schemas.index.control import ControlState
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 
-_FILES_KEPT = 5  # of those this follower wrote; the workers copied what they announced
+_FILES_KEPT = 5  # newest files that stay on disk; the workers have copied those that were announced
 _ON_ITS_WAY = ("announced", "wanted", "published")
 _log = logging.getLogger("aif.train.follow")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One checkpoint of ours: `state` is "announced" or the version's state in the control log, `live_s` from announcement to live."""
+    """A published checkpoint. `state` is "announced", then the version's state in the control log; `live_s` is the time from announcement to live,
+    None before."""
 
     version: int
     model_id: str
@@ -39,8 +40,8 @@ class Published:
 
 
 class Publications:
-    """`announce` points the workers to a file and returns the version; `fetch_control` folds the control log as it is now; what was
-    learnt in the first `steps` steps counts as published."""
+    """Writes, announces and watches. `announce` publishes the pointer to a file and returns its version; `fetch_control` returns the state of the
+    control log; what was learnt up to step `steps` counts as published already."""
 
     def __init__(
         self,
@@ -59,19 +60,19 @@ class Publications:
         self.newest: Published | None = None
 
     def step(self, network: AifNetwork, steps: int, faults: tuple[str, ...], card: Callable[[], Mapping[str, Any]]) -> None:
-        """Publishes if it is time, something was learnt and nothing is wrong; then looks where the newest one is."""
+        """Publishes if the interval is over, something was learnt and there are no faults; otherwise looks what became of the newest checkpoint."""
         if self._clock.monotonic() >= self._due_at and steps > self._steps and not faults:
             self._publish(network, steps, card())
         elif self.newest is not None and self.newest.state in _ON_ITS_WAY:
             self._watch(self.newest)
 
     def _publish(self, network: AifNetwork, steps: int, card: Mapping[str, Any]) -> None:
-        """A broker that does not answer, or a disk that is full, is tried again after the next interval."""
+        """Writes and announces a checkpoint. If the broker or the disk fails, it is logged and tried again after the next interval."""
         self._due_at = self._clock.monotonic() + self._every_s
         model_id = f"{self._name}-{steps:09d}"
         path = self._out / f"{model_id}.safetensors"
         self._out.mkdir(parents=True, exist_ok=True)
-        for left in self._out.glob(f".{self._name}-*.tmp"):  # by one that was killed while it wrote
+        for left in self._out.glob(f".{self._name}-*.tmp"):  # left by a follower that was killed while it wrote
             left.unlink(missing_ok=True)
         try:
             write_checkpoint(path, network, model_id, card)

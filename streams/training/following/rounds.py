@@ -1,8 +1,8 @@
-"""A round of following: the records between two offset vectors, and how far the next one goes.
+"""A round of online learning: the records between two offset vectors, and how far the next round goes.
 
-Here: values and `plan_impressions` (pure). Not here: reading (followed_log.py), what is learnt (learner.py).
-A round's ends are written down before anything is learnt from it. So a round is the same records whenever it is read, however fast they
-came, and what was learnt is a function of the log and of a list of offset vectors.
+Here: values and `plan_impressions`, pure. Not here: reading (followed_log.py), learning (learner.py).
+Invariant: a round's ends are stored before anything of it is learnt. It therefore has the same records whenever it is read, and what was learnt is a
+function of the log and of a list of offset vectors.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from typing import Any
 
 from streams.training.event_decoder import Offsets
 
-REQUESTS_MAX = 512  # impressions of a round: a second or two of learning, so that a stop or a kill costs little
+REQUESTS_MAX = 512  # impressions of a round, which take a second or two: a stop waits that long, and a kill loses no more
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Round `number` ends before `ends`; it begins where the one before it ended."""
+    """Round `number` has the records from the end of the round before it up to, but not including, the offsets `ends`."""
 
     number: int
     ends: Offsets
@@ -32,9 +32,9 @@ def decode_round(raw: Mapping[str, Any]) -> Round:
 
 
 def plan_impressions(begins: Mapping[int, int], ends: Mapping[int, int], requests_max: int = REQUESTS_MAX) -> dict[int, int]:
-    """Where to stop in each partition between where the last round ended and the log's end: `requests_max` records together.
+    """The end of the next round in each partition: from `begins` towards the log's `ends`, at most `requests_max` records in all.
 
-    Each partition gives a fair share, so they go on side by side and a backlog is learnt about in the order of time.
+    Every partition gets an equal share, so a backlog is learnt approximately in the order of time.
     """
     planned = dict(begins)
     left = {p: ends[p] - begins[p] for p in sorted(begins) if ends[p] > begins[p]}

@@ -1,6 +1,7 @@
-"""What a follower says of itself: one JSON line now and then, and metrics.
+"""A follower's reports: a status line of JSON and Prometheus metrics.
 
-Here: the form of both. Not here: the numbers. A line comes every `every_s`, and at once when faults or the newest publication change.
+Here: the form of both. Not here: where the numbers come from (follower.py). A line is written every `every_s` seconds, and at once when the faults or
+the newest publication change.
 """
 
 import json
@@ -19,7 +20,7 @@ _EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class Status:
-    """Where a follower is. `progress` is asked only when it is told; `newest` are the counts of the newest round."""
+    """How far a follower is. `progress` is called only for a line that is written, because it takes time; `newest` are the newest round's counts."""
 
     round: int
     steps: int
@@ -33,14 +34,14 @@ class Status:
 
 
 class StatusTeller:
-    """Says `Status` to `say` (one line of JSON) and to `metrics`."""
+    """Writes `Status` as a line of JSON to `say` and as values to `metrics`."""
 
     def __init__(self, say: Callable[[str], None], metrics: Metrics, clock: Clock, every_s: float = _EVERY_S) -> None:
         self._say, self._metrics, self._clock, self._every_s = say, metrics, clock, every_s
         self._told_at, self._told_of, self._counted_round = -math.inf, object(), -1
 
     def tell(self, status: Status) -> None:
-        """Counts the newest round; shows the rest if it is time or something changed."""
+        """Counts the newest round; reports everything else if `every_s` is over or something changed."""
         self._count(status)
         kinds = tuple(fault.partition(":")[0] for fault in status.faults)
         about = (kinds, status.published and (status.published.version, status.published.state))

@@ -1,7 +1,7 @@
-"""Progressive validation: how well each batch was predicted before it was learnt, over the newest requests.
+"""Progressive validation: how well the newest requests were predicted before they were learnt.
 
-Here: the window and its figures. Not here: scoring (learner.py), metrics of users (training/metrics.py). A request counts as a user does elsewhere:
-the AUC of each with a click and without, weighted by its items.
+Here: the window of requests and its figures. Not here: scoring (learner.py), the metrics (training/metrics.py). GAUC groups by request here and not by
+user: it is the mean AUC of the requests that have items with and without a click, weighted by their numbers of items.
 
 Arrays: B requests, C shown items, X shown items of the window.
 """
@@ -20,7 +20,7 @@ WINDOW_REQUESTS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Figures of the window; NaN where nothing says anything. `calibration` is predicted over seen clicks, losses are means over batches."""
+    """Figures of the window; NaN where there is no data for one. `calibration` is predicted clicks over clicks; the losses are means over batches."""
 
     requests: int
     gauc: float
@@ -34,7 +34,7 @@ class Progress:
 
 
 class ProgressiveValidation:
-    """Keeps the newest `requests_max` requests or a few more."""
+    """Keeps whole batches: the newest `requests_max` requests, and up to a batch more."""
 
     def __init__(self, requests_max: int = WINDOW_REQUESTS) -> None:
         self._requests_max = requests_max
@@ -42,7 +42,7 @@ class ProgressiveValidation:
         self._requests = 0
 
     def add(self, scored: Scored) -> None:
-        """One batch, scored before it was learnt; one that could not be scored says nothing."""
+        """Adds a batch as it was scored before it was learnt. One whose logits are not finite is left out."""
         if not np.isfinite(scored.logits_BC[scored.mask_BC]).all():
             return
         self._batches.append(scored)
@@ -51,7 +51,7 @@ class ProgressiveValidation:
             self._requests -= len(self._batches.popleft().logits_BC)
 
     def figures(self) -> Progress:
-        """Of the window as it is."""
+        """The figures of the current window."""
         nothing = float("nan")
         if not self._batches:
             return Progress(0, nothing, nothing, nothing, nothing)

@@ -1,10 +1,11 @@
-"""What is known of items and users at one place of the log, and the join of impressions with it as of their time.
+"""Items and users as the log describes them up to one place, and the join of impressions with them as of the impressions' times.
 
-Here: the fold of the context topics, and what a round needs of it. Not here: columns and batches (training/impressions.py), reading (followed_log.py).
-The join is that of a batch run over the whole log, with one difference: of an item's versions at or before `settled_ms` only the last is
-there, which bounds what must be remembered. What is joined depends on the events folded and on `settled_ms`, never on when they came, so
-a view that is made again from the log joins alike.
-Held in memory: the features of every item, the embedding, the newest behaviours of every user (schemas/limits.py).
+Here: the fold of the context topics, and the part of it that a round needs. Not here: columns and batches (training/impressions.py), reading
+(followed_log.py).
+The join is the one of a training over the whole log, with one difference, which bounds memory: of an item's versions at or before `settled_ms` only
+the last is kept. Invariant: the result depends on the folded events and on `settled_ms`, not on when they arrived, so a view that is rebuilt from the
+log gives the same join.
+In memory: features and embedding of every item, and the newest behaviours of every user (schemas/limits.py).
 """
 
 import bisect
@@ -24,18 +25,18 @@ _version, _time_ms = attrgetter("version"), attrgetter("time_ms")
 
 
 class View:
-    """Items and users of one model. `settled_ms`: no impression before it is joined any more."""
+    """Items and users for one model. `settled_ms`: no earlier impression is expected; items may be unknown to one that comes all the same."""
 
     def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None, behaviours_max: int) -> None:
         self._spec, self._w_hash_KM, self._behaviours_max = spec, w_hash_KM, behaviours_max
         self._items: dict[Id, list[ItemFeaturesUpdate]] = {}  # ascending versions
         self._embeddings: dict[Id, NewItem] = {}
         self._users: dict[Id, UserHistory] = {}
-        self._folded = 0  # stands for an offset: every record comes once, a user's in the order of their log
+        self._folded = 0  # takes the place of an offset: each record is folded once, those of a user in log order
         self.settled_ms = 0
 
     def fold(self, events: Events) -> None:
-        """The context that a round brought; its impressions change nothing."""
+        """Folds a round's items, embeddings, profiles and behaviours. Its impressions change nothing."""
         for update in events.items:
             if update.op == "upsert":
                 self._fold_item(update)
@@ -54,7 +55,7 @@ class View:
         del versions[: self._settled(versions)]
 
     def _settled(self, versions: Sequence[ItemFeaturesUpdate]) -> int:
-        """How many versions at the front nobody asks for: all but the last that is not after `settled_ms`."""
+        """How many of the first versions are no longer needed: all before the last one that is not after `settled_ms`."""
         return max(0, bisect.bisect_right(versions, self.settled_ms, key=_version) - 1)
 
     def _fold_profile(self, user: UserFeaturesRecord) -> None:
@@ -62,7 +63,7 @@ class View:
         fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features)
 
     def _fold_behaviour(self, b: Behaviour) -> None:
-        """A late event stands where the log has it, with the time of the one before it: times never go back within a user."""
+        """A late event keeps its place in the log and gets the time of the event before it: times do not decrease within a user."""
         self._folded += 1
         history = self._users.setdefault(b.user_id, UserHistory())
         time_ms = max(b.time_ms, history.behaviours[-1].time_ms) if history.behaviours else b.time_ms
@@ -82,7 +83,7 @@ class View:
         return versions[self._settled(versions) :]
 
     def _users_of(self, impressions: Iterable[ImpressionRecord]) -> dict[Id, UserHistory]:
-        """Of each user in the round the behaviours that its batches can see."""
+        """The users of the impressions, each with only the behaviours that a batch can read."""
         times: dict[Id, list[int]] = {}
         for impression in impressions:
             times.setdefault(impression.user_id, []).append(impression.time_ms)

@@ -1,11 +1,11 @@
-"""`aif bench affinity`: several servers behind the Merger's routing, and one of them goes.
+"""`aif bench affinity`: several servers behind the Merger's routing, of which one is killed under load.
 
-    steady      both calls of a request, and a user's next requests, meet on one server: call 2 finds the state of call 1
-    lost        one server is killed (-9) at the start of the window, under the same load: its users move to others, everybody else stays
+    steady      both calls of a request, and a user's later requests, reach the same server, so call 2 finds the state of call 1
+    lost        one server is killed (SIGKILL) at the start of the window: its users move to other servers, all others stay
 
-Here: the turns and their figures. Not here: the routing (core/routing.py), the merger (merger/merger.py), a server (overload_server.py). The load
-is an open loop of whole requests through one Merger, retrieval beside call 1. Servers have the same catalogue and know all users, so that what is lost with
-a server is its kept states and nothing else: one recompute each.
+Here: the two windows and their figures. Not here: the routing (core/routing.py), the Merger (merger/merger.py), a server (overload_server.py).
+The load is an open loop of whole requests through one Merger, with retrieval beside call 1; a latency counts from the moment at which the request was
+meant to be sent. All servers have the same catalogue and know all users, so a lost server costs nothing but its stored states: one recompute each.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from serving.merger.merger import Merged, Merger
 
 FOUND = frozenset({Rung.CACHED, Rung.WAITED})
 _PARTITIONS = 64  # M of the user topics
-_DEADLINE_MS = 10_000  # a busy machine must not look like a lost server
+_DEADLINE_MS = 10_000  # long, so that a slow answer of a busy machine is not taken for a lost server
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityPlan:
-    """The world and the load."""
+    """The synthetic world and the load."""
 
     servers: int = 3
     items: int = 20_000
@@ -47,7 +47,7 @@ class AffinityPlan:
     retrieval_ms: float = 30.0
 
     def quick(self) -> "AffinityPlan":
-        """A look, not a measurement."""
+        """A short run, too short for a measurement."""
         return replace(self, users=min(self.users, 60), seconds=min(self.seconds, 5.0))
 
 
@@ -68,7 +68,7 @@ class Window:
 
     @property
     def found_share(self) -> float:
-        """Call 2s that found the state of a call 1."""
+        """The share of calls 2 that found the state of their call 1."""
         return sum(self.rungs[rung] for rung in FOUND) / max(1, self.rungs.total())
 
 
@@ -77,7 +77,8 @@ def measure_affinity(plan: AffinityPlan) -> Figures:
     figures = Figures("bench affinity", {name: getattr(plan, name) for name in AffinityPlan.__slots__})
     with ExitStack() as opened:
         world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
-        servers = [opened.enter_context(open_server(world)) for _ in range(plan.servers)]
+        cores = os.sched_getaffinity(0)
+        servers = [opened.enter_context(open_server(world, cores)) for _ in range(plan.servers)]
         steady, lost, moved = asyncio.run(load_and_lose(plan, servers, _kill))
     _add_window(figures, "steady", steady)
     _add_window(figures, "lost", lost)
@@ -95,7 +96,7 @@ def _kill(server: BenchServer) -> None:
 async def load_and_lose(
     plan: AffinityPlan, servers: Sequence[BenchServer], lose: Callable[[BenchServer], None]
 ) -> tuple[Window, Window, dict[str, float]]:
-    """(at rest, after the busiest server was lost, who moved)."""
+    """(steady window, window after `lose` ended the busiest server, shares of the users who moved)."""
     requests = [[int(one) for one in ids] for ids in servers[0].requests]
     turn = iter(range(1 << 60))
 
@@ -119,14 +120,14 @@ async def load_and_lose(
 
 
 def moved_shares(before: dict[int, str], after: dict[int, str], gone: str) -> dict[str, float]:
-    """Share of the users who have another server than before; and of those among them whose own one is still there (0 is right)."""
+    """The share of users with another server than before, and the share whose server changed although it is still there (should be 0)."""
     moved = [user for user in before if after[user] != before[user]]
     needless = [user for user in moved if before[user] != gone]
     return {"moved_share": len(moved) / len(before), "moved_needlessly_share": len(needless) / len(before)}
 
 
 async def _load(merger: Merger, plan: AffinityPlan) -> Window:
-    """One window; users in turn."""
+    """The answers of one window; the users take turns."""
     window = Window()
 
     async def ask(number: int, intended_s: float) -> None:

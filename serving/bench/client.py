@@ -1,10 +1,10 @@
-"""The client process of `aif bench rank`: sends ready bodies one after another, and says how long each answer took.
+"""The client process of `aif bench rank`: sends prepared requests one after another, and reports how long each answer took.
 
-    python -m serving.bench.client JOB.json      lines "kind count" on standard input, lines of milliseconds (JSON) on standard output
+    python -m serving.bench.client JOB.json      reads lines "kind count" from standard input, writes lines of milliseconds (JSON) to standard output
 
-A process of its own, as a client is: in the server's process it would take the interpreter from it. Bodies are made before the clock starts and
-answers are read whole and not decoded, so that the time is the server's and the wire's. HTTP goes through a bare socket for the same reason.
-Needs neither torch nor the engine.
+It is a process of its own, because a client in the server's process would compete with it for the interpreter. Requests are encoded before the clock
+starts, and answers are read completely but not decoded, so the time is that of the server and the connection. For the same reason HTTP is sent through
+a plain socket. The process imports neither torch nor the engine.
 """
 
 import json
@@ -31,7 +31,7 @@ _PB: Any = pb
 
 @dataclass(frozen=True)
 class Job:
-    """What to send where. `ids_file`: int64 array [requests, candidates]; `context`: numbers by feature; `request_id`: of call 1."""
+    """What to send and where. `ids_file`: a .npy file, int64 [requests, candidates]; `context`: numbers by feature; `request_id`: that of call 1."""
 
     host: str
     port: int
@@ -43,17 +43,17 @@ class Job:
     context: Mapping[str, int]
 
     def write(self, path: Path) -> None:
-        """For the client process."""
+        """Writes the job for the client process."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote."""
+        """The job that `write` wrote."""
         return cls(**json.loads(path.read_text()))
 
 
 class HttpConnection:
-    """One kept connection. `send` returns once the whole answer is read; anything but 200 ends the process with the answer."""
+    """One connection that is kept open. `send` returns when the whole answer is read; SystemExit with the answer for any status but 200."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.create_connection((host, port))
@@ -66,7 +66,7 @@ class HttpConnection:
         self._socket.close()
 
     def send(self, request: bytes) -> None:
-        """One request and its answer."""
+        """Sends a request and reads its answer."""
         self._socket.sendall(request)
         status, length = self._reader.readline(), 0
         while (line := self._reader.readline()) not in (b"\r\n", b""):
@@ -94,7 +94,7 @@ def request_tensors(job: Job, ids_C: np.ndarray) -> list[Tensor]:
 
 
 def encode_binary_request(job: Job, ids_C: np.ndarray) -> bytes:
-    """Over HTTP with binary tensors, in and out."""
+    """The HTTP request with binary tensors, which asks for binary tensors."""
     parameters = {"binary_data_output": True, **{f"context.{name}": value for name, value in job.context.items()}}
     tensors = request_tensors(job, ids_C)
     raw, length = encode_infer_answer({"parameters": parameters}, tensors, [True] * len(tensors))
@@ -104,7 +104,7 @@ def encode_binary_request(job: Job, ids_C: np.ndarray) -> bytes:
 
 
 def encode_grpc_request(job: Job, ids_C: np.ndarray) -> bytes:
-    """A ModelInferRequest."""
+    """The bytes of a ModelInferRequest."""
     tensors = request_tensors(job, ids_C)
     message = _PB.ModelInferRequest(
         model_name="prerank",
@@ -117,13 +117,13 @@ def encode_grpc_request(job: Job, ids_C: np.ndarray) -> bytes:
 
 
 def encode_json_request(job: Job, ids_C: np.ndarray) -> bytes:
-    """A body of /v1/rank; ids as plain numbers."""
+    """The HTTP request to /v1/rank with a JSON body; ids are numbers."""
     fields = {"user_id": job.user_id, "request_id": job.request_id, "top_k": job.top_k, "context": dict(job.context)}
     return encode_http("/v1/rank", json.dumps({**fields, "item_ids": ids_C.tolist()}).encode())
 
 
 def open_senders(job: Job) -> Mapping[str, tuple[Callable[[bytes], object], Sequence[bytes]]]:
-    """Kind → (how to send, the ready requests)."""
+    """For each kind of KINDS: (the function that sends a request and waits for its answer, the encoded requests)."""
     ids_RC = np.load(job.ids_file)
     http = HttpConnection(job.host, job.port)
     call = grpc.insecure_channel(job.grpc, options=[("grpc.max_send_message_length", -1)]).unary_unary(_METHOD)
@@ -135,7 +135,7 @@ def open_senders(job: Job) -> Mapping[str, tuple[Callable[[bytes], object], Sequ
 
 
 def main(job: Job) -> None:
-    """Answers standard input until it ends."""
+    """Reads jobs from standard input and writes times to standard output until the input ends."""
     senders, turn = open_senders(job), 0
     for line in sys.stdin:
         kind, count = line.split()

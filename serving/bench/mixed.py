@@ -1,11 +1,11 @@
-"""`aif bench switch --mixed N`: N answers as fast as a server gives them while versions flip as fast as they load, each judged; how many mix versions.
+"""`aif bench switch --mixed N`: judges N answers of a server that flips to a new version as often as it can load one, and counts those that mix versions.
 
-    server      a real `aif serve` on a real broker and index store, as in switch.py
-    versions    small, so that a load takes a fraction of a second; rows and model of a version show in every score (versions.py)
-    load        inferences over HTTP with binary tensors, a few senders in a closed loop: what is counted here is answers, not time
+    server      a real `aif serve` with a real broker and index store, as in switch.py
+    versions    small, so that one is loaded in a fraction of a second; every score shows the rows and the model of its version (versions.py)
+    load        inferences over HTTP with binary tensors from a few senders in a closed loop; answers are counted here, not timed
 
-Here: the plan, the judging. Not here: latency while versions flip (switch.py). A score of an answer is a product of the version's model and of one of its
-rows, and all candidates come back, so one wrong row among them, or a wrong model, is seen.
+Here: the plan, and judging answers. Not here: latency while versions flip (switch.py). Each score is computed from the model and one row of a version,
+and an answer returns all of its candidates, so a single row of another version, or the model of another, is detected.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _WINDOW_S = 10.0  # between two lines of progress
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """The world and how many answers."""
+    """The size of the versions, the load, and how many answers are judged."""
 
     answers: int = 1_000_000
     items: int = 2_000
@@ -39,12 +39,12 @@ class MixedPlan:
     users: int = 64
     behaviours: int = 50
     senders: int = 4
-    every_s: float = 0.5  # a version
+    every_s: float = 0.5  # between two versions
 
 
 @dataclass
 class Judged:
-    """What the answers said so far."""
+    """The answers so far: how many, how many mixed versions, and which versions they named."""
 
     ranges: Ranges
     answers: int = 0
@@ -52,7 +52,7 @@ class Judged:
     versions: set[int] = field(default_factory=set)
 
     def add(self, body: bytes) -> None:
-        """One answer of the Open Inference Protocol whose only output is the scores, as raw bytes."""
+        """Judges an answer of the Open Inference Protocol whose only output is the scores as raw bytes."""
         version, scores = decode_scores(body)
         self.answers += 1
         self.mixed += not belongs(version, scores, self.ranges)
@@ -60,7 +60,7 @@ class Judged:
 
 
 def decode_scores(body: bytes) -> tuple[int, Sequence[float]]:
-    """(version that an answer names, its scores). Raises ValueError for an answer without scores: such a one would be of no version."""
+    """(the version that an answer names, its scores). Raises ValueError for an answer without scores, which could not be judged."""
     header, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
     scores = np.frombuffer(body, "<f4", offset=end).tolist()
     if not scores:
@@ -69,7 +69,7 @@ def decode_scores(body: bytes) -> tuple[int, Sequence[float]]:
 
 
 def encode_requests(url: str, ids: np.ndarray, plan: MixedPlan) -> tuple[Target, list[bytes]]:
-    """One inference a user, each with candidates of its own; all come back."""
+    """One inference per user, each with candidates of its own, all of which are returned."""
     rng, bodies = np.random.default_rng(2), list[bytes]()
     for user in range(plan.users):
         tensors = {
@@ -114,7 +114,7 @@ def measure_mixed(plan: MixedPlan) -> Figures:
 
 
 async def _send_all(url: str, writer: VersionWriter, plan: MixedPlan, judged: Judged) -> list[Latencies]:
-    """Windows until there are as many answers as wanted, with versions published all the while."""
+    """Sends until there are as many answers as the plan wants, while versions are published."""
     target, bodies = encode_requests(url, writer.ids, plan)
     publishing, seen = asyncio.create_task(_publish(writer, plan.every_s)), list[Latencies]()
     while judged.answers < plan.answers:

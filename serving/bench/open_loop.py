@@ -1,8 +1,8 @@
-"""An open loop of whole requests on an engine: call 1 when a request arrives, call 2 when its candidates do, both at a constant rate.
+"""An open loop of whole requests on an engine, at a constant rate: call 1 when a request arrives, call 2 when its candidates do.
 
-Here: sending, and latencies counted from the moment at which the candidates were meant to arrive; `find_rate_max`. Not here: what is sent
-(table4.py), the open loop over HTTP (infra/bench/load.py). A request whose call 1 is not done when its candidates arrive waits for it, and the clock
-runs. Nothing is ever sent later because something was slow.
+Here: sending, and `find_rate_max`. Not here: the requests (table4.py), the open loop over HTTP (infra/bench/load.py).
+A latency counts from the moment at which the candidates were meant to arrive. If call 1 is not done by then, the request waits for it and the clock
+runs. Nothing is sent later because something else was slow, so there is no coordinated omission.
 """
 
 import heapq
@@ -23,14 +23,14 @@ from serving.engine.work import RankWork, UserResult, UserState, UserWork
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`user`: call 1, None where the row has none. `rank`: call 2 with the state of call 1 (None without one)."""
+    """`user`: call 1, None where there is none. `rank`: makes call 2 from the state of call 1, or from None without a call 1."""
 
     user: UserWork | None
     rank: Callable[[UserState | None], RankWork]
 
 
 class _Window:
-    """The answers of one window. Futures end in the engine's thread, late ones in the sender's: books under a lock."""
+    """The answers of one window. Futures are completed in the engine's thread or in the sender's, so the counts are under a lock."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock, self._all_done = engine, threading.Lock(), threading.Condition()
@@ -39,12 +39,12 @@ class _Window:
         self.latencies = Latencies()
 
     def send_user(self, number: int, request: Request) -> None:
-        """Call 1, if there is one."""
+        """Sends call 1, if there is one."""
         if request.user is not None:
             self._states[number] = self._engine.submit_user(request.user)
 
     def send_rank(self, number: int, request: Request, intended_s: float) -> None:
-        """Call 2, at once or as soon as its state is there."""
+        """Sends call 2, at once or as soon as its state is there."""
         with self._all_done:
             self._open += 1
         made = self._states.pop(number, None)
@@ -54,7 +54,7 @@ class _Window:
             made.add_done_callback(partial(self._rank_after, request, intended_s))
 
     def wait(self) -> None:
-        """Until every request has its answer."""
+        """Waits until every request is answered."""
         with self._all_done:
             self._all_done.wait_for(lambda: self._open == 0)
 
@@ -78,7 +78,7 @@ class _Window:
 
 
 def send_requests(engine: Engine, request_of: Callable[[int], Request], rate_per_s: float, seconds: float, retrieval_s: float) -> Latencies:
-    """Requests at a constant rate for so long, candidates `retrieval_s` after their request; returns when the last is answered."""
+    """Sends requests at a constant rate for `seconds`, the candidates of each `retrieval_s` after it; returns when the last one is answered."""
     window, started_s = _Window(engine), time.perf_counter()
     for intended_s, step, number in _schedule(started_s + retrieval_s, max(1, round(rate_per_s * seconds)), rate_per_s, retrieval_s):
         wait_s = intended_s - time.perf_counter()
@@ -95,16 +95,19 @@ def send_requests(engine: Engine, request_of: Callable[[int], Request], rate_per
 
 
 def _schedule(start_s: float, count: int, rate_per_s: float, retrieval_s: float) -> Iterator[tuple[float, int, int]]:
-    """(when, 0 = call 1 or 1 = call 2, number) in the order of time."""
+    """(time, 0 for call 1 or 1 for call 2, number of the request), in the order of time."""
     ranks = ((start_s + number / rate_per_s, 1, number) for number in range(count))
     users = ((start_s + number / rate_per_s - retrieval_s, 0, number) for number in range(count))
     return heapq.merge(users, ranks)
 
 
 def find_rate_max(p99_ms_at: Callable[[float], float], bound_ms: float, low: float, high: float, steps: int) -> float:
-    """The rate at which p99 reaches the bound: bisection between two rates, then a place between the highest that holds and the lowest that does not,
-    by the logarithms of their p99s; a step of the bisection alone is as wide as the differences that are looked for. 0 where not even the lowest holds.
-    A rate that fails is tried once more, and the better counts: a machine that others use too can only make it look worse."""
+    """The highest rate per second at which p99 stays within the bound, between `low` and `high`; 0 if it does not at `low`.
+
+    After `steps` bisections the rate is interpolated between the highest that holds and the lowest that does not, by the logarithms of their p99s,
+    because the last interval is as wide as the differences between rows. A rate that fails is measured twice and the better result counts, because
+    other processes on the machine can only make it worse.
+    """
 
     def seen_ms(rate: float) -> float:
         p99_ms = p99_ms_at(rate)

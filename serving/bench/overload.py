@@ -1,15 +1,15 @@
-"""`aif bench overload`: what a server does with ten times the load it can carry, against the same server at 80% of it.
+"""`aif bench overload`: a server under ten times the load that it can carry, compared with the same server at 80% of that load.
 
-    capacity    a closed loop of a few senders: answers a second
-    steady      open loop at 80% of it
-    overload    open loop at 10 times: admitted requests, refused requests, memory before and after
+    capacity    answers per second of a closed loop of a few senders
+    steady      open loop at 80% of the capacity
+    overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
-Here: the turns and their figures. Not here: the load itself (infra/bench/load.py), the server (overload_server.py).
-The engine has all cores but one, which is left to the load generator and to the ports, whose share of it is small: with engine threads on every core
-the generator would be what is measured, and ports on every core would be in the engine's way. The generator asks for short turns as the ports do, or the
-end of its own turn would be in every latency. How late it was itself is a figure; where that is not small, it says so.
-Requests are inferences with binary tensors, so that the engine is what is scarce and not the reading of JSON; every user's half is in the pool, long
-histories make SimTier the greater part of the work. Steady and overload alternate, because the machine is not alone.
+Here: the turns and their figures. Not here: the load (infra/bench/load.py), the server (overload_server.py).
+The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator
+would be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do,
+because its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small.
+Requests are inferences with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long
+histories make SimTier the larger part of the work. Steady and overload alternate, because other processes may use the machine.
 """
 
 import json
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ _PAGE_KIB = "VmRSS:"
 
 @dataclass(frozen=True, slots=True)
 class OverloadPlan:
-    """The world and the time."""
+    """The synthetic world, and how long is measured."""
 
     items: int = 100_000
     users: int = 32
@@ -52,14 +52,14 @@ class OverloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class BenchServer:
-    """A server in a process of its own; `requests` = lists of candidates of its catalogue."""
+    """A server in a process of its own. `requests`: lists of candidates of its catalogue, int64 [requests, candidates]."""
 
     url: str
     pid: int
     requests: np.ndarray
 
     def rss_mb(self) -> float:
-        """Its memory now."""
+        """Its resident memory now, in MB."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(_PAGE_KIB))
 
@@ -116,7 +116,7 @@ def _merge(parts: list[Latencies]) -> Latencies:
 
 
 def encode_inferences(server: BenchServer, users: int) -> tuple[Target, list[bytes]]:
-    """One inference per list of candidates, users in turn. All headers are of one length, which HTTP has to name."""
+    """One inference for each list of candidates, with the users in turn. All JSON headers have the same length, which an HTTP header has to name."""
     bodies = []
     for number, ids in enumerate(server.requests):
         raw_user, raw_ids = np.array([number % users], np.int64).tobytes(), ids.astype("<i8").tobytes()
@@ -134,12 +134,16 @@ def encode_inferences(server: BenchServer, users: int) -> tuple[Target, list[byt
 
 
 @contextmanager
-def open_server(plan: OverloadPlan) -> Iterator[BenchServer]:
-    """One with the plan's catalogue and users; two of the same plan are alike. Ends with the block."""
+def open_server(plan: OverloadPlan, cores: Collection[int] | None = None) -> Iterator[BenchServer]:
+    """A server with the plan's catalogue and users, ended with the block. Two servers of the same plan have the same data.
+
+    The engine gets all `cores` but the last, on which this process runs until the block ends. None: those that this process may use now; where there
+    are several servers, those that it could use before the first of them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidates.npy")
         numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
-        cores = sorted(os.sched_getaffinity(0))
+        cores = sorted(cores or os.sched_getaffinity(0))
         command = [sys.executable, "-m", "serving.bench.overload_server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
         say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
         os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads

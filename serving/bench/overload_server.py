@@ -1,9 +1,10 @@
-"""The server under the load of `aif bench overload`, in a process of its own: the real front over an engine with a synthetic version.
-
-Here: the wiring, users with long histories in the server's own view, one line of JSON on standard output when the port is open. Not here: the load
-(overload.py). Ends when its standard input does. CORES are those of the ports; the engine has as many threads as the process had cores at its start.
+"""The server process of `aif bench overload` and `aif bench affinity`: the real ports and calls over an engine with a synthetic version.
 
     python -m serving.bench.overload_server ITEMS USERS BEHAVIOURS CANDIDATES CANDIDATES_FILE CORES
+
+Here: the wiring, users with long histories in the server's own view, and one line of JSON on standard output when the port is open. Not here: the load
+(overload.py, affinity.py). The process ends when its standard input does. CORES are the numbers of the cores for the ports; the engine has as many
+threads as the process had cores when it started.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from serving.short_turns import share_the_interpreter
 from serving.users.user_store import StoreBounds, UserStore
 from serving.users.user_store_start import ViewIdentity, open_user_store
 
-REQUESTS = 32  # different lists of candidates
+REQUESTS = 32  # how many lists of candidates
 STATES_BYTES_MAX = 512 * MIB
 
 

@@ -1,8 +1,8 @@
-"""The peers' part of `aif bench rank`: Triton and Qdrant on the same catalogue and the same candidates, each in an environment that is made here.
+"""The part of `aif bench rank` about peers: Triton and Qdrant on the same catalogue and candidates, in a Python environment that is created for them.
 
-Here: the environments, the arrays that the peers read, their turns. Not here: the peers themselves (peers/).
-A peer that cannot be installed or started gives null and says why: its figure is named, never left out. What it computes is less than the engine
-computes (peers/ says what), so a peer that is slower is slower with less work.
+Here: the environment, the arrays that the peers read, running them. Not here: the peers (peers/).
+A peer that cannot be installed or started has the figure null, and the reason is printed. Each peer computes less than the engine does (its file says
+what is left out), so the comparison is in its favour.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ _WARM = 5
 
 
 class PeerFailedError(Exception):
-    """A peer cannot be had on this machine."""
+    """A peer cannot be installed or run on this machine."""
 
 
 def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
-    """`triton_p50_ms_…` and `qdrant_p50_ms_…` for every size."""
+    """Adds `triton_p50_ms_N` and `qdrant_p50_ms_N` for every number N of candidates."""
     for candidates in plan.candidates:
         calls = plan.calls if candidates <= _MANY else max(3, plan.calls // 5)
         with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
 
 
 def write_arrays(world: "RankWorld", candidates: int, folder: Path) -> None:
-    """What a peer reads. Above 200,000 items the catalogue is cut to the candidates and others up to that number."""
+    """Writes the arrays that a peer reads. A catalogue of more than 200,000 items is cut to the candidates and as many others as fit."""
     requests_RC = np.stack(world.requests(candidates))
     slot_of = {int(one): slot for slot, one in enumerate(world.ids.tolist())}
     asked = np.unique(requests_RC)
@@ -71,7 +71,7 @@ def write_arrays(world: "RankWorld", candidates: int, folder: Path) -> None:
 
 
 def _layers(world: "RankWorld") -> list[np.ndarray]:
-    """Matrices of the joint inputs and of the rest of the head, [inputs, outputs]; biases left out."""
+    """The weights of the joint inputs and of the head's other layers, [inputs, outputs] each; biases are left out."""
     head, inputs = world.network.head, world.scorer.weights.inputs
     first = np.random.default_rng(0).standard_normal((inputs, head.first.out_features)).astype(np.float32)
     rest = [module.weight.detach().numpy().T for module in head.rest.modules() if isinstance(module, nn.Linear)]
@@ -90,7 +90,7 @@ def _median_ms(peer: str, folder: Path, calls: int) -> float | None:
 
 @contextlib.contextmanager
 def open_peer(peer: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """The peer's process, ready. Raises PeerFailedError."""
+    """The process of a peer that is ready, ended with the block. Raises PeerFailedError."""
     python, script = make_environment(), SCRIPTS / f"{peer}_peer.py"
     with (folder / f"{peer}.log").open("w+") as log:
         command = [str(python), str(script), str(folder)]
@@ -104,7 +104,7 @@ def open_peer(peer: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def _end(child: "subprocess.Popen[str]") -> None:
-    """A peer ends when nobody asks any more; one that does not is killed, with what it started."""
+    """Ends a peer by closing its standard input; one that does not end is killed with its whole process group."""
     assert child.stdin is not None, "it is a pipe"
     with contextlib.suppress(BrokenPipeError):
         child.stdin.close()
@@ -135,7 +135,7 @@ def _ask(child: "subprocess.Popen[str]", calls: int) -> list[float]:
 
 
 def make_environment() -> Path:
-    """The Python of the peers' environment, made on first use and kept in the user's cache. Raises PeerFailedError."""
+    """The Python executable of the peers' environment, which is created on first use in the user's cache. Raises PeerFailedError."""
     folder = user_cache_dir() / "bench" / "peers"
     python, done = folder / "bin" / "python", folder / "installed"
     if done.exists() and done.read_text() == "\n".join(PACKAGES):

@@ -1,8 +1,8 @@
-"""The protocols' part of `aif bench rank`: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine alone, in the same run.
+"""The part of `aif bench rank` about protocols: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine without a port.
 
-Here: both ports over the bench's engine, as `aif serve` has them (event loop and engine in one process), and turns of a client process
-(client.py) with turns of the engine between them. Not here: the world and the engine's own figures (rank.py).
-The user's half is made once, by call 1 over HTTP with a history; every request then finds it by its request id, and the answers are checked to say so.
+Here: both ports over the bench's engine, wired as in `aif serve` (event loop and engine in one process), and the turns of a client process (client.py)
+and of the engine. Not here: the world, and the engine's own figures (rank.py).
+The user half is computed once, by call 1 over HTTP with a history. Every request finds it by its request id, which is checked before measuring.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ _FILES = ("ids.npy", "job.json")
 
 
 class World(Protocol):
-    """What of the bench's world is used here."""
+    """What this file needs of the bench's world (world.py)."""
 
     engine: Engine
 
@@ -79,7 +79,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a bench's server listens."""
+    """The addresses of the bench's server."""
 
     host: str
     port: int
@@ -87,12 +87,13 @@ class Ports:
 
     @property
     def url(self) -> str:
-        """For the HTTP client."""
+        """The base URL for an HTTP client."""
         return f"http://{self.host}:{self.port}"
 
 
 def measure_protocols(world: World, plan: Plan, figures: Figures) -> None:
-    """`http_binary_p50_ms_…`, `grpc_p50_ms_…`, `http_json_p50_ms_…` for every size, and each over the engine's median of the same turns."""
+    """Adds `http_binary_p50_ms_N`, `grpc_p50_ms_N` and `http_json_p50_ms_N` for every number N of candidates, and each one's ratio to the engine's
+    median of the same turns."""
     history = world.history(_LENGTH)
     with open_ports(world.engine) as ports:
         hour = {"hour": 20}
@@ -121,7 +122,7 @@ class _Cases:
 
 
 def _time_in_turns(cases: _Cases, ask: Callable[[str, int], list[float]], turns: int, calls: int) -> dict[str, list[float]]:
-    """Milliseconds of every call; engine and kinds take turns."""
+    """Milliseconds of every call, by name; the engine and the protocols take turns."""
     taken: dict[str, list[float]] = {name: [] for name in ("engine", *KINDS)}
     for kind in KINDS:
         ask(kind, _WARM)
@@ -137,7 +138,7 @@ def _time_in_turns(cases: _Cases, ask: Callable[[str, int], list[float]], turns:
 
 
 def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
-    """Call 1; raises RuntimeError where call 2 would not find its state, because then the figures would mean something else."""
+    """Sends call 1. Raises RuntimeError if call 2 does not find its state, because the figures would mean something else then."""
     behaviours = [InlineBehaviour(item_id=encode_wire_id(one.item_id), kind=one.kind, time_ms=one.time_ms) for one in history]
     with AifClient(ports.url) as client:
         client.user(_USER, request_id=_REQUEST, features={"age": 0.5, "city": "c7"}, behaviours=behaviours, deadline_ms=DEADLINE_MS_MAX)
@@ -148,7 +149,7 @@ def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
 
 @contextlib.contextmanager
 def open_client(ports: Ports, requests: list[np.ndarray], context: Mapping[str, int]) -> Iterator[Callable[[str, int], list[float]]]:
-    """`ask(kind, count)` = milliseconds of that many calls, made by a process of its own."""
+    """A function `ask(kind, count)` that returns the milliseconds of that many calls, sent by a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         ids_file, job_file = (Path(folder) / name for name in _FILES)
         np.save(ids_file, np.stack(requests))
@@ -172,7 +173,7 @@ def open_client(ports: Ports, requests: list[np.ndarray], context: Mapping[str, 
 
 @contextlib.contextmanager
 def open_ports(engine: Engine) -> Iterator[Ports]:
-    """Both ports of a server over an engine, in a thread of this process, as `aif serve` wires them; without an index or a broker."""
+    """Opens both ports of a server over an engine in a thread of this process, wired as in `aif serve`, without an index or a broker."""
     opened, stop, found = threading.Event(), threading.Event(), dict[str, Any]()
 
     def run(folder: str) -> None:

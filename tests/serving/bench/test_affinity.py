@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import os
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from infra.bench.load import FAILED, OK, REFUSED
+from serving.bench import overload
 from serving.bench.affinity import AffinityPlan, load_and_lose, moved_shares
 from serving.bench.overload import BenchServer
 from tests.serving.fake_engine import FakeEngine
@@ -31,3 +35,19 @@ def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else() -> 
 def test_who_moved_without_need_is_told_from_who_had_to() -> None:
     before, after = {1: "a", 2: "a", 3: "b", 4: "c"}, {1: "b", 2: "c", 3: "b", 4: "b"}
     assert moved_shares(before, after, "a") == {"moved_share": 0.75, "moved_needlessly_share": 0.25}
+
+
+def test_every_server_of_a_bench_runs_on_the_same_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one leaves the bench itself on the last core, which the others must not inherit."""
+    inherited, before = list[set[int]](), os.sched_getaffinity(0)
+
+    def start(*_: object, **__: object) -> SimpleNamespace:
+        inherited.append(os.sched_getaffinity(0))
+        return SimpleNamespace(communicate=lambda: None)
+
+    monkeypatch.setattr(overload.subprocess, "Popen", start)
+    monkeypatch.setattr(overload, "_read_address", lambda *_: None)
+    with contextlib.ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(overload.open_server(overload.OverloadPlan(), before))
+    assert inherited[0] == inherited[1] == inherited[2] and os.sched_getaffinity(0) == before

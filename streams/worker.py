@@ -46,7 +46,7 @@ from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
 
 _LAG_EVERY_S = 2.0
-_STOP_S_MAX = 20.0
+_END_S_MAX = 25.0  # what watches over processes often kills after 30
 _log = logging.getLogger("aif.streams.worker")
 
 
@@ -65,6 +65,11 @@ class Worker:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._ready = False
+        # A step that hangs in a store or a broker cannot be cancelled, and Faust does not hear a cancellation while it waits for an agent.
+        self._last_resort = threading.Timer(
+            _END_S_MAX, stop_process, (TimeoutError(f"it did not end within {_END_S_MAX:g} s"), "asked to stop")
+        )
+        self._last_resort.daemon = True
 
     def prepare(self) -> Init:
         """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit."""
@@ -99,7 +104,7 @@ class Worker:
         threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag)]
         stop = asyncio.Event()
         for number in stop_signals():
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._ask_to_stop, stop)
         for thread in threads:
             thread.start()
         try:
@@ -109,7 +114,7 @@ class Worker:
             self._wake.set()
             await self.owned.close_partitions()
             for thread in threads:
-                await asyncio.to_thread(thread.join, _STOP_S_MAX)
+                await asyncio.to_thread(thread.join)
             if page is not None:
                 await asyncio.to_thread(page[1])
             beating.cancel()
@@ -145,9 +150,7 @@ class Worker:
         if not asked.done():
             stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
         self.owned.begin_close()
-        stopped, _ = await asyncio.wait({asyncio.ensure_future(app.stop())}, timeout=_STOP_S_MAX)
-        if not stopped:  # Faust does not hear a cancellation while it waits for an agent
-            stop_process(TimeoutError(f"Faust did not stop within {_STOP_S_MAX:g} s"), "stopping")
+        await app.stop()
         ended.cancel()
 
     def _make_task(self, shard: Shard) -> ShardTask:
@@ -164,6 +167,15 @@ class Worker:
 
     def _next_checkpoint_offset(self) -> int:
         return self.control_log.refresh().newest_decided + 1
+
+    def _ask_to_stop(self, stop: asyncio.Event) -> None:
+        if not stop.is_set():
+            stop.set()
+            self._last_resort.start()
+
+    def end(self) -> None:
+        """After `run`: nothing hangs any more."""
+        self._last_resort.cancel()
 
     # --- versions ------------------------------------------------------------------------------------------------------
 
@@ -226,8 +238,10 @@ class Worker:
 def run_worker(settings: WorkerSettings) -> None:
     """Runs a worker in this process until it is asked to stop. Raises Incompatible or Misconfigured before it consumes anything."""
     template = open_builder_template() if settings.build.warm else None
+    worker = Worker(settings, template)
     try:
-        asyncio.run(Worker(settings, template).run())
+        asyncio.run(worker.run())
     finally:
+        worker.end()
         if template is not None:
             template.close()

@@ -6,15 +6,17 @@ Invariants: a manifest or snapshot that cannot be read stops the removal, becaus
 it is removed, because somebody may have put the same bytes again since the plan was made.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from infra.index.store import IndexStore, read_if_there
-from schemas.errors import Unavailable
+from schemas.errors import Corrupted, Unavailable
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
 from schemas.index.retention import SEAL_PATH, Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
 from schemas.index.snapshot import decode_snapshot
+
+T = TypeVar("T")
 
 
 def read_store_content(store: IndexStore, state: ControlState, used: Collection[str] = ()) -> StoreContent:
@@ -32,14 +34,22 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
         if raw is None:
             continue
         if segments[0] == "snapshots" and len(segments) == 4:
-            snapshots.append(decode_snapshot(raw))
+            snapshots.append(_decode(store, path, decode_snapshot, raw))
         elif segments[-1] == "manifest.json":
-            manifest = decode_manifest(raw)
+            manifest = _decode(store, path, decode_manifest, raw)
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
         elif (named := SEAL_PATH.fullmatch(path)) and _is_wanted(state, int(named[1]), int(named[2])):
-            seals.append(decode_seal(raw))
+            seals.append(_decode(store, path, decode_seal, raw))
     return StoreContent(files, manifests, seals, snapshots, used)
+
+
+def _decode(store: IndexStore, path: str, decode: Callable[[bytes], T], raw: bytes) -> T:
+    try:
+        return decode(raw)
+    except Corrupted as error:
+        hint = "no file is removed until it is restored from a copy, or deleted where nothing starts from it"
+        raise Corrupted(error.code, f"{path} of {store.url}: {error.message}; {hint}") from error
 
 
 def _is_wanted(state: ControlState, version: int, revision: int) -> bool:

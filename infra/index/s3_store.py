@@ -11,7 +11,8 @@ Invariants, beyond those of an index store:
 - An exclusive create is a PUT with If-None-Match that carries a number of its writer. If its answer was lost, the store is asked whose file it has.
 - An object is visible only when its upload is complete; one above `PUT_BYTES_MAX` is uploaded in parts. What a killed upload leaves is invisible, and costs
   storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
-- A request is tried again for some seconds, then it is Unavailable: nobody waits for ever for a store that is away.
+- A request is tried again for some seconds, then it is Unavailable: nobody waits for ever for a store that is away. One whose data is small, as all of
+  the control log is, has `_ANSWER_S_MAX` seconds; a transfer of what may be large has `_TRANSFER_S_MAX`.
 Source: S3 API, conditional writes and multipart upload.
 """
 
@@ -51,7 +52,9 @@ _UPLOADS_AT_ONCE = 4
 _STREAM_BYTES = 4 * MIB
 _CACHE_GIB = 20.0
 _WRITER = "aif-writer"  # metadata of an object: whose exclusive create it was
-_RETRIES, _RETRY_S_MAX, _REQUEST_S_MAX = 4, 10, 300
+_RETRIES, _RETRY_S_MAX = 4, 10
+_ANSWER_S_MAX, _TRANSFER_S_MAX = 15, 300
+_SMALL_BYTES_MAX = MIB
 _FULL_RETRY_S = 5.0
 # What stores say when they have no room: MinIO and others with 507, Ceph's quota with 403. No class of obstore's has these, and a list that is refused
 # has none either.
@@ -106,7 +109,7 @@ def open_s3_store(url: str) -> "S3Store":
         cache = FileCache(address.cache_dir.resolve(strict=True), address.cache_bytes)
     except OSError as error:
         raise _bad_url(url, f"its cache folder cannot be used: {error}") from error
-    store = S3Store(url, _open_objects(address), cache, endpoint_of(address))
+    store = S3Store(url, _open_objects(address, _ANSWER_S_MAX), _open_objects(address, _TRANSFER_S_MAX), cache, endpoint_of(address))
     try:
         store.look()
     except Unavailable as error:
@@ -122,7 +125,7 @@ def endpoint_of(address: S3Address) -> str:
     return address.endpoint or next(filter(None, named), "")
 
 
-def _open_objects(address: S3Address) -> "Objects":
+def _open_objects(address: S3Address, request_s_max: float) -> "Objects":
     from obstore.store import S3Store as Objects
 
     given: dict[str, Any] = {"endpoint": endpoint_of(address), "region": address.region}
@@ -130,34 +133,34 @@ def _open_objects(address: S3Address) -> "Objects":
     return Objects(
         address.bucket,
         prefix=address.prefix or None,
-        client_options={"allow_http": endpoint_of(address).startswith("http://"), "timeout": timedelta(seconds=_REQUEST_S_MAX)},
+        client_options={"allow_http": endpoint_of(address).startswith("http://"), "timeout": timedelta(seconds=request_s_max)},
         retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S_MAX), "backoff": backoff},  # type: ignore[typeddict-item]
         **{name: value for name, value in given.items() if value},
     )
 
 
 class S3Store:
-    """See the module, and IndexStore. Thread-safe."""
+    """See the module, and IndexStore. Thread-safe. `transfers`: the client for what may be large."""
 
-    def __init__(self, url: str, objects: "Objects", cache: FileCache, endpoint: str = "") -> None:
+    def __init__(self, url: str, objects: "Objects", transfers: "Objects", cache: FileCache, endpoint: str = "") -> None:
         self.url, self.local_root = url, cache.root
-        self._objects, self._cache, self._endpoint = objects, cache, endpoint or "Amazon S3"
+        self._objects, self._transfers, self._cache, self._endpoint = objects, transfers, cache, endpoint or "Amazon S3"
         self._scratch = ScratchFolders(cache.root)
 
     # --- writing -------------------------------------------------------------------------------------------------------------
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """See IndexStore."""
-        return self._create(path, data)
+        return self._create(path, data, len(data))
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """See IndexStore. Bytes that are put again are written once more, so they count as put now."""
-        if self._create(path, data):
+        if self._create(path, data, len(data)):
             return
         if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
             raise self._exists(path)
         with self._errors(path):
-            obstore.put(self._objects, path, data)
+            obstore.put(self._client(len(data)), path, data)
 
     def put_file(self, path: str, local_path: Path) -> None:
         """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload and not with it; that is enough for a name that nobody else writes."""
@@ -168,23 +171,26 @@ class S3Store:
                 raise self._exists(path)
             with self._errors(path):
                 obstore.put(
-                    self._objects,
+                    self._transfers,
                     path,
                     local_path,
                     use_multipart=True,
                     chunk_size=_UPLOAD_PART_BYTES,
                     max_concurrency=_UPLOADS_AT_ONCE,
                 )
-        elif not self._create(path, local_path):
+        elif not self._create(path, local_path, size):
             raise self._exists(path)
 
-    def _create(self, path: str, data: bytes | Path) -> bool:
+    def _client(self, size_bytes: int) -> "Objects":
+        return self._objects if size_bytes <= _SMALL_BYTES_MAX else self._transfers
+
+    def _create(self, path: str, data: bytes | Path, size_bytes: int) -> bool:
         """A PUT that only one writer can win. If it fails in another way, it may have happened all the same, so the store is asked whose file it has."""
         check_store_path(path)
         writer = secrets.token_hex(8)
         try:
             with self._errors(path):
-                obstore.put(self._objects, path, data, mode="create", attributes={_WRITER: writer})
+                obstore.put(self._client(size_bytes), path, data, mode="create", attributes={_WRITER: writer})
         except Unavailable as error:
             found = self._writer_of(path) if error.code in ("file_exists", "store_unreachable", "store_full") else None
             if found is None:
@@ -217,7 +223,7 @@ class S3Store:
         """See IndexStore."""
         check_store_path(path)
         with self._errors(path):
-            found = obstore.get(self._objects, path)
+            found = obstore.get(self._client(bytes_max), path)
             if found.meta["size"] > bytes_max:
                 raise Corrupted("file_too_large", f"{path} in {self.url} has more than {bytes_max} bytes")
             return bytes(found.bytes())
@@ -294,7 +300,7 @@ class S3Store:
     def _stream(self, path: str) -> Iterator[bytes]:
         check_store_path(path)
         with self._errors(path):
-            for piece in obstore.get(self._objects, path).stream(_STREAM_BYTES):
+            for piece in obstore.get(self._transfers, path).stream(_STREAM_BYTES):
                 yield bytes(piece)
 
     def uri(self, path: str) -> str:

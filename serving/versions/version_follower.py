@@ -144,7 +144,9 @@ class VersionFollower:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self._last_error = str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+        before, self._last_error = self._last_error, str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+        if before == self._last_error and not self._may_try(self._log.state):
+            return  # the log itself does not read, which is tried at every poll
         self._counters["load_failures"] += 1
         self._counters["corrupted"] += isinstance(error, Corrupted)
         _, pause, length = self._retry

@@ -161,8 +161,8 @@ def test_a_full_store_and_wrong_credentials_are_named_and_the_same_error_has_the
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Answering", (Refusing,), {"answer": (status, said)})) as refusing:
         threading.Thread(target=refusing.serve_forever, daemon=True).start()
         url = f"s3://bucket/index?region=us-east-1&endpoint=http://127.0.0.1:{refusing.server_port}&cache_dir={tmp_path}"
-        address = s3_store.decode_s3_url(url)
-        store = s3_store.S3Store(url, s3_store._open_objects(address), FileCache(tmp_path, 1 << 20))
+        objects = s3_store._open_objects(s3_store.decode_s3_url(url), 30.0)
+        store = s3_store.S3Store(url, objects, objects, FileCache(tmp_path, 1 << 20))
         texts = set()
         for ask in (
             lambda: store.put_exclusive("control/1", b"x"),

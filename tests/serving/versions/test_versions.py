@@ -3,11 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, control_path
 from infra.index.store import open_index_store
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
@@ -232,6 +234,18 @@ def test_a_server_that_starts_on_a_damaged_version_serves_the_backup_unless_an_o
     assert d.follower.ready is not held
     if not held:
         d.assert_serves(d.version, 1)
+
+
+def test_a_control_log_that_does_not_read_is_told_once_a_pause_and_not_at_every_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_index_store(str(tmp_path)).put_exclusive(control_path(0), b"no entry")
+    told = list[dict[str, Any]]()
+    monkeypatch.setattr(version_follower, "logger", SimpleNamespace(warning=lambda _, **fields: told.append(fields)))
+    follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaSettings())  # type: ignore[arg-type]
+    for _ in range(5):
+        follower._attempt(follower.step)
+    assert len(told) == 1 and "bad_control_entry" in told[0]["error"] and follower.counters["load_failures"] == 1
 
 
 def test_a_position_outside_the_retained_deltas_and_a_version_too_large_for_a_slot_are_refused_by_name(deployment: Deployment) -> None:

@@ -1,12 +1,12 @@
-"""`aif bench rank`: one request through the engine, ids in, top 100 out, beside what the same rows and products cost torch in the same run.
+"""`aif bench rank`: the time of one request in the engine, from ids to the top 100, beside the time that torch needs for the same rows and products.
 
-    engine      `Engine.submit_rank` on its own thread, state made before: look-up, gather, joint part, top-k, answer
-    floor       torch, as many threads: gather of the same columns at known places + the same products on ready inputs; no look-up, no join, no top-k
-    simtier     the compiled counts alone, with their tables; with it the floor of long histories
-    parity      scores and top 100 against the reference network in fp64 on the same rows
+    engine      `Engine.submit_rank` with a state of call 1: look-up, gather, joint part, top-k, answer
+    floor       torch with as many threads: gather of the same columns at known places, and the same products on ready inputs; no look-up, join or top-k
+    simtier     the compiled counts of SimTier alone, with their tables; added to the floor for long histories
+    parity      scores and top 100, compared with the reference network in fp64 on the same rows
 
-Cases take turns, with a rest between torch's threads and ours (its workers spin for a while after their work); medians of all turns.
-Parts are listed in RANK_PARTS: another part of serving adds its rows there. Not here: the world (world.py), servers and peers.
+The cases take turns. Between them is a pause, because torch's worker threads spin for a while after their work. Figures are medians over all turns.
+Here: the parts about the engine; RANK_PARTS also lists those of other files. Not here: the world (world.py), ports (protocols.py), peers (peer_runs.py).
 """
 
 import dataclasses
@@ -45,14 +45,14 @@ from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
 
 TOP_K = 100
-REST_S = 0.25  # until torch's workers sleep
+REST_S = 0.25  # the pause, after which torch's worker threads have stopped spinning
 LENGTH = 1_000  # behaviours, where nothing else is said
-LONG_TURNS = 6  # of a long history: few calls a turn, and a ratio of each
+LONG_TURNS = 6  # turns with a long history: few calls in each, and one ratio per turn
 EQUAL_TIERS = tuple(i / 8 for i in range(1, 9))
 EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 NO_SIGNATURES = np.zeros((0, 1), np.uint8)
 
-# "module:function" of every part, called with (world, plan, figures) in this order.
+# The parts as "module:function", called with (world, plan, figures) in this order.
 RANK_PARTS = [
     "serving.bench.rank:measure_engine",
     "serving.bench.protocols:measure_protocols",
@@ -67,7 +67,7 @@ Case = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: sizes of requests, turns of every case, calls in a turn."""
+    """How much is measured: numbers of candidates, turns of every case, calls in a turn."""
 
     candidates: tuple[int, ...]
     turns: int
@@ -75,7 +75,7 @@ class Plan:
 
 
 def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figures:
-    """Every figure of the bench."""
+    """All figures of the command."""
     plan = Plan(candidates, 3 if quick else 12, 12 if quick else 50)
     config = {"items": items, "candidates": list(candidates), "threads": WORKERS.threads, "calls": plan.turns * plan.calls, "top_k": TOP_K}
     say(f"filling a slot with {items} items ...")
@@ -95,7 +95,7 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
 
 
 def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray]:
-    """Milliseconds of every call of every case, the cases taking turns."""
+    """Milliseconds of every call by case; the cases take turns, and the first two calls of a turn are not counted."""
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(plan.turns):
         for name, case in cases.items():
@@ -109,20 +109,20 @@ def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray
 
 
 def by_turn(taken: np.ndarray, calls: int) -> np.ndarray:
-    """The median of every turn, of the milliseconds of all calls."""
+    """The median of each turn, [turns], from the times of all calls in their order."""
     medians: np.ndarray = np.median(taken.reshape(-1, calls), axis=1)
     return medians
 
 
 def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
-    """One request after another through the engine."""
+    """Ranks one of 16 requests in turn, and waits for the answer."""
     requests = world.requests(candidates)
     turn = iter(range(1 << 60))
     return lambda: world.engine.submit_rank(RankWork(requests[next(turn) % len(requests)], TOP_K, state, context=CONTEXT)).result()
 
 
 def floor_case(world: RankWorld, candidates: int) -> Case:
-    """What torch needs for the same rows and products at least: places known, inputs ready."""
+    """The least that torch has to do for a request: gathers the same columns at known places, and multiplies ready inputs of the same sizes."""
     head, weights = world.network.head, world.scorer.weights
     columns = [torch.from_numpy(column) for column in world.tables.columns.values()]
     places = [torch.from_numpy(world.rng.choice(len(world.ids), candidates, replace=False)) for _ in range(16)]
@@ -142,13 +142,13 @@ def floor_case(world: RankWorld, candidates: int) -> Case:
 
 
 def without_simtier(state: UserState) -> UserState:
-    """The same user, with no behaviour for SimTier."""
+    """The same user, without behaviours for SimTier."""
     assert isinstance(state, EngineUserState) and state.folded is not None
     return dataclasses.replace(state, folded=dataclasses.replace(state.folded, behaviours=arrange_behaviours(NO_SIGNATURES)))
 
 
 def pairs_case(engine: Engine, items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> Case:
-    """SimTier's counts alone, tables included, on the engine's own threads (which are bound to their cores)."""
+    """SimTier's counts alone, tables included, on the engine's own threads, which are bound to their cores."""
     bits, words_CQ = 8 * items_CW.shape[1], pack_words(items_CW)
     limits, arranged = plan_limits(equal_bits_min(edges, bits), bits), arrange_behaviours(behaviours_SW)
     near_CE = np.zeros((len(words_CQ), len(edges)), np.int32)
@@ -175,7 +175,7 @@ def pairs_case(engine: Engine, items_CW: np.ndarray, behaviours_SW: np.ndarray, 
 
 
 def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
-    """The engine and the floor, for every size of request."""
+    """Adds the figures of engine and floor for every number of candidates."""
     state = world.user(world.history(LENGTH))
     for candidates in plan.candidates:
         calls = plan.calls if candidates <= 10_000 else max(3, plan.calls // 5)
@@ -188,7 +188,7 @@ def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
 
 
 def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
-    """10^4 candidates (or as many as there are) against histories of any length, with SimTier and without."""
+    """Adds the figures of 10^4 candidates (or as many as there are) for histories of several lengths, with SimTier and without."""
     candidates = min(10_000, len(world.ids))
     states = {length: world.user(world.history(length)) for length in (LENGTH, 10_000, 100_000)}
     plain = {"floor": floor_case(world, candidates)}
@@ -201,8 +201,8 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
 
 
 def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, state: UserState) -> None:
-    """The engine on a long history, beside the floor and the counts alone, whose sum of the same turn is what it is compared with: a neighbour that
-    comes or goes between two parts of the bench is in both."""
+    """Adds the figures of a long history. The engine is compared with the sum of floor and counts of the same turn, so that a change of the machine's
+    load between two parts of the bench is in both sides of the ratio."""
     assert isinstance(state, EngineUserState)
     seen_SW, candidates = state.arrays.simtier_SW[state.arrays.simtier_mask_S], min(10_000, len(world.ids))
     items_CW = world.tables.columns["signature"][world.rng.choice(len(world.ids), candidates, replace=False)]
@@ -223,7 +223,7 @@ def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, s
 
 
 def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
-    """Nanoseconds a pair of random signatures, all different, 10^4 candidates against 10^4 behaviours."""
+    """Adds the nanoseconds per pair of different random signatures, for 10^4 candidates and 10^4 behaviours."""
     drawn_CW = world.rng.integers(0, 256, (20_000, world.spec.signature_bytes), np.uint8)
     items_CW, behaviours_SW = drawn_CW[:10_000], drawn_CW[10_000:]
     cases = {
@@ -237,7 +237,8 @@ def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
 
 @torch.inference_mode()
 def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
-    """Answers against the reference network in fp64: largest difference of a score, shared top 100, and the bound of the rounding."""
+    """Adds the comparison with the reference network in fp64: the largest difference of a score, the bound that rounding explains, and the share of
+    the top 100 that both have."""
     candidates, differences, overlaps, bids = min(10_000, len(world.ids)), [0.0], [], [0.0]
     for user in range(max(1, plan.turns // 3)):
         history = world.history(LENGTH)

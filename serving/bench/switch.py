@@ -1,11 +1,12 @@
-"""`aif bench switch`: what an answer costs while versions load and flip every few seconds, against the same server at rest.
+"""`aif bench switch`: latency while versions are loaded and flipped to every few seconds, compared with the same server at rest.
 
-    server      a real `aif serve` (its loader process, its slots) on a real broker and index store; users with histories in its topics
-    load        `/v1/rank` at a constant rate over HTTP, open loop; every answer is kept and judged afterwards
-    switching   a new version every few seconds: published, loaded beside the running one, user halves moved, flipped to
+    server      a real `aif serve` with its loader process and slots, on a real broker and index store; users with histories in its topics
+    load        `/v1/rank` at a constant rate over HTTP in an open loop; all answers are stored and judged afterwards
+    switching   every few seconds a new version is published, loaded beside the running one, and flipped to after the user halves have moved
 
-Here: the turns and their figures. Not here: versions in the store (versions.py), the load (infra/bench/load.py), a million answers (mixed.py). Steady
-and switching windows alternate, because the machine is not alone. Versions have disjoint ranges of scores, so a single answer shows whether it was mixed.
+Here: the windows and their figures. Not here: versions in the store (versions.py), the load (infra/bench/load.py), judging a million answers (mixed.py).
+Windows at rest and with switching alternate, because other processes may use the machine. Versions have disjoint ranges of scores, so each answer shows
+whether it mixed versions.
 """
 
 import asyncio
@@ -35,16 +36,16 @@ _CONTEXT = {"hour": 20}
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """The world, the load, and how many answers each side gets."""
+    """The size of the versions, the load, and how many answers are measured."""
 
     items: int = 200_000
     candidates: int = 1_000
     users: int = 32
     behaviours: int = 300
     rate_per_s: float = 100.0
-    answers: int = 6_000  # of each side
-    turns: int = 4  # of steady and of switching, alternating
-    every_s: float = 3.0  # a version
+    answers: int = 6_000  # at rest, and as many with switching
+    turns: int = 4  # windows of each kind
+    every_s: float = 3.0  # between two versions
 
     def quick(self) -> "SwitchPlan":
         """A look, not a measurement."""
@@ -52,19 +53,19 @@ class SwitchPlan:
 
     @property
     def window_s(self) -> float:
-        """Of one turn of one side."""
+        """Seconds of one window."""
         return self.answers / self.rate_per_s / self.turns
 
 
 @dataclass
 class _Side:
-    """Latencies of one side, and its answers as they came."""
+    """Latencies of all windows of one kind, and the bodies of their answers."""
 
     latencies: Latencies = field(default_factory=Latencies)
     bodies: list[bytes] = field(default_factory=list)
 
     def add(self, seen: Latencies) -> None:
-        """One more window."""
+        """Adds a window."""
         for outcome, sketch in seen.sketches.items():
             self.latencies.sketches[outcome].merge(sketch)
         self.latencies.late.merge(seen.late)
@@ -95,7 +96,7 @@ def measure_switch(plan: SwitchPlan) -> Figures:
 
 
 def publish_users(stage: BenchStage, writer: VersionWriter, users: int, behaviours: int) -> None:
-    """So many users with so long histories over the versions' items."""
+    """Publishes users 0, 1, ... with histories of random items of the versions."""
     rng = np.random.default_rng(1)
     with stage.publisher() as publisher:
         for user in range(users):
@@ -113,7 +114,7 @@ def _encode_requests(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan)
 
 
 def wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None:
-    """Until the server answers from a version."""
+    """Waits until the server answers from a version. Raises Unavailable (`timed_out`)."""
     ids = [int(one) for one in writer.ids[:2]]
 
     def is_there() -> bool:
@@ -132,7 +133,7 @@ async def _send(target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side:
 
 
 async def _send_while_switching(writer: VersionWriter, target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side: _Side) -> Latencies:
-    """One window, with a new version at its start and every few seconds after."""
+    """A window in which a new version is published at its start and every few seconds."""
 
     async def publish() -> None:
         while True:
@@ -150,7 +151,7 @@ async def _send_while_switching(writer: VersionWriter, target: Target, bodies: S
 
 
 def judge_answer(body: bytes) -> tuple[int, bool]:
-    """(version that an answer names, whether every score of it belongs to that version)."""
+    """(the version that an answer names, whether all of its scores belong to that version)."""
     answer = RankAnswer.model_validate_json(body)
     version = decode_token(answer.version_token).version
     return version, belongs(version, [item.score for item in answer.items])

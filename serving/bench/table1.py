@@ -1,14 +1,15 @@
-"""`aif bench table1`: the paper's Table 1, the four ways of computing what does not depend on the pair, each measured on the same traffic.
+"""`aif bench table1`: the paper's Table 1, with numbers: four ways of scheduling the computations that do not depend on the (user, item) pair.
 
-    offline     the item half of the whole catalogue once a day; an answer reads what is stored
-    nearline    the item half of what changed, when it changed, and of everything at a new checkpoint; two versions are kept
-    online      the user half once per request, while retrieval runs; the state is kept until the candidates are there
+    offline     the item half of the whole catalogue once a day
+    nearline    the item half of an item when it changes, and of all items for a new checkpoint; two versions are stored
+    online      the user half once per request during retrieval; its state is stored until the candidates are there
     real_time   both halves after the candidates are known: the item half of every candidate, the user half for every mini-batch
 
-Measured: processor time of each half, of look-up and gather, bytes. Computed from these: what the traffic of `Traffic` costs. Timeliness is how old
-what an answer sees is: half a period offline; one update's way from its features to the row that is served, with the
-wait for its batch; the time of retrieval; nothing.
-Not here: the log's part of that way (`aif bench freshness` measures it through a broker), and pairs (DIN, SimTier), which nothing can compute ahead.
+Here: the measured costs (processor time of each half, of look-up and gather; bytes) and what a given traffic costs by them. Timeliness is the age of
+what an answer is computed from: half a day offline; nearline the wait for a batch and its way into the table; online the time of retrieval; nothing in
+real time.
+Not here: the log's part of the nearline way (`aif bench freshness` measures it through a broker), and the parts that depend on the pair (DIN,
+SimTier), which cannot be computed ahead.
 Source: AIF, Table 1.
 """
 
@@ -32,18 +33,23 @@ from serving.engine.changes import Changes, pack_orders
 from serving.engine.work import UserWork
 
 MEASURES = ("compute", "storage", "latency", "timeliness")
-PAPER = {"offline": (1, 3, 0, 1), "nearline": (2, 4, 0, 3), "online": (3, 2, 1, 4), "real_time": (4, 1, 4, 4)}  # ticks of four
-DAY_S, POOL = 86_400.0, 3.0  # the paper's pool: two to three times the requests in flight
-_BLOCK = 256  # rows that are encoded at once
+PAPER = {
+    "offline": (1, 3, 0, 1),
+    "nearline": (2, 4, 0, 3),
+    "online": (3, 2, 1, 4),
+    "real_time": (4, 1, 4, 4),
+}  # of four ticks, in the order of MEASURES
+DAY_S, POOL = 86_400.0, 3.0  # the pool holds as many states as POOL times the requests in flight (paper, section 5.3: two to three)
+_BLOCK = 256  # most rows that are encoded at once
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one deployment has to do."""
+    """The load of a deployment."""
 
     items: int = 1_000_000
     updates_per_s: float = 1_000.0
-    batch_ms: float = 20.0  # updates that come within it are encoded together
+    batch_ms: float = 20.0  # updates that arrive within it are encoded together
     checkpoints_per_day: float = 24.0
     requests_per_s: float = 100.0
     candidates: int = 10_000
@@ -53,14 +59,21 @@ class Traffic:
 
     @property
     def rows_together(self) -> int:
-        """Updates that come within `batch_ms`, which are encoded together: at least one, at most a block."""
+        """How many updates arrive within `batch_ms` and are encoded together: at least one, at most a block."""
         return min(_BLOCK, max(1, math.ceil(self.updates_per_s * self.batch_ms / 1000)))
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured. ms of processor time: a row in bulk, a block of rows that came together, an item half in fp32 at ranking time, a user half, look-up and
-    gather of a request's vectors; bytes of a row's vector and weights, of its order, of a user's state."""
+    """Measured costs; milliseconds are of processor time.
+
+    row_ms          one row of the item half, computed in blocks of 256
+    block_ms        the rows that arrive together (`Traffic.rows_together`), computed and written into the table
+    item_half_ms    the item half of a request's candidates in fp32, at ranking time
+    user_half_ms    one user half
+    gather_ms       look-up and gather of the vectors of a request's candidates
+    row_bytes       a row's vector and bridge weights; order_bytes: the order stored with it; state_bytes: a user's state
+    """
 
     row_ms: float
     block_ms: float
@@ -74,7 +87,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One row of the table: cores, bytes, ms that an answer waits, age in s of what it sees."""
+    """A row of the table: processor seconds per second, bytes, milliseconds that an answer waits, age in seconds of what it is computed from."""
 
     compute_cores: float
     storage_bytes: float
@@ -104,7 +117,7 @@ def measure_table1(traffic: Traffic, world_items: int = 50_000, calls: int = 30)
 
 
 def weigh(traffic: Traffic, costs: Costs) -> dict[str, Way]:
-    """What the traffic costs in each of the four ways."""
+    """The costs of a traffic in each of the four ways, by name."""
     catalogue_ms, batches = traffic.items * costs.row_ms, math.ceil(traffic.candidates / traffic.mini_batch)
     real_time_ms = costs.item_half_ms + batches * costs.user_half_ms
     in_flight = POOL * traffic.requests_per_s * traffic.retrieval_ms / 1000
@@ -131,7 +144,7 @@ def weigh(traffic: Traffic, costs: Costs) -> dict[str, Way]:
 
 
 def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
-    """Medians of processor time, each on the engine's own code, on the thread of the engine."""
+    """Measures the costs: medians of the processor time of the engine's own thread, on which each part runs alone."""
     say("item half, user half, look-up ...")
     network, spec, items = world.network, world.spec, ItemNetwork(parameters_of(world.network))
     block, history = _draw_features(world, _BLOCK), world.history(traffic.behaviours)
@@ -170,7 +183,7 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
 
 
 def _median_ms(world: RankWorld, call: Callable[[], object], calls: int) -> float:
-    """Processor time of one call, the first two left out."""
+    """Median milliseconds of processor time of a call on the engine's thread; the first two calls are not counted."""
 
     def time_calls() -> list[float]:
         taken = []
@@ -192,7 +205,7 @@ def _draw_features(world: RankWorld, rows: int) -> FeatureBlock:
 
 
 def table_rows(figures: Figures) -> list[dict[str, str]]:
-    """The table for people: what was measured, beside the paper's ticks."""
+    """The rows to print: the computed costs beside the paper's ticks."""
     rows = []
     for name, ticks in PAPER.items():
         value = {

@@ -1,12 +1,12 @@
-"""`aif bench table4`: the paper's Table 4 row for row: response time, throughput at a fixed p99 and extra storage of every part of AIF.
+"""`aif bench table4`: the paper's Table 4, row by row: response time, throughput at a fixed p99, and extra storage of each part of AIF.
 
-    response time   from the candidates to the top 100, one request after another; rows take turns request by request
-    processor time  of the same calls on all threads: what a busy machine distorts least
-    maxQPS          whole requests (call 1 and call 2) in an open loop on one engine, the highest rate whose p99 stays within the bound
-    extra storage   bytes of the columns that the row adds to the items, and of the states that a pool of users keeps
+    response time   from the candidates to the top 100, one request after another; the rows take turns request by request
+    processor time  of the same calls on all threads, which other processes on the machine distort least
+    maxQPS          whole requests (call 1 and call 2) in an open loop on one engine: the highest rate whose p99 stays within the bound
+    extra storage   bytes of the columns that the row adds to the items, and of the states of a pool of users
 
-Here: the measurement and the comparison with the paper's figures. Not here: what a row computes (table4_rows.py), the open loop
-(open_loop.py). Every figure is relative to the sequential base of the same run; the machine is shared, so rows alternate and ratios are pooled.
+Here: the measurement, and the comparison with the paper. Not here: what a row computes (table4_rows.py), the open loop (open_loop.py).
+Figures in percent are relative to the sequential base of the same run. Rows alternate, because other processes may use the machine.
 Source: AIF, Table 4.
 """
 
@@ -29,10 +29,10 @@ from serving.engine.work import RankWork, UserState, UserWork
 from serving.short_turns import share_the_interpreter
 
 TOP_K = 100
-POOL_USERS = 1_000  # whose states the pool is counted with
+POOL_USERS = 1_000  # users whose states count as extra storage
 RETRIEVAL_S = 0.05
-BOUND = 5.0  # times the base's mean response time: the p99 at which throughput is compared, where none is given
-RATE_MAX = 1.4  # times what one request after another makes: user halves are computed beside rankings
+BOUND = 5.0  # the p99 at which throughput is compared, as a multiple of the base's mean response time, unless one is given
+RATE_MAX = 1.4  # the highest rate that is tried, as a multiple of the rate of one request after another; above 1, because user halves run beside rankings
 _WAIT_S = 600.0
 _WARM = 3
 MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
@@ -40,7 +40,7 @@ MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
 
 @dataclass(frozen=True, slots=True)
 class Table4Plan:
-    """The world, and how much is measured. `p99_ms` 0: five times the base's mean."""
+    """The synthetic world, and how much is measured. `p99_ms` 0: `BOUND` times the base's mean response time."""
 
     items: int = 200_000
     candidates: int = 10_000
@@ -59,7 +59,8 @@ class Table4Plan:
 
 @dataclass
 class _Measured:
-    """One row. `taken_ms` = response times; of whole requests `work_s`, and `cpu_ms` on all threads; `rates` by round."""
+    """A row's measurements: response times `taken_ms`, seconds of whole requests `work_s`, processor milliseconds on all threads of call 2 and of whole
+    requests, and the highest rate of each round."""
 
     row: Row
     version: int
@@ -72,14 +73,14 @@ class _Measured:
 
 
 class _Traffic:
-    """The same users and candidates for every row."""
+    """The users and candidates, the same for every row."""
 
     def __init__(self, world: RankWorld, plan: Table4Plan) -> None:
         self._candidates = world.requests(plan.candidates)
         self._histories = [world.history(plan.behaviours) for _ in range(plan.users)]
 
     def request(self, one: _Measured, number: int) -> Request:
-        """The number-th request to a row: with a call 1 if the row works ahead, else with the user in call 2's own turn."""
+        """A request to a row: with a call 1 if the row computes its user half ahead, else with the user in call 2."""
         user = UserWork(PROFILE, self._histories[number % len(self._histories)], one.version)
         ids, sequential = self._candidates[number % len(self._candidates)], not one.row.ahead
 
@@ -93,7 +94,7 @@ def measure_table4(plan: Table4Plan) -> Figures:
     """All figures of the command."""
     config = {name: getattr(plan, name) for name in Table4Plan.__slots__}
     say(f"filling a slot with {plan.items} items ...")
-    share_the_interpreter()  # as a server does
+    share_the_interpreter()  # as in a server
     world = open_rank_world(plan.items)
     try:
         traffic, rows = _Traffic(world, plan), _admit_rows(world)
@@ -116,7 +117,7 @@ def measure_table4(plan: Table4Plan) -> Figures:
 
 
 def _admit_rows(world: RankWorld) -> list[_Measured]:
-    """Every row as a version of the engine; all of AIF is the version that is there already."""
+    """Adds every row to the engine as a version of its own; the row with all of AIF is the engine's own version."""
     raw, rows = draw_raw_features(world), list[_Measured]()
     for number, row in enumerate(ROWS):
         version = VERSION if row.name == "aif" else VERSION + 1 + number
@@ -129,7 +130,7 @@ def _admit_rows(world: RankWorld) -> list[_Measured]:
 
 
 def _time_call(world: RankWorld, request: Request, one: _Measured, counts: bool) -> None:
-    """Response time of call 2 after its own call 1, and what both take."""
+    """Measures one request: its call 1, if the row has one, then call 2, whose time is the response time."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     state = None if request.user is None else world.engine.submit_user(request.user).result(_WAIT_S).state
     arrived_s, arrived_cpu_s = time.perf_counter(), time.process_time()
@@ -144,7 +145,7 @@ def _time_call(world: RankWorld, request: Request, one: _Measured, counts: bool)
 
 
 def _find_rate(world: RankWorld, traffic: _Traffic, one: _Measured, plan: Table4Plan, bound_ms: float) -> float:
-    """Requests a second at the bound."""
+    """The highest rate per second of whole requests whose p99 stays within the bound."""
 
     def p99_ms_at(rate: float) -> float:
         seen = send_requests(world.engine, lambda number: traffic.request(one, number), rate, plan.seconds, RETRIEVAL_S)
@@ -181,7 +182,7 @@ def _more_pct(value: float, base: float) -> float:
 
 
 def table_rows(figures: Figures) -> list[dict[str, str]]:
-    """The figures as the paper prints them, each beside its own."""
+    """The rows to print: each figure beside the paper's."""
     rows = []
     for row in ROWS:
         cells = {"method": row.name}

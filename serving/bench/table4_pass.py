@@ -1,7 +1,7 @@
-"""The compiled pass of the rows of `aif bench table4`: what call 2 computes of a candidate when a model has only some of AIF's parts.
+"""The compiled pass of the rows of `aif bench table4`: call 2 of a model that has only some of AIF's parts.
 
-Here: `score_row`, made of the engine's own building blocks (serving/engine/joint_pass.py), so that a row differs from another by its parts and by nothing
-else. Not here: which row has which parts (table4_rows.py). The row with all of AIF is not computed here but by the engine itself.
+Here: `score_row`, made of the engine's own building blocks (serving/engine/joint_pass.py), so that two rows differ in their parts and in nothing else.
+Not here: which row has which parts (table4_rows.py). The row with all of AIF is computed by the engine itself.
 
 Inputs of the first layer, X columns; a row has some of them (place -1: not this one):
 
@@ -34,7 +34,7 @@ from serving.engine.version_weights import VersionWeights
 
 
 class Places(NamedTuple):
-    """First column of each part among the inputs; -1 = the row does not have it. `width` = D."""
+    """The first column of each part among the inputs, -1 if the row does not have it; the number of inputs; the width D."""
 
     raw: int
     item: int
@@ -51,7 +51,7 @@ class Places(NamedTuple):
 def _gather_row_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, places: Places, slots_B: np.ndarray, scratch: Scratch
 ) -> None:
-    """Starts of the sums, the item's own columns, and w V."""
+    """Fills the block's starts of the sums, the item's own columns, and w V."""
     for i in range(slots_B.shape[0]):
         category, entry = columns.category[slots_B[i]], 0
         if 0 < category < weights.entry_of_category.shape[0]:
@@ -82,7 +82,7 @@ def _join_row_block(
     given_BG: np.ndarray,
     scratch: Scratch,
 ) -> None:
-    """The joint parts of inputs_BX."""
+    """Fills the parts of inputs_BX that depend on user and item."""
     width = places.width
     if places.din >= 0:
         sum_signs(columns, user, slots_B, scratch.signs_BF)
@@ -109,7 +109,7 @@ def _join_row_block(
 
 @part
 def _run_row_layers(weights: VersionWeights, places: Places, rows: int, scratch: Scratch) -> None:
-    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote."""
+    """Runs the layers; the block's logits [BLOCK, padded tasks] are in the array that the last layer wrote."""
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     at, at_stride, joint = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], address(weights.joint_panels)
     multiply(rows, inputs, stride, joint, places.inputs, weights.first_width, at, at_stride, scratch.first_BH, np.float32(0))
@@ -127,7 +127,7 @@ def score_row(
     scratch: Scratch,
     logits_CT: np.ndarray,
 ) -> None:
-    """Logits float32 [C, T] of live slots. `scratch` belongs to one thread."""
+    """Writes the logits float32 [C, T] of the slots. `scratch` must belong to the calling thread alone."""
     if places.tiers >= 0:
         count_tiers(columns, weights, user, slots_C, scratch)
     for at in range(0, slots_C.shape[0], BLOCK):

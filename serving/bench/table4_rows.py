@@ -1,20 +1,20 @@
-"""The rows of the paper's Table 4 as scorers of the engine: the sequential base, and the base with one part of AIF each.
+"""The rows of the paper's Table 4 as scorers for the engine: the sequential base, and the base with one part of AIF each.
 
-Here: what a row's user half is and when it is made, and call 2 through the compiled pass. Not here: the load and the figures (table4.py), the pass
+Here: the user half of each row and when it is computed, and call 2 through the compiled pass. Not here: the load and the figures (table4.py), the pass
 (table4_pass.py).
 
-    cold        raw item features through an embedding table, the profile and the mean of the latest behaviours; all of it after the candidates are known
-    async       Eq. 1-4 ahead: the item's vector in place of its raw features, the user's vectors from call 1
-    sim         cold + the sub-sequence of the candidate's category, cut out of the history after the candidates are known
-    sim_cached  the same sub-sequences cut in call 1
-    bea         cold + w V, with V from call 1
-    long        cold + DIN and SimTier by the products of the multimodal embeddings themselves
-    long_lsh    cold + DIN and SimTier by signatures, with the sums of call 1
+    cold        raw item features through an embedding table, the profile and the mean of the latest behaviours, all after the candidates are known
+    async       Eq. 1-4 ahead of time: the item's vector in place of its raw features, the user's vectors from call 1
+    sim         cold, and the sub-sequence of the candidate's category, selected from the history after the candidates are known
+    sim_cached  the same sub-sequences, selected in call 1
+    bea         cold, and w V with V from call 1
+    long        cold, and DIN and SimTier by products of the multimodal embeddings
+    long_lsh    cold, and DIN and SimTier by signatures, with the sums of call 1
     aif         the engine's own scorer with all of AIF
 
-Rows see the same features ("equal features"): in `async` and `aif` an item's raw features went into its vector nearline, in the others they are read at
-ranking time. In the base's favour: raw features lie beside the index in memory (a sequential system asks a feature service), they are gathered and
-multiplied by the same compiled code as AIF's, and the user's side is computed once per request instead of once per mini-batch.
+All rows are computed from the same features: in `async` and `aif` an item's raw features went into its vector nearline, in the others they are read at
+ranking time. Three simplifications favour the base: raw features lie in memory beside the index, where a sequential system asks a feature service; they
+are gathered and multiplied by the same compiled code as in AIF; and its user side is computed once per request and not once per mini-batch.
 
 Arrays: C candidates, L behaviours, D width, H first hidden width, K bits, M multimodal width, Q raw columns, R slots, E edges.
 Source: AIF, Table 4.
@@ -51,7 +51,8 @@ NO_SIGNATURES = np.zeros((0, 1), np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: its parts, whether its user half is made in call 1, what the paper says (avgRT, p99RT, maxQPS in %), bytes it adds to an item."""
+    """A row: its parts, whether its user half is computed in call 1 (`ahead`), the paper's figures (avgRT, p99RT, maxQPS in %), and the columns of the
+    index that it needs beyond the base."""
 
     name: str
     parts: frozenset[str]
@@ -90,7 +91,7 @@ class RawFeatures:
 
     @property
     def inputs(self) -> int:
-        """What they become for the first layer."""
+        """How many inputs of the first layer they become."""
         return self.numbers + CATEGORICAL * EMBEDDING
 
     def embeddings(self, slots: np.ndarray) -> np.ndarray:
@@ -111,7 +112,7 @@ def draw_raw_features(world: RankWorld) -> RawFeatures:
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """`UserState` of engine/work.py. What a row's user half leaves: arrays and tensors by name; `work` = whose it is, for what is computed in call 2."""
+    """A `UserState` (engine/work.py) of a row: the arrays that its user half computed, by name, and the user (`work`), for what is computed in call 2."""
 
     version: int
     work: UserWork
@@ -121,17 +122,17 @@ class RowState:
 
     @property
     def behaviours(self) -> int:
-        """In the history."""
+        """The number of behaviours in the history."""
         return len(self.work.behaviours)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of what was made."""
+        """Bytes of the arrays."""
         return sum(one.size_bytes if isinstance(one, Arranged) else one.nbytes for one in self.made.values())
 
 
 class RowScorer:
-    """One row on the bench's tables, for the engine."""
+    """The scorer of one row, over the bench's tables."""
 
     user_beside = True
 
@@ -186,7 +187,7 @@ class RowScorer:
     # --- the user ----------------------------------------------------------------------------------------------------------
 
     def user_state(self, work: UserWork) -> RowState:
-        """The row's own part of the user, by the engine's passes: in call 1, or in call 2's turn where the row is sequential."""
+        """The row's user half, by the engine's passes: in call 1, or as part of call 2 where the row is sequential."""
         made: dict[str, Any] = {}
         if self._parts & {"user", "bea"}:
             made |= self._make_vectors(work)
@@ -195,7 +196,7 @@ class RowScorer:
         return RowState(self.version, work, made)
 
     def _make_vectors(self, work: UserWork) -> dict[str, Any]:
-        """Eq. 1-3 and Algorithm 1: the user's vectors, folded where they meet an item's vector."""
+        """The user's vectors of Eq. 1-3 and Algorithm 1, folded through the first layer where they meet an item's vector."""
         user_U, bridges_NP = self._half.make_vectors(work, self._read_latest(work).attended_AD)
         if "bea" in self._parts:
             return {"bea": pack_panels(bridges_NP)}
@@ -206,7 +207,7 @@ class RowScorer:
         return {"base": pad_columns(base_H[None], LANES), "panels": pack_panels(np.ascontiguousarray(item_HD.T))}
 
     def _make_long(self, work: UserWork) -> dict[str, Any]:
-        """What the whole history leaves: sub-sequences, sums over signatures, or the history itself."""
+        """What the row needs of the whole history: sub-sequences, sums over signatures, or the projected history itself."""
         spec, half, length = self._world.spec, self._half, len(work.behaviours)
         history = join_history(half.weights, half.tables, work.behaviours)
         if "sim" in self._parts:
@@ -227,7 +228,7 @@ class RowScorer:
         return self._half.read(history, attended, 0, len(history.slots_L), 0)
 
     def _base_row(self, work: UserWork) -> np.ndarray:
-        """The base's user: profile and mean of the latest behaviours through the first layer."""
+        """The base's user, the profile and the mean of the latest behaviours, through the first layer."""
         projected_AD = self._read_latest(work).attended_AD[:, : self._world.spec.width]
         _, profile_D = self._half.embed_profile(work)
         user_U = np.concatenate([profile_D, projected_AD.sum(axis=0) / max(1, len(projected_AD))])

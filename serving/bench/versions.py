@@ -1,11 +1,12 @@
-"""Versions of a synthetic catalogue in a real index store, published one after another, for the benches that load and flip.
+"""Versions of a synthetic catalogue in a real index store, published one after another, for the benches of loading and flipping.
 
-Here: rows drawn, written as parts once for every kind of version, and the control log's entries of each version. Not here: nearline, which makes versions
-of events (streams); servers. Versions of one kind share their parts: a version is then a manifest and three entries, so a bench can publish one every second.
+Here: random rows, written as parts once for each of two kinds of version, and the entries of the control log for each version. Not here: nearline, which
+makes versions of events (streams); servers. Versions of one kind share their parts, so a new version is only a manifest and three entries, and a bench can
+publish one every second.
 
-The two kinds have bids so far apart that the range of a score tells its rows: below 1 in even versions, above 1 in odd ones. With `two_models` they have
-checkpoints of their own too, one of which believes in hardly any click and the other in nearly every: rows of one under the model of the other are in
-neither range. An answer that mixed two versions could not look like either.
+The bids of the two kinds are so far apart that a score shows to which kind its row belongs: scores are below 1 in even versions and above 1 in odd ones.
+With `two_models` each kind also has a checkpoint of its own, of which one predicts hardly any clicks and the other nearly always clicks: rows of one kind
+under the model of the other have scores in neither range. An answer that mixed two versions is therefore always recognised.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ _FINGERPRINT = "bench"
 
 
 class VersionWriter:
-    """Writes versions 0, 1, 2, ... of `items` items into an index store of `shards` shards. `ids` = the items."""
+    """Writes versions 0, 1, 2, ... of `items` items into an index store of `shards` shards. `ids` are the items' ids, ascending int64."""
 
     def __init__(self, store: IndexStore, shards: int, user_partitions: int, items: int, seed: int = 0, two_models: bool = False) -> None:
         self._store, self._log, self._shards = store, ControlLog(store), shards
@@ -54,7 +55,7 @@ class VersionWriter:
         self.next_version = 0
 
     def publish(self) -> int:
-        """The next version: wanted, published and live. Returns its number."""
+        """Publishes and promotes the next version; returns its number."""
         version, info = self.next_version, self._info(self.next_version)
         facts = {"checkpoint_sha256": info.sha256, "model_id": info.model_id, "encoder_fingerprint": _FINGERPRINT}
         identity = (info.model_id, info.sha256, info.schema_fingerprint, info.lsh_version or "", _FINGERPRINT)
@@ -78,7 +79,7 @@ class VersionWriter:
         return info
 
     def _info(self, version: int) -> CheckpointInfo:
-        """Of the checkpoint of a version, or of a kind."""
+        """The checkpoint of a version, or of a kind of version."""
         return self._checkpoints[version % len(self._checkpoints)]
 
     def _entry(self, kind: EntryKind, version: int = -1, **fields: object) -> Entry:
@@ -108,6 +109,6 @@ class VersionWriter:
 
 
 def belongs(version: int, scores: Iterable[float], ranges: Ranges = _RANGES) -> bool:
-    """Whether all scores lie in the range of a version's kind."""
+    """Whether all scores lie within the range of the version's kind."""
     low, high = ranges[version % len(ranges)]
     return all(low < score <= high for score in scores)

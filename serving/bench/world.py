@@ -1,7 +1,7 @@
-"""The world of `aif bench rank`: random rows of a real model in a real slot, users with histories of any length, requests. In memory, no index.
+"""The synthetic world of the benches in one process: an engine with a model and random item rows in memory, users' histories, and requests.
 
-Here: `RankWorld`. Not here: what is measured (rank.py). Rows are drawn, not encoded: their values decide no time, their places do, so ids are random
-and candidates are drawn from all of them.
+Here: `RankWorld`. Not here: what is measured (rank.py, table1.py, table4.py). Rows are random numbers and not computed by the model, because times depend
+on where rows lie and not on their values: ids are random, and candidates are drawn from all of them.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ _WAIT_S = 600.0
 
 
 def bench_spec() -> ModelSpec:
-    """The default sizes of a model with every part; SimTier sees as many behaviours as a history can have."""
+    """A model with all parts and the default sizes, except that SimTier reads as many behaviours as a history can have."""
     schema = FeatureSchema(
         (
             Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=_CATEGORIES),
@@ -58,7 +58,7 @@ def bench_spec() -> ModelSpec:
 
 @dataclass
 class RankWorld:
-    """One resident version of `items` items. `requests(n)` = different candidate lists of n ids; `close` ends the engine."""
+    """An engine with one resident version. `ids` are its items; `close` ends the engine's thread."""
 
     engine: Engine
     network: AifNetwork
@@ -74,16 +74,16 @@ class RankWorld:
         return self.network.spec
 
     def requests(self, candidates: int, count: int = 16) -> list[np.ndarray]:
-        """Candidate lists, each without repeats."""
+        """`count` lists of candidate ids, int64 [candidates], each without repetition."""
         return [self.rng.choice(self.ids, candidates, replace=False) for _ in range(count)]
 
     def history(self, length: int) -> BehaviourColumns:
-        """A history over items of a few categories, oldest first, as a server keeps it."""
+        """A history of random items of 30 categories, oldest first, in the form that a server keeps."""
         slots = np.flatnonzero(self.tables.columns["category"][: len(self.ids)] <= _INTERESTS)
         return EMPTY.append([(int(i), "click", at, {}) for at, i in enumerate(self.ids[self.rng.choice(slots, length)])], length)
 
     def user(self, history: Sequence[BehaviourEvent]) -> UserState:
-        """Call 1 on the engine."""
+        """The state of a user with this history, computed by the engine (call 1)."""
         return self.engine.submit_user(UserWork(PROFILE, history, VERSION)).result(_WAIT_S).state
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class RankWorld:
 
 
 def open_rank_world(items: int, seed: int = 0) -> RankWorld:
-    """The world of `items` items, its engine started."""
+    """A world of `items` items with a started engine; the same seed gives the same rows and ids."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
     rng, spec = np.random.default_rng(seed), bench_spec()
@@ -123,7 +123,7 @@ def _fill_slot(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tu
 
 
 def draw_rows(spec: ModelSpec, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random rows of the layout."""
+    """`count` random rows of the spec's row layout."""
     rows = np.zeros(count, row_layout(spec).dtype)
     weights = rng.random((count, spec.bridges))
     rows["vector"] = rng.standard_normal((count, spec.width), np.float32)

@@ -1,8 +1,11 @@
-"""Hash buckets of text in a buffer, compiled: `schemas.ids.hash_bucket` of many values at once, the same numbers.
+"""Hash buckets of text in a buffer, compiled: the numbers of `schemas.ids.hash_bucket`, for many values at once.
 
-Here: BLAKE2b for short digests, and a small memory of values met before in the call, because categories repeat. Not here: which bytes are a value
-(feature_texts.py). The memory holds whole values up to 32 bytes and compares them, so it never answers for another one.
+Here: BLAKE2b with a digest of 8 bytes, and a small memory of the values of a call, because categories repeat. Not here: which bytes are a value
+(feature_texts.py).
+Invariant: the memory holds whole values of at most 32 bytes and compares them, so it never answers for another value; a longer value is always hashed.
 Source: RFC 7693.
+
+Arrays: S places of the memory.
 """
 
 from typing import NamedTuple
@@ -50,7 +53,7 @@ def start_words(salt: bytes) -> np.ndarray:
 
 
 class Memory(NamedTuple):
-    """Values met before, uint64 [S, 6] with S a power of 2, and the hash's working words."""
+    """The values of one feature in one call: kept_S6 uint64, S a power of 2, and `work`, uint64 [WORK_WORDS] for the hash to work in."""
 
     kept_S6: np.ndarray
     work: np.ndarray
@@ -107,7 +110,7 @@ def _compress(w: np.ndarray, total: int, last: bool) -> None:
 
 @part
 def digest_64(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w: np.ndarray) -> int:
-    """BLAKE2b-64 of text[begin : begin + length]; `w`: uint64 [WORK_WORDS] to work in."""
+    """BLAKE2b-64 of text[begin : begin + length] as uint64. `start_8` is what `start_words` gave; `w` is uint64 [WORK_WORDS] to work in."""
     for i in range(8):
         w[32 + i] = start_8[i]
     done = 0
@@ -128,7 +131,7 @@ def digest_64(text: np.ndarray, begin: int, length: int, start_8: np.ndarray, w:
 
 @part
 def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8: np.ndarray, memory: Memory) -> int:
-    """`hash_bucket` of the text. `memory` is of one call and one feature (`new_memory`)."""
+    """`hash_bucket` of text[begin : begin + length]: 1 to `buckets` - 1. `memory` (`new_memory`) belongs to one feature and one call."""
     w, kept = memory.work, memory.kept_S6
     if length > _KEPT_BYTES:
         return 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))

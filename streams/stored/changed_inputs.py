@@ -1,11 +1,12 @@
-"""Which changes of features touch the inputs of a model, many at once: the question of core/stale.py, asked of stored texts.
+"""Which changes of features touch the inputs of a model, for many changes at once: what core/stale.py decides for one, decided on stored texts.
 
-Here: `find_changed_inputs`, and `compare_inputs` for texts that lie in buffers. Not here: the table (core/stale.py), which is also the answer for
-texts that are not plain.
-Canonical texts differ exactly where values are printed differently, and their names ascend, so two texts are walked in step, and only entries whose
-bytes differ are looked at. What both begin with, up to the last name in it, and what both end with, is passed over.
+Here: `find_changed_inputs`, and `compare_inputs` for texts that lie in buffers. Not here: what a change makes stale (core/stale.py), which also decides
+for texts that are not plain (feature_texts.py says what plain is).
+Two canonical texts differ exactly where a value is printed differently, and the names of both ascend. So both are walked in step, and only entries whose
+bytes differ are looked at. The part that both begin with, up to the last name in it, and the part that both end with are passed over.
+Invariant: a change that is known here has the answer of `Dependencies.by_features`.
 
-Arrays: P pairs of texts, F names.
+Arrays: P pairs of texts, F names, F1 = F + 1 places at which names begin and end.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from infra.joined import is_same
 from schemas.model.compiled import kernel, part
 from schemas.model.vector_blocks import address, load_word
 from streams.stored.feature_texts import FeatureTexts
-from streams.stored.text_words import WORD_BYTES
+from streams.stored.text_words import WORD_BYTES, order_of
 
 _QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL, _UNDERSCORE = (ord(c) for c in '"\\,:{[]n_')
 _ZERO, _NINE, _A, _Z, _SMALL_A, _SMALL_Z = (ord(c) for c in "09AZaz")
@@ -26,14 +27,15 @@ Pair = tuple[bytes, bytes]  # canonical features before and after a change
 
 
 def find_changed_inputs(pairs: Sequence[Pair], names: Sequence[str]) -> dict[Pair, bool]:
-    """For each pair whose texts are plain: whether a value of `names` is printed differently. The others are left out."""
+    """For each pair whose texts are plain: whether a value of one of `names` is printed differently. Pairs with a text that is not plain are left out."""
     before, after = (FeatureTexts.join([pair[side] for pair in pairs]) for side in (0, 1))
     changed_P, known_P = compare_inputs(before, after, names)
     return {pair: changed for pair, changed, known in zip(pairs, changed_P.tolist(), known_P.tolist(), strict=True) if known}
 
 
 def compare_inputs(before: FeatureTexts, after: FeatureTexts, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """changed_P bool: whether a value of `names` is printed differently; known_P bool: both texts are plain, so that this is known."""
+    """(changed_P, known_P), both bool [P]: whether a value of one of `names` is printed differently, and whether that is known, because both texts are plain.
+    `before` and `after` have P texts each."""
     raw = [name.encode() for name in names]
     name_ends = np.cumsum([0, *map(len, raw)], dtype=np.int64)
     changed_P, known_P = np.zeros(len(before), np.bool_), np.zeros(len(before), np.bool_)
@@ -73,7 +75,7 @@ def _end_of_value(text: np.ndarray, at: int, end: int) -> int:
 
 @part
 def _end_of_entry(text: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """(the place of the name's closing quote, the place after the value) of the entry at `at`; -1: it is not plain."""
+    """(the place of the name's closing quote, the place after the value) of the entry at `at`; the second is -1 if the entry is not plain."""
     if text[at] != _QUOTE:
         return _BAD, _BAD
     name_end = _end_of_text(text, at + 1, end)
@@ -84,18 +86,9 @@ def _end_of_entry(text: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 
 @part
-def _order(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: int, end_b: int) -> int:
-    """Below, equal to or above 0 as one name is to another."""
-    for i in range(min(end_a - begin_a, end_b - begin_b)):
-        if a[begin_a + i] != b[begin_b + i]:
-            return np.int64(a[begin_a + i]) - np.int64(b[begin_b + i])
-    return (end_a - begin_a) - (end_b - begin_b)
-
-
-@part
 def _is_wanted(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray) -> bool:
     f, count = 0, name_ends_F1.shape[0] - 1
-    while f < count and _order(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1]) != 0:
+    while f < count and order_of(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1]) != 0:
         f += 1
     return f < count
 
@@ -165,7 +158,7 @@ def _compare_texts(
         if at_a >= end_a or at_b >= end_b:
             order = 1 if at_a >= end_a else -1
         else:
-            order = _order(a, at_a + 1, name_a, b, at_b + 1, name_b)
+            order = order_of(a, at_a + 1, name_a, b, at_b + 1, name_b)
         if order == 0 and _is_wanted(a, at_a + 1, name_a, names, name_ends_F1):
             return True, True
         if order < 0 and _tells(a, at_a, name_a, value_a, names, name_ends_F1):

@@ -1,9 +1,11 @@
-"""Decimal text to fp64, compiled: the double that Python's `float` gives for the same digits, or a refusal.
+"""Decimal digits to fp64, compiled: the double that Python's `float` gives for the same number, or a refusal.
 
-Here: `to_double` for what canonical JSON writes. Not here: the text around a number (feature_texts.py).
-Invariant: a result is correctly rounded, so it has the bits of `float(text)`; what is not certain within two words is refused, and the caller asks
-Python. Two ways: few digits and a small power of ten are exact factors, so one multiplication or division rounds once; else a product of
-64 x 128 bits with a truncated power of ten, which decides all but a few in 10^18.
+Here: `to_double`. Not here: the text of a number (feature_texts.py), short numbers (text_words.py).
+Invariant: a result is rounded correctly, so it has the bits of `float(text)`. A number that two words do not decide is refused, and the caller asks Python.
+There are two ways. Few digits and a small power of ten are exact doubles, so one multiplication or division rounds once. Otherwise a product of 64 x 128 bits
+with a truncated power of ten decides all but a few numbers in 10^18.
+
+Arrays: Q powers of ten.
 Source: W. Clinger 1990 (the first way); D. Lemire, Number Parsing at a Gigabyte per Second, 2021 (the second).
 """
 

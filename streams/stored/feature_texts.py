@@ -1,11 +1,12 @@
-"""Stored features of many items, canonical JSON in one buffer, read as columns in one compiled pass.
+"""Stored features of many items, which are canonical JSON texts in one buffer, read as columns in one compiled pass.
 
-Here: `FeatureTexts`, which reads as mappings one by one, and `read_cells`: for each wanted name of each text what kind of value stands there, its
-number, its place. Not here: what a model makes of cells (item_columns.py), JSON in general.
-Only what `encode_raw_features` writes is read: ASCII, names ascending, no blanks. What is not plainly so (an escape in a text, a number that two words do
-not decide, a value inside a value) makes the whole text `False` in `plain_R`, and its owner decodes it with Python: slower, the same values.
+Here: `FeatureTexts`, a sequence of such texts whose elements are mappings, and `read_cells`, which finds for each wanted name of each text what kind of
+value stands there, its number, and its place. Not here: what a model makes of cells (item_columns.py), JSON in general.
+A text must be what `encode_raw_features` writes: ASCII, names ascending, no blanks. It is plain if it also has no escape in a text, no number that two words
+do not decide (decimal_numbers.py), and no list or object inside a list or object. A text that is not plain is `False` in `plain_R`, and the caller decodes
+it with Python: slower, with the same values.
 
-Arrays: T bytes of all texts, R texts, F wanted names, ascending.
+Arrays: T bytes of all texts, R texts, F wanted names in ascending order, F1 = F + 1 places at which names begin and end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from schemas.model.compiled import kernel, part
 from streams.core.item_state import decode_raw_features
 from streams.stored.decimal_numbers import U, to_double
-from streams.stored.text_words import WORD_BYTES, are_equal, divide_by_tens, read_short_number
+from streams.stored.text_words import WORD_BYTES, are_equal, divide_by_tens, order_of, read_short_number
 
 ABSENT, WHOLE, FLOAT, TEXT, BOOLEAN, LIST = range(6)  # kinds of cells; null counts as absent
 
@@ -30,14 +31,14 @@ _BAD = -1
 
 
 class FeatureTexts(Sequence[Mapping[str, Any]]):
-    """R texts: text_T uint8, from starts_R to ends_R."""
+    """R texts: text r is text_T[starts_R[r] : ends_R[r]], uint8. As a sequence it gives decoded mappings, one text at a time."""
 
     def __init__(self, text_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
         self.text_T, self.starts_R, self.ends_R = text_T, starts_R, ends_R
 
     @classmethod
     def join(cls, texts: Sequence[bytes]) -> "FeatureTexts":
-        """From texts that lie apart."""
+        """A sequence of texts that lie apart, copied into one buffer."""
         ends_R = np.fromiter(accumulate(map(len, texts)), np.int64, len(texts))
         starts_R = np.concatenate((np.zeros(min(1, len(texts)), np.int64), ends_R[:-1]))
         return cls(np.frombuffer(b"".join(texts), np.uint8), starts_R, ends_R)
@@ -55,14 +56,19 @@ class FeatureTexts(Sequence[Mapping[str, Any]]):
         return decode_raw_features(self.text_T[self.starts_R[place] : self.ends_R[place]].tobytes())
 
     def take(self, places: np.ndarray) -> "FeatureTexts":
-        """Some of them."""
+        """The texts at some places, int64 or a bool mask [R], in the same buffer."""
         return FeatureTexts(self.text_T, self.starts_R[places], self.ends_R[places])
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """kinds_FR uint8; numbers_FR float64, NaN where there is no number (true is 1, false 0); begins_FR, ends_FR int64: the text of a value, without
-    the quotes or brackets; plain_R bool: texts of which all this is known."""
+    """The values of F names in R texts.
+
+    kinds_FR     uint8: ABSENT to LIST
+    numbers_FR   float64: NaN where there is no number; true is 1, false 0
+    begins_FR, ends_FR   int64: where the value stands in the buffer, without its quotes or brackets
+    plain_R      bool: texts of which all this is known
+    """
 
     kinds_FR: np.ndarray
     numbers_FR: np.ndarray
@@ -72,7 +78,7 @@ class Cells:
 
 
 def read_cells(texts: FeatureTexts, names: Sequence[str]) -> Cells:
-    """The cells of `names`, which ascend."""
+    """The cells of `names`, which must ascend."""
     assert list(names) == sorted(names), names
     shape, rows = (len(names), len(texts)), len(texts)
     cells = Cells(
@@ -98,20 +104,10 @@ def read_cells(texts: FeatureTexts, names: Sequence[str]) -> Cells:
 
 
 @part
-def _order(text: np.ndarray, begin: int, end: int, names: np.ndarray, name: int, name_end: int) -> int:
-    """Below, equal to or above 0 as text[begin:end] is to names[name:name_end]."""
-    shared = min(end - begin, name_end - name)
-    for i in range(shared):
-        if text[begin + i] != names[name + i]:
-            return np.int64(text[begin + i]) - np.int64(names[name + i])
-    return (end - begin) - (name_end - name)
-
-
-@part
 def _find_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> tuple[int, bool]:
     """(the first wanted name from `f` on that is not below text[begin:end], whether it is that text)."""
     while f < name_ends_F1.shape[0] - 1:
-        order = _order(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1])
+        order = order_of(text, begin, end, names, name_ends_F1[f], name_ends_F1[f + 1])
         if order <= 0:
             return f, order == 0
         f += 1

@@ -1,10 +1,10 @@
-"""Upserts of many items folded at once: stored features in, the components after the batch out, as bytes in one buffer.
+"""Upserts of many items folded at once: stored components in, the components after the batch out, as bytes in one buffer.
 
-Here: `fold_upserts`. Not here: the fold rule, which is core/item_state.py `fold_features`, one update at a time, and the specification; items that
-deletes or embeddings touch too (core/item_change.py); rows (streams/shard/upsert_rows.py).
-Invariant: the bytes of a component are those of `encode_features_component(fold_features(...))`, and outcomes and steps are what ItemChange would say.
+Here: `find_items` and `fold_upserts`. Not here: the fold rule, which is `fold_features` of core/item_state.py, for one update at a time, and the
+specification; items that deletes or embeddings of the same batch touch, too (core/item_change.py); rows (streams/shard/upsert_rows.py).
+Invariant: the bytes of a component are those of `encode_features_component(fold_features(...))`, and outcomes and steps are those of `ItemChange`.
 
-Arrays: U upserts in their order, I items that they touch, S steps that told something new of a live item, T bytes.
+Arrays: U upserts in their order, I items that they touch, S steps (upserts that told something new of a live item), T bytes.
 """
 
 import threading
@@ -21,7 +21,7 @@ from streams.stored.feature_texts import FeatureTexts
 from streams.stored.item_block import EmbeddingValues, check_embeddings, check_features, cut_embedding_values, cut_orders
 from streams.stored.upserts import Upserts
 
-# What became of an update: it lost; it told what was known; it told something new of a live item; the item had no row before.
+# What became of an update: it lost to a newer one; it told what was known; it told something new of a live item; or the item had no row before.
 SUPERSEDED, REPEATED, CHANGED, APPEARED = range(4)
 _HEAD = FEATURES_HEADER.size
 _OFFSET_AT, _INDEX_AT, _CHANGED_AT, _DEAD_AT, _HASH_AT = 8, 16, 18, 36, 37  # in a header; its order begins at 0
@@ -31,7 +31,7 @@ _loaded = threading.Event()
 
 @dataclass(frozen=True, slots=True)
 class ChangedTexts:
-    """Steps between two live states that differ: places of their items, and the features before and after each."""
+    """S steps between two live states that differ: items_S int64, the places of their items, and the S texts of features before and after each step."""
 
     items_S: np.ndarray
     before: FeatureTexts
@@ -40,8 +40,16 @@ class ChangedTexts:
 
 @dataclass(frozen=True, slots=True)
 class FoldedUpserts:
-    """outcomes_I uint8: the most that became of an item's upserts; keys; components: features as they are to be stored after the batch; before: as they
-    were stored; embeddings: as they are stored; applied: how many upserts were not superseded."""
+    """I items after the batch.
+
+    outcomes_I   uint8: the greatest outcome of an item's upserts, SUPERSEDED to APPEARED
+    keys         index keys
+    components   components of features, as they are to be stored after the batch
+    before       components of features, as they were stored before it; none for an item that was not stored
+    embeddings   components of embeddings, as they are stored
+    steps        steps between live states
+    applied      how many upserts were not superseded
+    """
 
     outcomes_I: np.ndarray
     keys: Joined
@@ -55,35 +63,35 @@ class FoldedUpserts:
         return len(self.outcomes_I)
 
     def places(self, outcome: int) -> np.ndarray:
-        """Items of which this became."""
+        """The places int64 of the items with this outcome, ascending."""
         return np.flatnonzero(self.outcomes_I == outcome)
 
     def hashes_before(self, places: np.ndarray) -> np.ndarray:
-        """The input hashes uint64 of rows made before the batch, of items that were live."""
+        """uint64 [R]: the input hashes of the rows that were made before the batch, of items that were live then."""
         hashes: np.ndarray = cut_orders(self.before.take(places), self.embeddings.take(places))["input_hash"]
         return hashes
 
     def orders(self, places: np.ndarray) -> np.ndarray:
-        """ORDER [R] of these items after the batch."""
+        """ORDER array [R]: the orders of these items after the batch."""
         return cut_orders(self.components.take(places), self.embeddings.take(places))
 
     def features(self, places: np.ndarray) -> FeatureTexts:
-        """Features of these items after the batch."""
+        """The features of these items after the batch, R texts."""
         components = self.components.take(places)
         return FeatureTexts(components.bytes_T, components.starts_R + _HEAD, components.ends_R)
 
     def embedding_values(self, places: np.ndarray) -> EmbeddingValues:
-        """Embeddings of these items."""
+        """The embeddings of these items, R values or None."""
         return cut_embedding_values(self.embeddings.take(places))
 
     def stored(self) -> tuple[Joined, Joined]:
-        """Keys and components of every item whose component is another than before."""
+        """Keys and components of every item whose component is to be written: those of which an upsert was applied."""
         places = np.flatnonzero(self.outcomes_I != SUPERSEDED)
         return self.keys.take(places), self.components.take(places)
 
 
 def find_items(upserts: Upserts) -> tuple[Joined, np.ndarray]:
-    """The keys of the items that upserts touch, and item_U, the place of each upsert's item among them."""
+    """(keys of the I items that upserts touch, in the order in which they are met; item_U int64, the place of each upsert's item among them)."""
     keys, item_U = upserts.columns().keys, np.empty(len(upserts), np.int64)
     first_I = np.empty(len(upserts), np.int64)
     slots_S = np.full(1 << (2 * len(upserts)).bit_length(), -1, np.int64)
@@ -92,7 +100,11 @@ def find_items(upserts: Upserts) -> tuple[Joined, np.ndarray]:
 
 
 def fold_upserts(upserts: Upserts, items: Joined, item_U: np.ndarray, features: Joined, embeddings: Joined) -> FoldedUpserts:
-    """Folds upserts, in their order, into items, given with their components as they are stored. Raises Corrupted."""
+    """Folds U upserts, in their order, into I items.
+
+    `items` and `item_U` are what `find_items` gave; `features` and `embeddings` are the items' components as they are stored, none where there is none. Raises
+    Corrupted (`bad_features_component`, `bad_embedding_component`).
+    """
     check_features(features)
     check_embeddings(embeddings)
     _, orders_U3, raw = upserts.columns()
@@ -116,7 +128,7 @@ def fold_upserts(upserts: Upserts, items: Joined, item_U: np.ndarray, features: 
 def _find_items(
     keys_T: np.ndarray, starts_U: np.ndarray, ends_U: np.ndarray, slots_S: np.ndarray, item_U: np.ndarray, first_I: np.ndarray
 ) -> int:
-    """How many items; first_I: the first upsert of each."""
+    """Number of items. Fills in item_U, the item of each upsert, and first_I, the first upsert of each item; slots_S is a hash table of items."""
     items, mask = 0, slots_S.shape[0] - 1
     for u in range(starts_U.shape[0]):
         slot = hash_key(keys_T, starts_U[u], ends_U[u]) & mask
@@ -134,7 +146,7 @@ def _find_items(
 
 @part
 def _read_whole(text: np.ndarray, at: int, size: int) -> int:
-    """A whole number of `size` bytes, little end first."""
+    """The little-endian whole number of `size` bytes at `at`."""
     whole = np.uint64(0)
     for i in range(size):
         whole |= np.uint64(text[at + i]) << np.uint64(8 * i)
@@ -181,7 +193,8 @@ def _fold(
     outcomes_I: np.ndarray,
     steps_U5: np.ndarray,
 ) -> tuple[int, int]:
-    """(steps, upserts applied). starts_I, ends_I: the component of each item in the arena, whose free part begins at `at`."""
+    """(number of steps, number of upserts applied). starts_I, ends_I: the component of each item in the arena, moved when an upsert is applied. The free part
+    of the arena begins at `at`. steps_U5: item, begin and end of the features before, begin and end of those after."""
     steps, applied = 0, 0
     for u in range(item_U.shape[0]):
         item, raw, raw_end = item_U[u], raw_starts_U[u], raw_ends_U[u]
@@ -222,5 +235,5 @@ def compile_fold() -> None:
 
 
 def is_fold_loaded() -> bool:
-    """Whether nobody waits for a compiler who folds."""
+    """Whether the kernel is loaded, so that a fold does not wait for a compiler."""
     return _loaded.is_set()

@@ -1,7 +1,7 @@
-"""Items of a shard as it stores them, many at once: keys, orders, features, embeddings, cut out of the stored bytes without a Python object an item.
+"""Items of a shard as it stores them, many at once: keys, orders, features and embeddings, cut out of the stored bytes without a Python object for each item.
 
-Here: `ItemBlock` and `EmbeddingValues`. Not here: reading them (streams/shard/reader.py), the bytes of one component (core/item_state.py), columns
-(item_columns.py).
+Here: `ItemBlock`, `EmbeddingValues`, and the checks of stored components. Not here: reading them (streams/shard/reader.py), the bytes of one component
+(core/item_state.py, the specification), columns (item_columns.py).
 
 Arrays: R items, T bytes, M width of the embedding.
 """
@@ -15,12 +15,13 @@ import numpy as np
 from infra.joined import Joined, join_some, join_stored
 from schemas.errors import Corrupted
 from schemas.index.layout import HASH_FACTOR, ORDER
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import kernel
+from schemas.model.vector_blocks import address, load_word
 from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
 from streams.stored.feature_texts import FeatureTexts
 
 _FEATURES_HEAD, _EMBEDDING_HEAD = FEATURES_HEADER.size, EMBEDDING_HEADER.size
-# Where a header has what an order repeats: core/item_state.py `encode_stored_order`.
+# Places in the headers of components, and in an order, of what the order repeats (core/item_state.py `encode_stored_order`).
 _CHANGED, _CHANGED_END, _HASH = 18, 36, 37
 _EMBEDDING_CHANGED, _EMBEDDING_HASH = 10, 20
 _ORDER_EMBEDDING, _ORDER_HASH, _ORDER_BYTES = 18, 28, ORDER.itemsize
@@ -29,14 +30,15 @@ _BYTE = np.uint64(255)
 
 
 class EmbeddingValues(Sequence[np.ndarray | None]):
-    """R embeddings, float32 each, or None: bytes from starts_R (-1 = none) to ends_R of bytes_T."""
+    """R embeddings or None: embedding r is the float32 values in bytes_T[starts_R[r] : ends_R[r]], and there is none where starts_R[r] is -1. As a sequence
+    it gives arrays, one at a time."""
 
     def __init__(self, bytes_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
         self.bytes_T, self.starts_R, self.ends_R = bytes_T, starts_R, ends_R
 
     @classmethod
     def join(cls, values: Sequence[bytes | None]) -> "EmbeddingValues":
-        """From values that lie apart."""
+        """Embeddings that lie apart, as bytes or None, copied into one buffer."""
         joined = join_some(values)
         return cls(joined.bytes_T, joined.starts_R, joined.ends_R)
 
@@ -54,11 +56,11 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
         return None if start < 0 else np.frombuffer(self.bytes_T[start : self.ends_R[place]].tobytes(), np.float32)
 
     def take(self, places: np.ndarray) -> "EmbeddingValues":
-        """Some of them."""
+        """The embeddings at some places, int64 or a bool mask [R], in the same buffer."""
         return EmbeddingValues(self.bytes_T, self.starts_R[places], self.ends_R[places])
 
     def stack(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """float32 [R, M] with zeros where there is none of this width, and bool [R], where there is one."""
+        """(float32 [R, M], bool [R]) for M = `width`: the embeddings, with zeros where there is none of this width, and where there is one."""
         out_RT = np.zeros((len(self), 4 * width), np.uint8)
         has_R = (self.starts_R >= 0) & (self.ends_R - self.starts_R == 4 * width)
         _copy_values(self.bytes_T, self.starts_R, has_R, out_RT)
@@ -67,7 +69,7 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
 
 @dataclass(frozen=True, slots=True)
 class ItemBlock:
-    """R live items in key order: index keys, orders_R (ORDER), and their two components."""
+    """R live items in key order: their index keys, orders_R (ORDER [R]), features and embeddings."""
 
     keys: list[bytes]
     orders_R: np.ndarray
@@ -78,7 +80,7 @@ class ItemBlock:
         return len(self.keys)
 
     def take(self, places: np.ndarray) -> "ItemBlock":
-        """Some of them."""
+        """The items at some places, int64 [R]."""
         keys = [self.keys[place] for place in places.tolist()]
         return ItemBlock(keys, self.orders_R[places], self.features.take(places), self.embeddings.take(places))
 
@@ -89,7 +91,7 @@ def cut_item_block(keys: list[bytes], features: Sequence[bytes], embeddings: Seq
 
 
 def cut_joined_block(keys: list[bytes], features: Joined, embeddings: Joined) -> ItemBlock:
-    """The same of components that were joined."""
+    """The same for components that lie in buffers already."""
     check_features(features)
     check_embeddings(embeddings)
     return ItemBlock(
@@ -101,45 +103,37 @@ def cut_joined_block(keys: list[bytes], features: Joined, embeddings: Joined) ->
 
 
 def cut_embedding_values(embeddings: Joined) -> EmbeddingValues:
-    """The values in embedding components."""
+    """The values in R components of embeddings, without their headers."""
     values_R = np.where(embeddings.starts_R < 0, -1, embeddings.starts_R + _EMBEDDING_HEAD)
     return EmbeddingValues(embeddings.bytes_T, values_R, embeddings.ends_R)
 
 
 def cut_orders(features: Joined, embeddings: Joined) -> np.ndarray:
-    """ORDER array [R] of items that are there: what `encode_stored_order` makes of their components."""
+    """ORDER array [R] of live items: what `encode_stored_order` makes of their components of features and, where there is one, of embeddings."""
     orders = np.empty((len(features.starts_R), _ORDER_BYTES), np.uint8)
     _cut_orders(features.bytes_T, features.starts_R, embeddings.bytes_T, embeddings.starts_R, orders)
     return orders.reshape(-1).view(ORDER)
 
 
 def check_features(joined: Joined) -> None:
-    """Raises Corrupted (`bad_features_component`) for one that has no whole header."""
+    """Raises Corrupted (`bad_features_component`) if one of these components of features is shorter than its header."""
     sizes = (joined.ends_R - joined.starts_R)[joined.starts_R >= 0]
     if (sizes < _FEATURES_HEAD).any():
         raise Corrupted("bad_features_component", f"features component of {sizes.min()} bytes, expected at least {_FEATURES_HEAD}")
 
 
 def has_dead(features: Joined) -> bool:
-    """Whether any of them is a delete marker. Raises Corrupted (`bad_features_component`)."""
+    """Whether any of these components of features, none of which is missing, is a delete marker. Raises Corrupted (`bad_features_component`)."""
     check_features(features)
     return bool(features.bytes_T[features.starts_R + DEAD_AT].any())
 
 
 def check_embeddings(joined: Joined) -> None:
-    """Raises Corrupted (`bad_embedding_component`) for one that is not a header and whole numbers."""
+    """Raises Corrupted (`bad_embedding_component`) if one of these components is not a header and a whole number of float32 values."""
     sizes = (joined.ends_R - joined.starts_R)[joined.starts_R >= 0]
     torn = sizes[(sizes < _EMBEDDING_HEAD) | ((sizes - _EMBEDDING_HEAD) % 4 != 0)]
     if len(torn):
         raise Corrupted("bad_embedding_component", f"embedding component of {torn[0]} bytes, expected {_EMBEDDING_HEAD} + 4 a number")
-
-
-@part
-def _word(bytes_T: np.ndarray, at: int) -> int:
-    word = np.uint64(0)
-    for i in range(8):
-        word |= np.uint64(bytes_T[at + i]) << np.uint64(8 * i)
-    return word
 
 
 @kernel
@@ -149,14 +143,14 @@ def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, e
         start, embedding = starts_R[r], embedding_starts_R[r]
         for i in range(_CHANGED_END - _CHANGED):
             out[r, i] = text_T[start + _CHANGED + i]
-        hashed = _word(text_T, start + _HASH)
+        hashed = load_word(address(text_T) + start + _HASH)
         for i in range(_ORDER_HASH - _ORDER_EMBEDDING):
             if embedding >= 0:
                 out[r, _ORDER_EMBEDDING + i] = bytes_T[embedding + _EMBEDDING_CHANGED + i]
             else:
                 out[r, _ORDER_EMBEDDING + i] = 255 if i < 8 else 0  # offset -1, index 0
         if embedding >= 0:
-            hashed += _FACTOR * _word(bytes_T, embedding + _EMBEDDING_HASH)
+            hashed += _FACTOR * load_word(address(bytes_T) + embedding + _EMBEDDING_HASH)
         for i in range(8):
             out[r, _ORDER_HASH + i] = np.uint8((hashed >> np.uint64(8 * i)) & _BYTE)
         out[r, _ORDER_BYTES - 1] = text_T[start + _CHANGED_END]

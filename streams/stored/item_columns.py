@@ -1,8 +1,9 @@
 """Columns of items for one model: what a FeatureSchema makes of raw features, as arrays.
 
-Here: `ItemColumns` and the plain ones of them, from mappings (the specification: schemas/features.py, feature by feature) and from stored texts
-(the same bits, compiled). Not here: the network, rows (streams/encoder.py).
-Invariant: both ways give the same bits for every item whose text is what `encode_raw_features` writes; a text that is not plainly readable goes the first way.
+Here: `ItemColumns`, and of these the plain columns, which need no network. They are made from mappings, by schemas/features.py, feature by feature, which is
+the specification; or from stored texts, in compiled passes. Not here: the network, rows (streams/encoder.py).
+Invariant: both ways give the same bits for every item whose text is what `encode_raw_features` writes. A text that is not plain (feature_texts.py) is decoded
+and goes the first way.
 
 Arrays: R items, F wanted features, Q realtime features, and those of FeatureBlock.
 """
@@ -27,7 +28,7 @@ _QUOTE, _COMMA, _MINUS, _ZERO, _NINE = (ord(c) for c in '",-09')
 
 @dataclass(frozen=True, slots=True)
 class PlainColumns:
-    """What a row has without the network: category_R int64 bucket of the SIM category; bid_R float64; realtime_RQ float32."""
+    """What a row has without the network: category_R int64, the buckets of the SIM category (0 = missing); bid_R float64; realtime_RQ float32."""
 
     category_R: np.ndarray
     bid_R: np.ndarray
@@ -43,7 +44,7 @@ class ItemColumns:
 
 
 def encode_columns(schema: FeatureSchema, raw_features: Sequence[Raw], mm_RM: np.ndarray) -> ItemColumns:
-    """Columns of R items; `mm_RM` float32 are their embeddings, zeros where missing."""
+    """All columns of R items, whose raw features are mappings or `FeatureTexts`. mm_RM: float32, their multimodal embeddings, zeros where one is missing."""
     if not isinstance(raw_features, FeatureTexts):
         vectors = {schema.multimodal: mm_RM} if schema.multimodal else {}
         return ItemColumns(encode_features(schema.item_half_inputs, raw_features, vectors), encode_plain_columns(schema, raw_features))
@@ -59,7 +60,7 @@ def encode_columns(schema: FeatureSchema, raw_features: Sequence[Raw], mm_RM: np
 
 
 def encode_plain_columns(schema: FeatureSchema, raw_features: Sequence[Raw]) -> PlainColumns:
-    """Only the plain ones."""
+    """The plain columns of R items alone."""
     if not isinstance(raw_features, FeatureTexts):
         categories = np.array(schema.categories_of(raw_features), np.int64)
         return PlainColumns(categories, schema.bids_of(raw_features), encode_realtime_rows(schema, raw_features))
@@ -257,7 +258,7 @@ def _fill_vectors(
 
 
 def compile_columns() -> None:
-    """Takes every kernel of this folder from numba's cache, or compiles it: what is asked later never waits for it."""
+    """Takes the kernels of this file, and the parts that they are made of, from numba's cache, or compiles them."""
     schema = FeatureSchema((Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=2), Feature("b", Scope.ITEM, Kind.BAG, buckets=2)))
     encode_columns(schema, FeatureTexts.join([b'{"a":1,"b":["x",0.5]}']), np.zeros((1, 0), np.float32))
     _fill_vectors(np.zeros(1, np.uint8), *(np.zeros(0, t) for t in (np.uint8, np.int64, np.int64)), np.zeros((0, 1)), np.zeros(0, np.bool_))

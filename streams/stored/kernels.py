@@ -1,4 +1,6 @@
-"""Compiled kernels of this folder, of the rows in memory (infra) and of the item network, loaded ahead: what is asked later never waits for a compiler."""
+"""Loads the compiled kernels of this folder, of the rows in memory (infra/held_rows.py) and of the item network ahead of their first use, so that no batch
+waits for a compiler. Not here: the kernels; how one process of a machine compiles for all (infra/compiled_once.py).
+"""
 
 from pathlib import Path
 
@@ -20,7 +22,7 @@ _MODEL_SOURCES = Path(item_network.__file__).parent
 
 
 def load_kernels() -> None:
-    """Takes every kernel from numba's cache, or compiles it (once per machine: 10 s against 1)."""
+    """Takes every kernel from numba's cache, which takes 1 s, or compiles it, which takes 10 s and is done by one process of a machine."""
     with compiled_once("rows", _ROW_SOURCES):
         compile_joined()
         compile_held_rows()
@@ -37,6 +39,6 @@ def load_kernels() -> None:
 
 
 def load_compiled_kernels() -> None:
-    """Takes them from the cache if all are there: for processes that others wait for."""
+    """Takes the kernels from numba's cache if all of them are there, and does nothing otherwise: for processes that must not compile while others wait."""
     if is_compiled("rows", _ROW_SOURCES) and is_compiled("stored", _SOURCES) and is_compiled("items", _MODEL_SOURCES):
         load_kernels()

@@ -1,6 +1,6 @@
 """Row changes of a micro-batch as delta records hold them, side by side in one buffer (FORMAT.md section 8).
 
-Here: `pack_changes`. Not here: headers and checksums (schemas/index/layout.py), how many changes one record takes (there too), sending.
+Here: `pack_changes`. Not here: headers, checksums, and how many changes a record takes (schemas/index/layout.py); sending (streams/shard/outbox_sender.py).
 
 Arrays: R changes, T bytes.
 """
@@ -16,14 +16,14 @@ _LENGTH_BYTES = 2  # of a key, before it
 
 
 class PackedChanges(NamedTuple):
-    """R changes in `bytes_T`; each ends where ends_R says, and the next one begins there."""
+    """R changes in bytes_T (uint8). Change r ends at ends_R[r] (int64), and the next one begins there."""
 
     bytes_T: np.ndarray
     ends_R: np.ndarray
 
 
 def pack_changes(keys: Joined, values: Joined) -> PackedChanges:
-    """Each index key with its length before it, then the increment value."""
+    """For each of R changes the length of its index key (uint16), the key, and the increment value. No key and no value is missing."""
     ends_R = np.cumsum(_LENGTH_BYTES + (keys.ends_R - keys.starts_R) + (values.ends_R - values.starts_R))
     bytes_T = np.empty(int(ends_R[-1]) if len(ends_R) else 0, np.uint8)
     _pack_changes(*keys, *values, bytes_T)

@@ -1,10 +1,11 @@
-"""Records of item-features that publishers wrote plainly, many of them in one compiled pass.
+"""Records of item-features that publishers wrote plainly, many of them read in one compiled pass.
 
-Here: `read_plain_records`, and the kernel on its way into a process. Not here: one record (record_texts.py), the models that judge every other
-record (streams/shard/decode.py).
-A record with one update costs a quarter of what it does alone: arrays and the call are made once.
+Here: `read_plain_records`, and loading its kernel in a thread. Not here: one record, and what plain means (record_texts.py); the models that judge every
+other record (streams/shard/decode.py).
+Together, a record with one update costs a quarter of what it costs alone, because the arrays and the call are made once.
+Invariant: until the kernel is loaded nothing is read here, so a worker that starts does not wait for a compiler.
 
-Arrays: T bytes, N records, U updates of all of them, with 9 numbers each.
+Arrays: T bytes, N records, U updates of all of them, with 9 numbers each, N1 = N + 1 counts.
 """
 
 import threading
@@ -27,8 +28,10 @@ _SIGN_BIT = np.uint64(1 << 63)
 class PlainRecords:
     """N records side by side, and what was read of them.
 
-    values: the records. fields_U9: whole numbers of each update (OP ... END; places count from the record's begin); raw_T: canonical features, from
-    RAW_BEGIN to RAW_END of it. ends_N1: updates before each record, and of all; a record without updates is not plain.
+    values      the records
+    fields_U9   int64: what is known of each update, by the columns OP to END of record_texts.py; places count from the beginning of its record
+    raw_T       uint8: canonical features; those of an update stand from its RAW_BEGIN to its RAW_END
+    ends_N1     number of updates before each record, and of all; a record without updates is not plain
     """
 
     values: Joined
@@ -37,7 +40,7 @@ class PlainRecords:
     ends_N1: list[int]
 
     def updates_of(self, record: int) -> slice:
-        """Where its updates stand; empty if it is not plain."""
+        """Which rows of `fields_U9` are the updates of a record; none if it is not plain."""
         return slice(self.ends_N1[record], self.ends_N1[record + 1])
 
     def raw_of(self, begin: int, end: int) -> bytes:
@@ -45,7 +48,7 @@ class PlainRecords:
         return self.raw_T[begin:end].tobytes()
 
     def upserts(self, kind: IdKind, offsets: Sequence[int]) -> UpsertColumns:
-        """All updates as columns, given the offset of each record. Those that are no plain upserts stand there too, to be left out."""
+        """All U updates as columns; `offsets` are those of the N records. Updates that are no plain upserts are among them, and the caller leaves them out."""
         counts_N = np.diff(self.ends_N1)
         first_U = np.repeat(np.array(self.ends_N1[:-1], np.int64), counts_N)
         orders_U3 = np.empty((len(self.fields_U9), 3), np.int64)
@@ -65,8 +68,8 @@ class PlainRecords:
 
 
 def read_plain_records(values: Sequence[bytes], kind: IdKind, partition: int, partitions: int) -> PlainRecords | None:
-    """What is plain of these records, all from `partition` of `partitions`; for the rest, and for all as long as the kernel is not there (None),
-    ask schemas/events.py."""
+    """What is plain of these records, all of which came in `partition` of `partitions`. The models of schemas/events.py judge the others, and all records as
+    long as the kernel is not loaded (None)."""
     if not _loading.is_loaded:
         _loading.begin()
         return None
@@ -113,7 +116,7 @@ def load_records() -> None:
 
 
 class _Loading:
-    """The kernel comes in a thread of its own: a worker that starts does not wait for it, because the models judge the same."""
+    """Loads the kernel in a thread of its own. A worker that starts does not wait for it, because the models judge in the same way."""
 
     def __init__(self) -> None:
         self.is_loaded = False

@@ -1,12 +1,15 @@
 """One record of item-features in the form that publishers write, read in one compiled pass: ids, versions, and features as canonical JSON.
 
-Here: the kernel `read_record`. Not here: many records at once (plain_records.py), the rules of a record (schemas/events.py, the specification and the
-way of every record that is not plain).
-Invariant: what is accepted here the strict models accept, with the same ids, versions and canonical bytes; whatever is not plainly so is `None` (the whole
-record) or an update whose features Python reads. Plain: fields in their declared order, ids and versions of at most 18 digits, printable ASCII
-without escapes, numbers as they are printed again: at most 15 digits, no needless zero, no exponent. 15 digits survive a double, so those are shortest.
+Here: `read_record`, a part of the kernel in plain_records.py. Not here: many records at once (plain_records.py), the rules of a record
+(schemas/events.py), which are the specification, and which judge every record that is not plain.
+A record is plain if its fields stand in their declared order, its ids and versions have at most 18 digits, and its texts are printable ASCII without escapes.
+The features of an update are plain if each number is written as it is printed again: at most 15 digits, no needless zero, no exponent. A double keeps
+15 digits, so such a number is the shortest text of its double.
+Invariant: what is accepted here is accepted by the strict models, too, with the same ids, versions and canonical bytes. Of a record that is not plain no update
+is told; an update whose features are not plain is told as UPSERT_BY_PYTHON.
 
-Arrays: T bytes of a record, U updates of it, E entries of one update's features.
+Arrays: T bytes of a record, U updates of it, E entries of one update's features. An entry is four places: where its name begins and ends, and where its
+value begins and ends.
 """
 
 import numpy as np
@@ -20,6 +23,7 @@ from schemas.limits import (
     TEXT_ID_BYTES_MAX,
 )
 from schemas.model.compiled import part
+from streams.stored.text_words import order_of
 
 _QUOTE, _ESCAPE, _COMMA, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,{}[]')
 _MINUS, _POINT, _ZERO, _NINE, _SPACE, _UNDERSCORE, _DELETE = ord("-"), ord("."), ord("0"), ord("9"), ord(" "), ord("_"), 0x7F
@@ -33,7 +37,8 @@ UPDATE_BYTES_MIN = len(b'{"op":"upsert","item_id":1,"version":1,"features":{}}')
 _LIST_MAX = max(BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX)
 _WHOLE_DIGITS_MAX, _DIGITS_MAX, _ZEROS_AFTER_POINT_MAX = 18, 15, 3
 _BAD = -1
-# columns of what is known of an update
+# What is known of an update, by column. ID_BEGIN to ID_END, and BEGIN to END of the update: places in the record. RAW_BEGIN to RAW_END: in the buffer of
+# canonical features. ITEM: an int64 id.
 OP, ITEM, ID_BEGIN, ID_END, VERSION, RAW_BEGIN, RAW_END, BEGIN, END = range(9)
 COLUMNS = 9
 UPSERT, REMOVE, UPSERT_BY_PYTHON = 1, 2, 3
@@ -160,15 +165,6 @@ def _is_name(text: np.ndarray, begin: int, end: int) -> bool:
 
 
 @part
-def _compare(text: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
-    size_a, size_b = a[1] - a[0], b[1] - b[0]
-    for i in range(min(size_a, size_b)):
-        if text[a[0] + i] != text[b[0] + i]:
-            return np.int64(text[a[0] + i]) - np.int64(text[b[0] + i])
-    return size_a - size_b
-
-
-@part
 def _sort_names(text: np.ndarray, entries: np.ndarray, count: int, places: np.ndarray) -> bool:
     """Puts the places of ascending names into `places`, beginning with those of the update before (places[-1] of them); False: a name twice."""
     if places[-1] != count:
@@ -178,7 +174,8 @@ def _sort_names(text: np.ndarray, entries: np.ndarray, count: int, places: np.nd
     for e in range(1, count):
         here, back = places[e], e
         while back > 0:
-            order = _compare(text, entries[places[back - 1]], entries[here])
+            before = places[back - 1]
+            order = order_of(text, entries[before, 0], entries[before, 1], text, entries[here, 0], entries[here, 1])
             if order == 0:
                 return False
             if order < 0:
@@ -327,7 +324,13 @@ def read_record(
     entries: np.ndarray,
     places: np.ndarray,
 ) -> tuple[int, int]:
-    """(updates, where their canonical features end in `raw`, in which they begin at `size`); no updates: the record is not plain."""
+    """(number of updates, where their canonical features end in `raw`). A record without updates is not plain.
+
+    text      the record; ids are text (`is_text`) or int64, and all of them belong to `partition` of `partitions`
+    fields    int64 [U, COLUMNS], filled; a record with more updates is not plain
+    raw       uint8, filled from `size` on with the canonical features of the plain upserts, side by side
+    entries   int64 [E, 4], to work in; places: int64 [E + 1], the order of the names, whose last element says of how many
+    """
     end, at, known = text.shape[0], _HEAD.shape[0], 0  # entries of the update before, whose names are in order in `places`
     if not _begins(text, 0, _HEAD):
         return 0, 0

@@ -1,9 +1,9 @@
-"""Eight characters at a time: names compared, and short decimal numbers read, without a branch a character.
+"""Text in a buffer, eight characters at a time: names are compared, and short decimal numbers are read, without a branch for each character.
 
-Here: for text in a buffer, from a place from which eight bytes can be read. Not here: what is longer or not plain (feature_texts.py), and the words of a
-number that two do not decide (decimal_numbers.py).
-A number of at most seven digits and a point is one word: the digits are moved together, and three products make them a whole number. Where the point is and
-where the number ends are found by arithmetic, so numbers of other lengths are not mispredicted branches, which cost more than the reading.
+Here: compiled functions that read words of eight bytes, so eight bytes must be readable from the place that they are given; and the order of two names,
+which reads single bytes. Not here: longer numbers and whole texts (feature_texts.py), numbers that two words do not decide (decimal_numbers.py).
+A number of at most seven digits and a point fits into one word: its digits are moved together, and three products make them a whole number. Where the
+point is and where the number ends is found by arithmetic, because a branch on the length would be mispredicted and cost more than the reading.
 Source: D. Lemire, Number Parsing at a Gigabyte per Second, 2021 (eight digits at once).
 """
 
@@ -39,7 +39,7 @@ def trailing_zeros(_context, word):  # type: ignore[no-untyped-def]
 
 @part
 def are_equal(text: np.ndarray, at: int, name: np.ndarray, name_at: int, length: int) -> bool:
-    """Whether two runs of bytes are the same; eight bytes can be read from the last of each."""
+    """Whether two runs of `length` bytes are the same. Eight bytes must be readable from the last of each."""
     one, other = address(text) + at, address(name) + name_at
     while length >= WORD_BYTES:
         if load_word(one) != load_word(other):
@@ -49,15 +49,24 @@ def are_equal(text: np.ndarray, at: int, name: np.ndarray, name_at: int, length:
 
 
 @part
+def order_of(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: int, end_b: int) -> int:
+    """Below, equal to or above 0 as a[begin_a:end_a] is before, the same as or after b[begin_b:end_b], byte by byte."""
+    for i in range(min(end_a - begin_a, end_b - begin_b)):
+        if a[begin_a + i] != b[begin_b + i]:
+            return np.int64(a[begin_a + i]) - np.int64(b[begin_b + i])
+    return (end_a - begin_a) - (end_b - begin_b)
+
+
+@part
 def divide_by_tens(whole: int, places: int) -> float:
-    """whole / 10^places (-1 counts as 0), rounded once: both are exact."""
+    """whole / 10^places, where -1 counts as 0: rounded once, because both numbers are exact."""
     return float(whole) / _TENS[max(places, 0)]
 
 
 @part
 def read_short_number(text: np.ndarray, at: int) -> tuple[int, int, int]:
-    """(its characters, digits after the point or -1 without one, its digits as a whole number) of a number without a sign; 0 characters if it does not end
-    within the word, or is none."""
+    """(number of characters, digits after the point or -1 without a point, its digits as a whole number) of the number without a sign at `at`. 0 characters
+    if it does not end within the word, or if there is no number."""
     word = load_word(address(text) + at)
     other = ((word & _HIGH_NIBBLES) ^ _ZEROS) | (((word + _SIXES) & _HIGH_NIBBLES) ^ _ZEROS)  # 0 in the bytes of digits
     first = trailing_zeros(other) >> 3

@@ -1,6 +1,6 @@
-"""Upserts of items as columns, many at once, from the record to the fold without a Python object for each.
+"""Upserts of items as columns: many at once, from the record to the fold, without a Python object for each.
 
-Here: `Upserts`, a run of them that reads as `FeaturesUpdate`s one by one. Not here: where they come from (plain_records.py), what they do to an item
+Here: `Upserts`, a run of upserts that is also a sequence of `FeaturesUpdate`s. Not here: where they come from (plain_records.py), what they do to an item
 (folded_upserts.py).
 
 Arrays: U upserts, T bytes.
@@ -16,7 +16,7 @@ from streams.core.item_state import FeaturesUpdate
 
 
 class UpsertColumns(NamedTuple):
-    """keys of the index; orders_U3 int64: event version, offset, index; raw: canonical features."""
+    """U upserts: their index keys, orders_U3 int64 (event version, offset, index in the record), and their canonical features."""
 
     keys: Joined
     orders_U3: np.ndarray
@@ -24,7 +24,7 @@ class UpsertColumns(NamedTuple):
 
 
 class Upserts(Sequence[FeaturesUpdate]):
-    """Those from `begin` to `end` of columns that several records share."""
+    """The upserts from `begin` to before `end` of some columns. Several runs may share the columns, as the records of one pass do."""
 
     __slots__ = ("_columns", "begin", "end")
 
@@ -33,14 +33,14 @@ class Upserts(Sequence[FeaturesUpdate]):
 
     @classmethod
     def of(cls, updates: Sequence[FeaturesUpdate]) -> "Upserts":
-        """From upserts that lie apart, each with a version."""
+        """A run of upserts that lie apart, copied into columns."""
         orders_U3 = np.array([(update.version, update.offset, update.index) for update in updates], np.int64).reshape(-1, 3)
         keys, raw = join_stored([update.key for update in updates]), join_stored([update.raw for update in updates])
         return cls(UpsertColumns(keys, orders_U3, raw), 0, len(updates))
 
     @classmethod
     def join(cls, parts: "Sequence[Upserts]") -> "Upserts":
-        """One run of several, in their order. Those that follow each other in the same columns are not copied."""
+        """One run of several, in their order. Runs that follow each other in the same columns are not copied."""
         runs: list[Upserts] = []
         for part in parts:
             if runs and runs[-1]._columns is part._columns and runs[-1].end == part.begin:
@@ -53,12 +53,12 @@ class Upserts(Sequence[FeaturesUpdate]):
         return cls(UpsertColumns(join_runs(keys), np.concatenate(orders_U3), join_runs(raw)), 0, sum(map(len, runs)))
 
     def columns(self) -> UpsertColumns:
-        """Only these."""
+        """The columns of these upserts alone, in the same buffers."""
         keys, orders_U3, raw = self._columns
         return UpsertColumns(keys.cut(self.begin, self.end), orders_U3[self.begin : self.end], raw.cut(self.begin, self.end))
 
     def take(self, places: Sequence[int]) -> "Upserts":
-        """Some of them."""
+        """The upserts at some places of the run, in that order."""
         keys, orders_U3, raw = self.columns()
         at = np.array(places, np.int64)
         return Upserts(UpsertColumns(keys.take(at), orders_U3[at], raw.take(at)), 0, len(places))

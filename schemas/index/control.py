@@ -1,11 +1,14 @@
-"""The control log: the pure fold that turns a log into what is wanted, live, pinned (protocol B1 to B5).
+"""The control log: the pure fold that turns a log into what is wanted, live and pinned (protocol B1 to B5).
 
-    fold_entry(state, number, raw bytes) -> state        one entry
-    plan_entry(state, entry) -> bytes                    checked against the fold, ready to be put at `state.next_number`
+    fold_entry(state, number, raw bytes) -> state        the state after one more entry
+    plan_entry(state, entry) -> bytes                    an entry checked against the fold, ready to be put at `state.next_number`
 
-The log is the only truth about versions. Any worker may append; whoever loses the number reads on and decides again.
-An entry kind this code does not know sets `unknown_entry`: reconciling stops, serving goes on. A refused entry (two writers that
-raced past each other cannot make one, a broken tool can) changes nothing and is listed in `refused`.
+Here: what each kind of entry does to the state. Not here: entries as bytes (control_entry.py), which transitions a version has (lifecycle.py), reading and
+appending (infra/index/control_log.py).
+Invariants:
+- The log is the only truth about versions. Any worker may append; whoever finds its number taken reads on and decides again.
+- An entry of a kind that this code does not know sets `unknown_entry`: reconciling stops, and serving goes on.
+- A refused entry changes nothing and is listed in `refused`. Two writers that race cannot make one; a broken tool can.
 """
 
 import dataclasses
@@ -25,15 +28,20 @@ __all__ = ["ControlState", "Entry", "Init", "VersionStatus", "decode_entry", "en
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """One version in the fold. `wanted_revision` is set while a revision is wanted and not yet published; `ended_at_ms` once it is final.
+    """One version in the fold. Times are in milliseconds since 1970, 0 where it has not happened.
 
-    last_wanted: the highest revision ever wanted. A number is never used again: seals of one that was given up are of another time, and
-    must not become part of a revision that is wanted after a freeze.
-    frozen_revision: the revision it had when it was last frozen; whoever loaded that one or an older one has missed changes since.
-    reason, by: why it stands where it does, and who said so.
-    withheld: its canary failed; approved: an operator has overruled that, or said so beforehand.
-    turned_away: it was live and rolled back from; nothing brings it back by itself.
-    wish: what happens to it once its revival is published.
+    reason, by        why it is in its state, and who said so
+    cause             why its newest revision was wanted
+    wanted_revision   the revision that is wanted and not yet published; None if there is none
+    revision          the last published revision, -1 before the first
+    ended_at_ms       when it became removed, rejected or aborted
+    last_wanted       the highest revision that was ever wanted. A number is never used again: the seals of a revision that was given up are of another time,
+                      and must not become part of one that is wanted after a freeze
+    frozen_revision   the revision that it had when it was last frozen; a reader that has loaded this one or an older one has missed changes since
+    withheld          its canary failed
+    approved          an operator has overruled its canary, or said so beforehand
+    turned_away       it was live and was rolled back from; nothing brings it back by itself
+    wish              what happens to it once its revival is published
     """
 
     version: int
@@ -77,7 +85,13 @@ class VersionStatus:
 
 @dataclass(frozen=True)
 class ControlState:
-    """The fold of a log up to `next_number`. `held_why`: who holds and why, empty when nobody does."""
+    """The fold of a log up to before entry `next_number`.
+
+    versions   every version that was ever wanted or rejected, by number
+    held       nothing is promoted by itself; `held_why` says who holds and why, and is empty while nobody does
+    unknown_entry   number and kind of an entry that this code does not know, empty if there is none
+    refused    number and reason of every entry that was refused
+    """
 
     next_number: int = 0
     init: Init | None = None
@@ -98,7 +112,7 @@ class ControlState:
 
     @functools.cached_property
     def receiving(self) -> tuple[VersionStatus, ...]:
-        """Versions for which shards write increments and deltas, oldest first: wanted ones only once they build, frozen ones once they revive."""
+        """Versions for which shards write increments and deltas, oldest first. A wanted version is one once it builds, a frozen one while it revives."""
         building = self.building
         return tuple(
             s
@@ -108,17 +122,17 @@ class ControlState:
 
     @property
     def building(self) -> VersionStatus | None:
-        """The one new version that builds: the oldest wanted (B4)."""
+        """The one new version that is built: the oldest of those that are wanted (B4). None if there is none."""
         return min((s for s in self.versions.values() if s.state is State.WANTED), key=lambda s: s.version, default=None)
 
     @property
     def newest_decided(self) -> int:
-        """Highest version in a want or reject; checkpoint records are read from the offset after it (B3)."""
+        """The highest version that was wanted or rejected, -1 before the first. Checkpoint records are read from the offset after it (B3)."""
         return max(self.versions, default=-1)
 
 
 def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
-    """The state after entry `number`. Raises Corrupted if the bytes are no entry or the number leaves a gap."""
+    """The state after entry `number`. Raises Corrupted: `bad_control_entry` if the bytes are no entry, `control_log_gap` if the number is not the next."""
     if number != state.next_number:
         raise Corrupted("control_log_gap", f"entry {number} follows {state.next_number - 1}; an entry of the control log is missing")
     after = dataclasses.replace(state, next_number=number + 1)

@@ -1,6 +1,8 @@
-"""Entries of the control log: their fields, and their JSON. Not here: what they do (control.py), which are possible (lifecycle.py).
+"""Entries of the control log: their fields, and their JSON (FORMAT.md section 7).
 
-A field at its default is left out, and one that this code does not know is passed over: an older reader reads a newer entry of a kind that it knows.
+Here: encoding and decoding, pure. Not here: what entries do (control.py), which of them are possible (lifecycle.py).
+Invariant: a field at its default is left out, and a field that this code does not know is passed over, so an older reader reads a newer entry of a kind that
+it knows. An entry of a kind that it does not know is Incompatible, and bytes that are no entry are Corrupted.
 """
 
 import dataclasses
@@ -18,7 +20,12 @@ from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 @dataclass(frozen=True)
 class Init:
-    """The identity of an index (A1). Another N, id kind or topic is another index. topic_ids may be empty where a broker has none."""
+    """The identity of an index (A1). Another number of shards or user partitions, id kind or topic is another index.
+
+    topics      whole name of each topic, by its name without prefix
+    topic_ids   Kafka's id of the topics whose offsets the index names, by name without prefix; empty where a broker has none
+    format      number of the index format
+    """
 
     shards: int
     user_partitions: int
@@ -65,7 +72,7 @@ _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """JSON of an entry, defaults left out."""
+    """The JSON bytes of an entry, without the fields that are at their defaults."""
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(Entry)}
     kept = {k: v for k, v in fields.items() if k in ("kind", "at_ms", "version", "revision") or v not in ("", None)}
     if entry.init is not None:

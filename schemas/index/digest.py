@@ -1,6 +1,9 @@
-"""Digests of shards and versions (FORMAT.md section 6), and the merged view they are taken over.
+"""Digests of shards and versions (FORMAT.md section 6), and the merged view that they are taken over.
 
-Two digests: one over row bytes, one over inputs. Equal data digests with different row digests mean a difference of arithmetic, not of data.
+Here: `merge_parts` and `ShardDigest`, pure. Not here: reading parts (infra/index/parts.py), comparing versions row by row (infra/index/diff.py).
+There are two digests, one over the bytes of rows and one over the hashes of inputs. Equal data digests with different row digests mean a difference of
+arithmetic, not of data. Orders and positions are in neither.
+Invariant: a digest does not depend on how the rows are cut into blocks, or on what is in the full part and what is an increment.
 """
 
 import hashlib
@@ -13,9 +16,12 @@ from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
 
 
 def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterable[tuple[bytes, bytes]]) -> Iterator[RowBlock]:
-    """The merged view in key order: increments win over the full part, tombstones are removed.
+    """Yields the merged view in key order: an increment wins over the row of the full part, and a tombstone removes it.
 
-    full: blocks in key order; increments: (index key, value) in key order. Yields blocks without dead rows; blocks may be empty of full rows.
+    full         blocks in key order, each with a row at least
+    increments   (index key, increment value) in key order, tombstones included
+
+    No block that is yielded has dead rows; a block may be empty. Raises Corrupted (`bad_increment`).
     """
     pending = iter(increments)
     head = next(pending, None)
@@ -54,7 +60,7 @@ def _merge_block(layout: RowLayout, block: RowBlock, changes: Sequence[tuple[byt
 
 
 class ShardDigest:
-    """Takes the blocks of a merged view in key order; `rows`, `hexdigest`, `data_hexdigest` at the end."""
+    """Takes the blocks of a shard's merged view in key order. At the end `rows` is their number of rows, and the two digests are 32 hex digits each."""
 
     def __init__(self, layout: RowLayout, model_id: str, lsh_version: str) -> None:
         self._layout = layout
@@ -69,7 +75,7 @@ class ShardDigest:
         self._of_data.update(self._with_keys(block.keys, np.ascontiguousarray(block.orders["input_hash"])))
 
     def _with_keys(self, keys: Sequence[bytes], values: np.ndarray) -> bytes:
-        """key length, key, value for each row, as bytes."""
+        """For each row the length of its key (uint16), the key, and the value, as bytes."""
         if self._layout.id_kind is IdKind.INT64:
             out = np.empty(len(keys), [("length", "<u2"), ("key", "V8"), ("value", f"V{values.itemsize}")])
             out["length"] = 8
@@ -91,5 +97,5 @@ class ShardDigest:
 
 
 def version_digest(shard_digests: Sequence[str]) -> str:
-    """Digest of a version from its shards' digests in shard order."""
+    """The digest of a version, 64 hex digits, from the digests of its shards in their order."""
     return hashlib.sha256("".join(shard_digests).encode()).hexdigest()

@@ -1,7 +1,11 @@
-"""Rows, orders, blocks, increments and delta records as bytes. Implements FORMAT.md sections 2 to 5 and 8; no I/O.
+"""Rows, orders, blocks, increments and delta records as bytes: FORMAT.md sections 2 to 5 and 8. No I/O.
 
-Arrays: R rows. A row is one element of a packed NumPy structured array whose fields are the columns; an order likewise.
-Every decode checks magic, format, sizes and checksum first and raises Corrupted: a reader never sees a torn row (I3).
+Here: the layout of a version's rows, and encoding and decoding. Not here: keys of single ids (schemas/ids.py), seals and manifests (manifest.py), who writes
+which part (infra/index/parts.py).
+Invariants: a decode checks magic, format, checksum and sizes before it gives anything, and raises Corrupted, so a reader never sees a torn row (I3). Increments
+have no checksum of their own: those of RocksDB and of the delta record cover them.
+
+Arrays: R rows. A row is one element of a packed structured array whose fields are the columns; an order is one element of an ORDER array.
 """
 
 import hashlib
@@ -56,23 +60,24 @@ def _checksum(raw: bytes) -> bytes:
 
 
 def component_hash(component: bytes) -> int:
-    """BLAKE2b-64 of the bytes of one component of an item: its canonical features, or the values of its embedding."""
+    """uint64: BLAKE2b-64 of the bytes of one component of an item, which are its canonical features, or the values of its embedding."""
     return int.from_bytes(hashlib.blake2b(component, digest_size=8).digest(), "little")
 
 
 def combine_hashes(features: int, embedding: int) -> int:
-    """The order's `input_hash` from the hashes of the components (`embedding` 0 if there is none): each alone decides it while the other stands."""
+    """The `input_hash` of an order (uint64) from the hashes of both components; `embedding` is 0 if there is none. As the factor is odd, a change of one
+    component's hash alone always changes it."""
     return (features + HASH_FACTOR * embedding) & 0xFFFFFFFFFFFFFFFF
 
 
 def input_hash(features: bytes, embedding: bytes) -> int:
-    """The order's `input_hash`: of the stored features bytes and the stored embedding bytes (empty if there is none)."""
+    """The `input_hash` of an order from the stored bytes of both components; `embedding` is empty if there is none."""
     return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a row: NumPy dtype code, elements per row, flags."""
+    """One column of a row: its name, its NumPy dtype code, the number of elements in a row, and its flags (REQUIRED or 0)."""
 
     name: str
     dtype: str
@@ -89,7 +94,7 @@ class RowLayout:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Packed structured dtype of a row. One-element columns are scalars."""
+        """The packed structured dtype of a row. A column of one element is a scalar field."""
         return np.dtype([(c.name, c.dtype) if c.width == 1 else (c.name, c.dtype, (c.width,)) for c in self.columns])
 
     @property
@@ -98,7 +103,7 @@ class RowLayout:
         return self.dtype.itemsize
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a manifest."""
+        """The layout as a manifest holds it; `decode_layout` reads it."""
         return {"id_kind": str(self.id_kind), "columns": [[c.name, c.dtype, c.width, c.flags] for c in self.columns]}
 
 
@@ -120,7 +125,8 @@ KNOWN_COLUMNS = frozenset({"vector", "bridge", "signature", "has_signature", "ca
 
 
 def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
-    """A layout from a manifest. Raises Incompatible if it requires a column that this code does not know."""
+    """The layout in a manifest. Raises Incompatible (`unknown_column`) if it requires a column that this code does not know; KeyError, TypeError or
+    ValueError, which decode_manifest maps, if it is no layout."""
     layout = RowLayout(tuple(Column(*c) for c in raw["columns"]), IdKind(raw["id_kind"]))
     unknown = [c.name for c in layout.columns if c.flags & REQUIRED and c.name not in KNOWN_COLUMNS]
     if unknown:
@@ -129,7 +135,8 @@ def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
 
 
 def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
-    """The row-order rule, element by element: neither component goes back and one advances. Both ORDER arrays (or scalars) of one shape."""
+    """Whether each incoming row replaces the current one: neither of its components goes back, and one of them advances. Both are ORDER arrays, or elements, of
+    one shape; so is the bool result."""
 
     def compare(*fields: str) -> np.ndarray:
         sign = np.zeros(np.shape(incoming["dead"]), np.int8)
@@ -147,7 +154,7 @@ def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """R rows in key order: index keys (int64 ids as an array, or a list of bytes), orders [R], rows [R] of the layout's dtype."""
+    """R rows in key order: their index keys, orders (ORDER [R]), and rows ([R] of the layout's dtype)."""
 
     keys: Sequence[bytes]
     orders: np.ndarray
@@ -162,7 +169,7 @@ class RowBlock:
 
 
 def int64_ids(keys: Sequence[bytes]) -> np.ndarray:
-    """int64 [R] from index keys of an int64 catalogue."""
+    """The ids of R index keys of an int64 catalogue: int64 [R]."""
     return (np.frombuffer(b"".join(keys), ">u8").astype(np.uint64) ^ _SIGN_BIT).view(np.int64)
 
 
@@ -179,7 +186,7 @@ def _decode_keys(raw: bytes, rows: int, kind: IdKind) -> list[bytes]:
 
 
 def encode_block(layout: RowLayout, block: RowBlock) -> bytes:
-    """One columnar block (FORMAT.md section 4)."""
+    """The bytes of one columnar block (FORMAT.md section 4)."""
     keys = _encode_keys(block.keys, layout.id_kind)
     header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, FORMAT, _ID_KINDS.index(layout.id_kind), 0, len(block), len(keys))
     body = b"".join((header, keys, block.orders.tobytes(), *(np.ascontiguousarray(block.rows[c.name]).tobytes() for c in layout.columns)))
@@ -201,7 +208,7 @@ def _checked(raw: bytes, magic: bytes, header: struct.Struct, what: str) -> tupl
 
 
 def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
-    """Raises Corrupted (not what was written) or Incompatible (another format or id kind)."""
+    """The block in these bytes. Raises Corrupted (`bad_block`, `bad_block_checksum`, `bad_block_size`), Incompatible (`block_format`, `block_id_kind`)."""
     _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
     if kind != _ID_KINDS.index(layout.id_kind):
         raise Incompatible("block_id_kind", f"block has ids of kind {_ID_KINDS[kind]}, the manifest says {layout.id_kind}")
@@ -229,7 +236,7 @@ def encode_increment(order: np.ndarray, row: np.ndarray | None) -> bytes:
 
 
 def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndarray | None]:
-    """(order, row), 0-d arrays; row is None for a tombstone. Raises Corrupted."""
+    """(order, row): an element of ORDER, and one of the layout's dtype, or None for a tombstone. Raises Corrupted (`bad_increment`)."""
     if len(raw) < ORDER.itemsize:
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {ORDER.itemsize}")
     order = np.frombuffer(raw, ORDER, 1)[0]
@@ -244,7 +251,13 @@ def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeader:
-    """What a delta record says besides rows. `next_offsets` = (item-features, new-items) of the shard after the batch."""
+    """What a delta record says besides rows.
+
+    version        whose rows they are; WATERMARK_VERSION where no version receives any
+    sequence       counts up by one in a shard
+    next_offsets   of item-features and new-items in the shard after the batch
+    source_ms      record time of the newest source record in it
+    """
 
     version: int
     shard: int
@@ -268,7 +281,7 @@ def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
 
 
 def encode_packed_delta(kind: IdKind, header: DeltaHeader, rows: int, packed: bytes) -> bytes:
-    """The same of changes that lie side by side: the length of a key (uint16), the key, the increment value, and the next."""
+    """The bytes of a delta record whose changes lie side by side already: for each of `rows` the length of its key (uint16), the key, the increment value."""
     h = header
     head = _DELTA_HEADER.pack(
         _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, rows
@@ -279,9 +292,9 @@ def encode_packed_delta(kind: IdKind, header: DeltaHeader, rows: int, packed: by
 
 
 def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
-    """A delta record; its changes are empty when `layout_of` does not know its version (nobody here reads that one).
+    """The delta record in these bytes. It has no changes if `layout_of`, which gives layouts by version, does not have its version.
 
-    Raises Corrupted or Incompatible.
+    Raises Corrupted (`bad_delta`, `bad_delta_checksum`, `bad_delta_size`), Incompatible (`delta_format`).
     """
     _, _, _, _, version, shard, sequence, next_features, next_embeddings, source_ms, count = _checked(
         raw, _DELTA_MAGIC, _DELTA_HEADER, "delta"
@@ -312,7 +325,8 @@ def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> tuple[tuple[by
 
 
 def plan_delta_cuts(ends: Sequence[int], bytes_max: int = DELTA_RECORD_BYTES_MAX) -> list[slice]:
-    """Cuts one micro-batch's packed changes, each given as the place where it ends, into records of at most `bytes_max`. At least one."""
+    """Which changes of a micro-batch go into which delta record, so that each record has at most `bytes_max`, or one change. `ends`: where each packed change
+    ends. At least one slice, which is empty if there is no change."""
     cuts, start, before = [], 0, 0
     while len(ends) > start + 1 and ends[-1] - before > bytes_max - _DELTA_ROOM_BYTES:
         end = max(start + 1, bisect_right(ends, before + bytes_max - _DELTA_ROOM_BYTES))

@@ -1,11 +1,13 @@
-"""The life of a version, as a table: state x entry -> state. `control.py` folds the log with it; a pair that is not here is a named refusal.
+"""The life of a version, as a table: state and entry to the next state. `control.py` folds the log with it.
 
-    wanted -> published -> live -> backup -> frozen -> removed          rejected, aborted, removed are final
+    wanted -> published -> live -> backup -> frozen -> removed          rejected, aborted and removed are final
 
-*Building* and *sealed* are facts of single shards, not states. Wanted, published, live and the one backup receive increments and
-deltas; a frozen version receives none and comes back only through a new revision (cause `revive`).
-`withhold` is the canary's word: the version stays published and is not promoted by itself until `approve` (streams/versions/promotion.py).
-Effects on *other* versions (promote makes the former live version the backup) are in `control.py`, in one place.
+Here: the states, the kinds of entries, the table, and the diagram that is drawn from it. Not here: what an entry does to *other* versions (`promote` makes
+the former live version the backup), which is in control.py, in one place.
+*Building* and *sealed* are facts of single shards, not states. Wanted, published, live and backup versions receive increments and deltas. A frozen version
+receives none, and comes back only through a new revision (cause `revive`). `withhold` is what a failed canary leads to: the version stays published, and is
+not promoted by itself until `approve` (streams/versions/promotion.py).
+Invariant: a pair of state and entry that is not in the table is refused, by name.
 """
 
 import enum
@@ -28,7 +30,7 @@ class State(enum.StrEnum):
 
 
 class EntryKind(enum.StrEnum):
-    """Kinds of control entries. `want` is split by cause because a cause decides what it may follow."""
+    """The kinds of control entries. In the table `want` is split by its cause, because the cause decides in which states it is possible."""
 
     INIT = "init"
     WANT = "want"
@@ -106,7 +108,8 @@ MOVED_BY_PROMOTE = (
 
 
 def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
-    """The state after an entry that names this version. Raises Incompatible (`refused_transition`) that says what is possible instead."""
+    """The state of a version after an entry that names it; `cause` counts for a `want` alone. Raises Incompatible (`refused_transition`), which says what is
+    possible instead."""
     after = _TABLE.get((state, entry, cause if entry is EntryKind.WANT else ""))
     if after is None:
         possible = sorted({str(e) for s, e, _ in _TABLE if s is state}) or ["nothing: this state is final"]

@@ -1,7 +1,8 @@
-"""Seals and manifests: what a version consists of (FORMAT.md section 6). Values and their JSON, no I/O.
+"""Seals and manifests: what a version consists of (FORMAT.md section 6). Values, their JSON, and their places in the store; no I/O.
 
-A manifest names every file that a reader needs, with size and sha256, so that a flipped byte, a truncated or a missing file is
-found before serving; its own sha256 stands in the control log.
+Here: parts, seals and manifests. Not here: reading and writing them (infra/index/parts.py), snapshots of shards (snapshot.py).
+Invariant: a manifest names every file that a reader needs, with size and sha256, and its own sha256 is in the control log. So a flipped byte, a truncated file
+and a missing file are found before they are served.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from schemas.index.layout import FORMAT, RowLayout, decode_layout
 from schemas.limits import MANIFEST_BYTES_MAX
 from schemas.token import VersionToken
 
-# Causes in a seal's `work`. The first of each line is work done, the others are work that was not needed.
+# Causes in a seal's `work`. The first of each line is work that was done, the others are work that was not needed.
 ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "rows_rewritten", "skipped_identical", "skipped_no_features"
 BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
 WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
@@ -26,7 +27,7 @@ _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """One file of a part: name inside its directory, size, sha256."""
+    """One file of a part: its name inside the part's directory, its size, and the lower-case hex sha256 of its bytes."""
 
     name: str
     size_bytes: int
@@ -35,7 +36,7 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A full or incremental part. `directory` is relative to the store; a part without rows has no files."""
+    """A full or incremental part. `directory` is a path inside the store. A part without rows and tombstones has no files."""
 
     directory: str
     files: tuple[PartFile, ...]
@@ -45,13 +46,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """One shard of a version, frozen at a moment.
+    """One shard of a version, as it was at one moment.
 
-    delta_position   offset in the shard's partition of index-deltas from which a reader of these parts continues
-    source_offsets   next offset per shard topic: what is before is in the parts
-    rows, digest, data_digest   of the merged view
-    source_ms        record time of the newest source record in the parts, 0 = none: how fresh a reader of these parts alone is
-    work             by cause: rows computed, rows and updates that needed no network, since the version began in this shard
+    delta_position   the offset in the shard's partition of index-deltas from which a reader of these parts goes on
+    source_offsets   the next offset of each topic of the shard: what is before it is in the parts
+    rows, digest, data_digest   of the merged view of both parts
+    source_ms        record time of the newest source record in the parts, 0 if there is none: how fresh a reader of these parts alone is
+    work             by cause: rows that were computed, and rows and updates that needed no network, since the version began in this shard
     """
 
     shard: int
@@ -69,7 +70,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A version, whole: one seal per shard, in shard order, and what is needed to read and to rank with it."""
+    """One revision of a version: a seal of each shard, in the order of shards, and what is needed to read its rows and to rank with them."""
 
     version: int
     revision: int
@@ -120,7 +121,7 @@ def checkpoint_path(sha256: str) -> str:
 
 
 def encode_document(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """JSON of a file of the index store: its kind, the format, its fields."""
+    """The JSON bytes of a file of the index store: its kind, the number of the format, and its fields."""
     return _JSON.encode({"format": FORMAT, "kind": kind, **fields}).encode()
 
 
@@ -152,7 +153,7 @@ def encode_seal(seal: Seal) -> bytes:
 
 
 def decode_seal(raw: bytes) -> Seal:
-    """Raises Corrupted or Incompatible."""
+    """The seal in these bytes. Raises Corrupted (`bad_seal`), Incompatible (`seal_format`)."""
     fields = decode_document("seal", raw)
     try:
         return _decode_seal_fields(fields)
@@ -169,7 +170,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
-    """Raises Corrupted (not the bytes that were published) or Incompatible."""
+    """The manifest in these bytes; `expected_sha256` is that of its `publish` entry, None where there is none.
+
+    Raises Corrupted (`bad_manifest`: other bytes than were published, or no manifest), Incompatible (`manifest_format`, `unknown_column`).
+    """
     found = hashlib.sha256(raw).hexdigest()
     if expected_sha256 is not None and found != expected_sha256:
         raise Corrupted("bad_manifest", f"manifest of {len(raw)} bytes has sha256 {found}, its publish entry says {expected_sha256}")

@@ -1,7 +1,10 @@
-"""Snapshots of shards: what a new owner starts from when it has no directory of the shard (FORMAT.md section 9, protocol A7). Values and JSON, no I/O.
+"""Snapshots of shards: what a new owner starts from if it has no directory of the shard (FORMAT.md section 9, protocol A7). Values and their JSON; no I/O.
 
-A snapshot is a checkpoint of the shard's own RocksDB directory, put into the index store file by file, its manifest last: without the
-manifest there is no snapshot. It belongs to one shard of one index (`identity`) and is of one moment (`next_offsets`).
+Here: the manifest of a snapshot, and the places of its files. Not here: making and restoring one (streams/shard/snapshot.py), when it is removed
+(retention.py).
+A snapshot is a checkpoint of the shard's own RocksDB directory, put into the index store file by file.
+Invariant: its manifest is put last, so without the manifest there is no snapshot. It belongs to one shard of one index (`identity`) and to one moment
+(`next_offsets`).
 """
 
 import dataclasses
@@ -17,10 +20,12 @@ from schemas.index.manifest import PartFile, decode_document, encode_document
 class ShardSnapshot:
     """One snapshot.
 
-    identity      the shard's own words for what it belongs to (index, N, id kind, topic ids, format of its components); compared as a whole
-    next_offsets  next offset per source topic: a replay from there completes it
-    updates       updates consumed since offset 0, of all topics
-    parts         directories of the full parts that its versions use: kept while the snapshot is (B12)
+    unique        the `<unique>` of its place in the store
+    identity      what it belongs to (index, number of shards, id kind, topic ids, format of its components), in a text that is compared as a whole
+    files         files of the checkpoint
+    next_offsets  the next offset of each source topic: applying the log from there completes it
+    updates       number of updates consumed since offset 0, of all topics
+    parts         directories of the full parts that its versions use; they are kept as long as the snapshot (B12)
     """
 
     shard: int
@@ -58,7 +63,7 @@ def encode_snapshot(snapshot: ShardSnapshot) -> bytes:
 
 
 def decode_snapshot(raw: bytes) -> ShardSnapshot:
-    """Raises Corrupted (`bad_snapshot`) or Incompatible (`snapshot_format`)."""
+    """The snapshot in these bytes. Raises Corrupted (`bad_snapshot`), Incompatible (`snapshot_format`)."""
     fields = decode_document("snapshot", raw)
     try:
         files = tuple(PartFile(**f) for f in fields.pop("files"))

@@ -293,13 +293,9 @@ class History:
         if world.is_upgrading:
             self._end_upgrade()
         self.group.settle()
-        quiet = 0  # rounds in a row; one may be the round in which a result was given up
         for _ in range(ROUNDS_MAX):
             before = self._fingerprint()
-            self._round()
-            moved = before != self._fingerprint() or any(worker.report.done for worker in self.workers)
-            quiet = 0 if moved else quiet + 1
-            if quiet == 2:
+            if not self._round() and before == self._fingerprint():
                 break
         check_at_rest(world, self.workers, self.servers)
 
@@ -316,13 +312,16 @@ class History:
                 QuickLog(world.store).append(lambda _, version=status.version: Entry(EntryKind.ABORT, 0, "operator", version))  # type: ignore[arg-type, misc]
         world.publish_checkpoint()
 
-    def _round(self) -> None:
+    def _round(self) -> bool:
+        """Everybody does what there is to do. Whether a reconciler did something, or a builder, of whose work the next round sees what comes."""
         self.world.clock.seconds += 0.2
+        is_busy = False
         for worker in self.workers:
             if worker.log.refresh().newest_decided + 1 < self.world.checkpoints.end:
                 worker.decide_checkpoint()
             if worker.tasks or worker.report.errors:
                 worker.reconcile()
+                is_busy = is_busy or bool(worker.report.done or worker.jobs)
             while worker.jobs:
                 worker.build()
             for task in worker.tasks.values():
@@ -332,6 +331,7 @@ class History:
             server.step()
             server.follow()
             check_answer(self.world, server)
+        return is_busy
 
     def _fingerprint(self) -> tuple[object, ...]:
         """What changes while something moves."""

@@ -27,6 +27,7 @@ BRIDGES_MAX = 64
 HASH_BITS_MAX = 1024
 TIERS_MAX = 64
 TASKS_MAX = 8
+RECENCY_SCALES_MAX = 8
 CHECKPOINT_BYTES_MAX = 8 * 1024 * MIB
 CHECKPOINT_HEADER_BYTES_MAX = 16 * MIB  # names, shapes and the manifest, read before any tensor
 HIDDEN_LAYERS_MAX = 8  # of one part of the network

@@ -1,6 +1,9 @@
-"""A behaviour's item and kind as rows of the embedding tables that call 1 reads, and the category of none. No torch, so that serving shares them.
+"""What Eq. 1 reads of a behaviour itself: its item and kind as rows of embedding tables, its recency, the category of none. No torch, so that serving
+shares them.
 
 Not here: a behaviour's features (schemas/features.py), its item's row (of the index).
+
+Arrays: L behaviours of a user, oldest first, S scales.
 """
 
 from collections.abc import Sequence
@@ -17,6 +20,16 @@ NO_CATEGORY = (1 << 62) - 1  # sorts after every bucket; pads a user's list of S
 def encode_item_buckets(spec: ModelSpec, items: Sequence[Id]) -> np.ndarray:
     """int64 [len(items)]: rows of the behaviour item-id table; zeros if the model has none."""
     return hash_buckets(items, spec.item_id_buckets, BEHAVIOUR_ID_SALT) if spec.item_id_buckets else np.zeros(len(items), np.int64)
+
+
+def encode_recency(spec: ModelSpec, length: int) -> np.ndarray:
+    """float32 [L, S]: exp(-newer / scale) of each behaviour of a history of `length`, where `newer` is how many newer behaviours the user has.
+
+    Counted in behaviours and not in time, so that nothing in the user half depends on the clock (protocol D1) and an answer is computed again from the order
+    of a history alone. A behaviour has the same recency however many older ones are read.
+    """
+    newer_L = np.arange(length - 1, -1, -1)
+    return np.exp(-newer_L[:, None] / np.array(spec.recency, np.float64)).astype(np.float32)
 
 
 def encode_kind(spec: ModelSpec, kind: str) -> int:

@@ -111,6 +111,9 @@ def _behaviours(spec: ModelSpec) -> Shapes:
     yield from ((f"behaviour.{name}.weight", (rows, width)) for name, rows in tables.items() if rows)
     inputs = sum(map(bool, tables.values())) * width + places.width + spec.width
     yield from _linear("behaviour.w_seq", inputs, spec.width, bias=False)
+    if spec.recency:
+        yield "behaviour.w_recency_SD", (len(spec.recency), spec.width)
+        yield "behaviour.recency_gate_S", (len(spec.recency),)
 
 
 def _user_half(spec: ModelSpec) -> Shapes:

@@ -13,8 +13,10 @@ from typing import Any
 
 from schemas.errors import Misconfigured
 from schemas.features import FeatureSchema, decode_feature_schema
-from schemas.limits import BRIDGES_MAX, HASH_BITS_MAX, TASKS_MAX, TIERS_MAX, WIDTH_MAX
+from schemas.limits import BEHAVIOURS_PER_USER_MAX, BRIDGES_MAX, HASH_BITS_MAX, RECENCY_SCALES_MAX, TASKS_MAX, TIERS_MAX, WIDTH_MAX
 from schemas.model.score import BID, Terms, decode_rank_by
+
+_LATER = frozenset({"recency"})  # fields that checkpoints of before do not have
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class ModelSpec:
     din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
     rank_by             "ecpm" = y * bid; "click" = y; or a product of tasks and the bid, "click * buy^0.5 * bid" (score.py)
     tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression
+    recency             scales, in behaviours, at which Eq. 1 sees how many newer behaviours the user has (behaviour_codes.py); () = it does not
     """
 
     schema: FeatureSchema
@@ -53,6 +56,7 @@ class ModelSpec:
     din: str = "centred"
     rank_by: str = "ecpm"
     tasks: tuple[str, ...] = ("click",)
+    recency: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         def require(condition: bool, message: str) -> None:
@@ -72,6 +76,12 @@ class ModelSpec:
         require(1 <= len(self.tasks) <= TASKS_MAX, f"1 to {TASKS_MAX} tasks, got {self.tasks}")
         require(self.din in ("centred", "raw"), f"din = {self.din!r}, expected centred or raw")
         require(len(set(self.tasks)) == len(self.tasks) and BID not in self.tasks, f"tasks need names of their own, got {self.tasks}")
+        require(
+            list(self.recency) == sorted(set(self.recency))
+            and len(self.recency) <= RECENCY_SCALES_MAX
+            and all(isinstance(scale, int) and 1 <= scale <= BEHAVIOURS_PER_USER_MAX for scale in self.recency),
+            f"recency = {self.recency}, expected at most {RECENCY_SCALES_MAX} ascending whole numbers from 1 to {BEHAVIOURS_PER_USER_MAX:,}",
+        )
         self._check_rank_by(require)
 
     def _check_rank_by(self, require: Callable[[bool, str], None]) -> None:
@@ -101,8 +111,10 @@ class ModelSpec:
         return len(self.tier_edges) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the inverse of `decode_model_spec`."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"schema": self.schema.to_dict()}
+        """Plain values for JSON; the inverse of `decode_model_spec`. A choice that came later is left out where it is off, so that a model without it
+        keeps its fingerprint."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"schema": self.schema.to_dict()}
+        return {name: value for name, value in plain.items() if name not in _LATER or value}
 
     @property
     def fingerprint(self) -> str:

@@ -3,15 +3,16 @@
 Here: the projections of behaviours and profile, self-attention over the latest behaviours, the profile's attention, and the rows of U for
 Algorithm 1. Not here: bridges (bea.py), DIN sums (din.py), sub-sequences (sim_hard.py). Nothing here reads the request's time or context.
 
-Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G).
+Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G), S scales of recency.
 Source: AIF, eq. (1)-(3). Differs: the projection of the profile has a bias; the FFN of eq. (2) has a skip connection;
-pooling is the masked mean; both attentions see the latest `attended_behaviours` only.
+pooling is the masked mean; both attentions see the latest `attended_behaviours` only; eq. (1) may read recency.
 """
 
 import torch
 from torch import Tensor, nn
 
 from schemas.features import Scope
+from schemas.model.behaviour_codes import encode_recency
 from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
 from schemas.model.inputs import Behaviours, FeatureTensors
 from schemas.model.spec import ModelSpec
@@ -20,7 +21,11 @@ MASKED = -1e9  # its softmax weight is exactly 0 beside any real score; finite, 
 
 
 class BehaviourProjection(nn.Module):
-    """Eq. 1, second line: [item id bucket; kind; behaviour features; SIM category; async vector of the item] times W_seq."""
+    """Eq. 1, second line: [item id bucket; kind; behaviour features; SIM category; async vector of the item] times W_seq.
+
+    With `spec.recency` also [recency] times `w_recency_SD`, as columns of W_seq, and the whole times a gate, exp(recency . recency_gate_S). Both start at 0, so
+    that a model with them starts as the one without.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -33,6 +38,11 @@ class BehaviourProjection(nn.Module):
         tables = 1 + (self.items is not None) + (self.categories is not None)
         self.width = tables * width + self.features.width + spec.width
         self.w_seq = nn.Linear(self.width, spec.width, bias=False)
+        self.spec = spec
+        if spec.recency:
+            self.width += len(spec.recency)
+            self.w_recency_SD = nn.Parameter(torch.zeros(len(spec.recency), spec.width))
+            self.recency_gate_S = nn.Parameter(torch.zeros(len(spec.recency)))
 
     def forward(self, behaviours: Behaviours) -> Tensor:
         """[B, L, D]; zeros where masked."""
@@ -42,7 +52,11 @@ class BehaviourProjection(nn.Module):
         if self.categories is not None:
             parts.append(self.categories(behaviours.category_BL))
         parts += [self.features(behaviours.features), behaviours.vectors_BLD.float()]
-        return torch.as_tensor(self.w_seq(torch.cat(parts, dim=-1)) * behaviours.mask_BL[..., None])
+        projected_BLD = self.w_seq(torch.cat(parts, dim=-1))
+        if self.spec.recency:
+            recency_LS = torch.from_numpy(encode_recency(self.spec, behaviours.mask_BL.shape[1])).to(self.w_recency_SD)
+            projected_BLD = (projected_BLD + recency_LS @ self.w_recency_SD) * torch.exp(recency_LS @ self.recency_gate_S)[:, None]
+        return torch.as_tensor(projected_BLD * behaviours.mask_BL[..., None])
 
 
 def _table(rows: int, width: int) -> nn.Embedding:

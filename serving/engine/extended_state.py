@@ -56,10 +56,11 @@ def find_base(half: UserHalf, version: int, work: UserWork) -> EngineUserState |
     """The state to extend, or None if the whole history must be read.
 
     It must be of this version, contain the first of these behaviours, lack only a few, and not have been extended too often. A history at its maximum length
-    cannot be extended: it has lost its oldest behaviours, which the sums still contain.
+    cannot be extended: it has lost its oldest behaviours, which the sums still contain. Neither can any history of a model that reads recency: a new
+    behaviour changes that of all others, which are in the sums as they were.
     """
     base, events = work.base, work.behaviours
-    if not isinstance(base, EngineUserState) or base.version != version or base.extensions >= STATE_EXTENSIONS_MAX:
+    if not isinstance(base, EngineUserState) or base.version != version or base.extensions >= STATE_EXTENSIONS_MAX or half.spec.recency:
         return None
     few = 0 < len(events) - base.behaviours <= half.spec.attended_behaviours
     if not few or base.newest is None or len(events) >= BEHAVIOURS_PER_USER_MAX:

@@ -4,7 +4,7 @@ Here: the join of events with one version's tables, without a Python object per 
 of histories (schemas/users.py).
 A behaviour whose item the version does not have keeps its hashed id, kind and features; its vector, category and signature are zeros (D1).
 
-Arrays: L behaviours, oldest first, F inputs made of a behaviour's own features.
+Arrays: L behaviours, oldest first, F inputs made of a behaviour's own features and of its recency.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 from schemas.behaviour_columns import BehaviourColumns
 from schemas.features import Scope, encode_features
 from schemas.ids import Id
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
@@ -24,12 +25,14 @@ from serving.engine.user_weights import UserWeights
 
 
 class History(NamedTuple):
-    """slots_L int64, -1 = the row is gone; kind_L, bucket_L int64 = rows of the tables of kinds and of hashed item ids; features_LF float32."""
+    """slots_L int64, -1 = the row is gone; kind_L, bucket_L int64 = rows of the tables of kinds and of hashed item ids; features_LF float32, the
+    behaviour's own features and its recency; gate_L float32, what its projection is multiplied by, empty where that is 1."""
 
     slots_L: np.ndarray
     kind_L: np.ndarray
     bucket_L: np.ndarray
     features_LF: np.ndarray
+    gate_L: np.ndarray
 
     @property
     def missing(self) -> int:
@@ -38,7 +41,8 @@ class History(NamedTuple):
 
 
 def join_history(weights: UserWeights, tables: Tables, events: Sequence[BehaviourEvent]) -> History:
-    """Looks the events' items up in this version. Raises RejectedInput (`bad_id`)."""
+    """Looks the events' items up in this version. `events` must end with the user's newest, or their recency would be another one's. Raises RejectedInput
+    (`bad_id`)."""
     spec, length = weights.spec, len(events)
     ids, behaviour = item_ids_of(events), spec.schema.of(Scope.BEHAVIOUR)
     slots_L = tables.find(encode_ids(ids, tables.layout.id_kind)) if length else np.zeros(0, np.int64)
@@ -46,7 +50,10 @@ def join_history(weights: UserWeights, tables: Tables, events: Sequence[Behaviou
     features_LF = np.zeros((length, 0), np.float32)
     if behaviour:
         features_LF = weights.behaviour_features.embed(encode_features(behaviour, features_of(events)))
-    return History(slots_L, kinds_of(spec, events), bucket_L, features_LF)
+    if spec.recency:
+        features_LF = np.concatenate([features_LF, weights.recency_LS[BEHAVIOURS_PER_USER_MAX - length :]], axis=1)
+    gate_L = weights.gate_L[-length:] if length else weights.gate_L[:0]
+    return History(slots_L, kinds_of(spec, events), bucket_L, features_LF, gate_L)
 
 
 def find_slots(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:

@@ -3,7 +3,7 @@
 Here: `read_history`. Not here: attention over the latest behaviours (attention.py), the join that finds the rows (history.py).
 
     newest behaviours first, BLOCK at a time; the rows of the next block are prefetched
-    projection      rows of kind and category, already multiplied by W_seq, + [item id | features | vector] x W_seq by the tiles of call 2
+    projection      rows of kind and category, already multiplied by W_seq, + [item id | features | vector] x W_seq by the tiles of call 2, times the gate
     attended        the latest projected behaviours, unchanged
     sums of DIN     by nibbles of the signature: for each nibble a behaviour is added to one of 16 rows, which is D x 2 W sums instead of D x 8 W
                     products; at the end `spread_nibbles` turns them into rows of single bits
@@ -190,6 +190,10 @@ def read_history(
         _ask_for_rows(columns, history.slots_L, max(0, start - BLOCK), start)
         _gather_block(columns, weights, history, start, end, scratch)
         multiply(end - start, inputs, stride, w_seq, weights.inputs, width, starts, 4 * width, scratch.projected_BD, none)
+        if history.gate_L.shape[0] > 0:
+            for j in range(start, end):
+                for d in range(width):
+                    scratch.projected_BD[j - start, d] *= history.gate_L[j]
         for j in range(max(start, first_attended), end):
             for d in range(width):
                 sums.attended_AD[j - first_attended, d] = scratch.projected_BD[j - start, d]

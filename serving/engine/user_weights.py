@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.features import Scope
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from schemas.model.behaviour_codes import encode_recency
 from schemas.model.parameters import Parameters
 from serving.engine.embedded_features import EmbeddedFeatures
 from serving.engine.panels import pack_panels, pad_columns, padded
@@ -20,8 +22,8 @@ from serving.engine.version_weights import pack_layers
 
 class HistoryWeights(NamedTuple):
     """Eq. 1, second line, in two parts. `kinds`, `categories` [rows, Dp]: their tables already multiplied by W_seq (one row of zeros if there is none).
-    `w_seq`: panels [X, Dp] for item id [E] (table `items`, empty if there is none), own features [F] and vector [D], side by side. The table of item ids is
-    not multiplied in advance, because it may be as large as the catalogue."""
+    `w_seq`: panels [X, Dp] for item id [E] (table `items`, empty if there is none), own features and recency [F] and vector [D], side by side. The table of
+    item ids is not multiplied in advance, because it may be as large as the catalogue."""
 
     kinds: np.ndarray
     categories: np.ndarray
@@ -32,7 +34,8 @@ class HistoryWeights(NamedTuple):
 
 
 class UserWeights:
-    """The user half of one version. `ffn` = (layers, their array) of Eq. 2's network."""
+    """The user half of one version. `ffn` = (layers, their array) of Eq. 2's network; recency_LS and gate_L are of the longest history, of
+    which a shorter one has the end; empty in a model that does not read recency."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters, self.spec = parameters, parameters.spec
@@ -41,10 +44,16 @@ class UserWeights:
         self.behaviour_features = EmbeddedFeatures(of(Scope.BEHAVIOUR), width, find("behaviour.features.table"))
         self.profile_features = EmbeddedFeatures(of(Scope.USER), width, find("user_half.features.table"))
         self.context_features = EmbeddedFeatures(of(Scope.CONTEXT), width, find("head.context.table"))
+        self.recency_LS, self.gate_L = self._recency()
         self.history = self._history()
         self.ffn = pack_layers(parameters.mlp("user_half.attention.ffn"))
         self.width_padded = padded(self.spec.width)
         self.categories = len(self.history.categories) if self.spec.schema.sim_category else 0
+
+    def _recency(self) -> tuple[np.ndarray, np.ndarray]:
+        gate_S = self.parameters.find("behaviour.recency_gate_S")
+        recency_LS = encode_recency(self.spec, 0 if gate_S is None else BEHAVIOURS_PER_USER_MAX)
+        return recency_LS, np.zeros(0, np.float32) if gate_S is None else np.exp(recency_LS @ gate_S)
 
     def _history(self) -> HistoryWeights:
         """W_seq cut into the parts that its columns belong to, in the order of `BehaviourProjection`."""
@@ -63,5 +72,6 @@ class UserWeights:
             return pad_columns(np.zeros((1, spec.width), np.float32) if table is None else table @ cut[name], LANES)
 
         items = np.zeros((0, 0), np.float32) if tables["items"] is None else np.ascontiguousarray(tables["items"])
-        w_inputs = np.concatenate([cut["items"], own_FD, vector_DD])
+        recency_SD = self.parameters["behaviour.w_recency_SD"] if spec.recency else own_FD[:0]
+        w_inputs = np.concatenate([cut["items"], own_FD, recency_SD, vector_DD])
         return HistoryWeights(through("kinds"), through("categories"), items, pack_panels(w_inputs), len(w_inputs), spec.width)

@@ -25,6 +25,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("item_hidden", "user_hidden", "bridge_hidden", "head_hidden"), _HIDDEN),
     **dict.fromkeys(("attended_behaviours", "simtier_behaviours", "sim_behaviours"), _SEEN),
     "tier_edges": (0, 1),
+    "recency": _SEEN,
 }
 
 

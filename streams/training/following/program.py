@@ -163,7 +163,9 @@ def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
         return
     theirs, ours = base.spec.to_dict(), wanted.to_dict()
     different = ", ".join(
-        f"{name} ({theirs[name]} there)" if name != "schema" else "[schema]" for name in ours if theirs[name] != ours[name]
+        f"{name} ({theirs.get(name, 'off')} there)" if name != "schema" else "[schema]"
+        for name in ours | theirs
+        if theirs.get(name) != ours.get(name)
     )
     raise Incompatible(
         "other_model",

@@ -62,6 +62,7 @@ def without(schema: FeatureSchema, *scopes: Scope, **roles: object) -> FeatureSc
 
 SPECS = {
     "full": ModelSpec(FULL, **_SMALL, item_id_buckets=17, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2),
+    "recency": ModelSpec(FULL, **_SMALL, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2, recency=(2, 30)),
     "raw_din_two_tasks": ModelSpec(FULL, **_SMALL, din="raw", tasks=("click", "buy")),
     "two_tasks_by_formula": ModelSpec(FULL, **_SMALL, tasks=("click", "buy"), rank_by="click * buy^0.5 * bid"),
     "image_not_an_input": ModelSpec(dataclasses.replace(FULL, multimodal_is_input=False), **_SMALL),
@@ -76,9 +77,13 @@ SPECS = {
 
 
 def make_network(spec: ModelSpec, seed: int = 0) -> AifNetwork:
-    """An untrained network, the same for the same seed."""
+    """An untrained network, the same for the same seed. No weight is 0: what starts at 0 would hide whatever is done with it."""
     torch.manual_seed(seed)
-    return AifNetwork(spec, make_w_hash(7, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    network = AifNetwork(spec, make_w_hash(7, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    if spec.recency:
+        torch.nn.init.normal_(network.behaviour.w_recency_SD)
+        torch.nn.init.normal_(network.behaviour.recency_gate_S, std=0.3)
+    return network
 
 
 def make_items(rows: int, seed: int = 0) -> list[dict[str, object]]:

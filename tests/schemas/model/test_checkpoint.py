@@ -53,6 +53,11 @@ def test_a_checkpoint_comes_back_with_every_bit_and_encodes_the_same_rows(tmp_pa
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
 
+def test_a_model_without_what_came_later_keeps_the_manifest_and_the_fingerprint_that_it_had():
+    assert SPECS["full"].fingerprint == "13efbbb2d3541ecf" and SPECS["one_feature"].fingerprint == "5243342f80ba7aa7"
+    assert "recency" not in SPECS["full"].to_dict() and SPECS["recency"].to_dict()["recency"] == (2, 30)
+
+
 def test_a_read_network_can_be_trained_further():
     network = read_checkpoint(GOOD).network
     assert all(p.requires_grad for p in network.parameters())

@@ -1,5 +1,7 @@
 """Embeddings, Eq. 1-4 and Algorithm 1 against plain loops in float64."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ import torch
 from schemas.features import Scope, encode_features
 from schemas.model.bea import join_bridges
 from schemas.model.embeddings import VALUE_ABS_MAX, FeatureEmbedding
-from schemas.model.inputs import FeatureTensors
+from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.model.network import AifNetwork
 from schemas.model.user_half import profile_attention
 from tests.schemas.model.samples import FULL, SPECS, encode_items, make_items, make_network, make_user
 
@@ -109,6 +112,26 @@ def test_the_user_half_is_equations_1_to_3_and_lines_1_and_2_of_algorithm_1(netw
         pooled = softmax([bridge @ key / scale for key in keys]) @ matrix
         expected = mlp(network.bea.f, pooled) + network.bea.skip.weight.numpy() @ pooled
         np.testing.assert_allclose(network.bea.user_vectors(rows)[0, n], expected, atol=1e-10)
+
+
+def test_equation_1_reads_how_many_newer_behaviours_there_are_and_starts_as_if_it_did_not():
+    spec = SPECS["recency"]
+    network = make_network(spec).requires_grad_(False)
+    behaviours = make_user(network, make_items(9, seed=3)).behaviours
+    weights_SX, gate_S = (w.clone().double().numpy() for w in (network.behaviour.w_recency_SD, network.behaviour.recency_gate_S))
+    found, latest = (network.behaviour(map_tensors(behaviours, lambda t, n=n: t[:, -n:]))[0].numpy() for n in (9, 4))
+    np.testing.assert_allclose(found[-4:], latest, rtol=1e-5, atol=1e-5)
+    network.behaviour.w_recency_SD.zero_()
+    network.behaviour.recency_gate_S.zero_()
+    for newer, plain in enumerate(network.behaviour(behaviours)[0].numpy()[::-1]):
+        recency = [np.exp(-newer / scale) for scale in spec.recency]
+        np.testing.assert_allclose(found[8 - newer], (plain + recency @ weights_SX) * np.exp(recency @ gate_S), rtol=1e-5, atol=1e-5)
+    torch.manual_seed(0)
+    without = AifNetwork(dataclasses.replace(spec, recency=()), None).state_dict()
+    torch.manual_seed(0)
+    started = AifNetwork(spec, None).state_dict()
+    zeros = [started.pop(f"behaviour.{name}") for name in ("w_recency_SD", "recency_gate_S")]
+    assert not any(array.any() for array in zeros) and all(torch.equal(without[name], tensor) for name, tensor in started.items())
 
 
 def test_line_4_of_algorithm_1_is_a_weighted_sum_of_the_user_vectors():

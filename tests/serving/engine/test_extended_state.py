@@ -17,6 +17,7 @@ from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version
 
 VERSIONS: dict[str, tuple[Version, CpuScorer]] = {}
+EXTENDED = sorted(name for name in SPECS if not SPECS[name].recency)
 SHORT = {"attended_behaviours": 6, "simtier_behaviours": 9, "sim_behaviours": 3}
 
 
@@ -37,7 +38,7 @@ def assert_same(scorer: CpuScorer, state: EngineUserState, wanted: EngineUserSta
     assert np.abs(scores[0] - scores[1]).max() < 2e-6
 
 
-@given(st.sampled_from(sorted(SPECS)), st.integers(0, 99), st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 30))
+@given(st.sampled_from(EXTENDED), st.integers(0, 99), st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 30))
 @settings(deadline=None, max_examples=20)
 def test_going_on_from_a_state_is_making_it_of_the_whole_history(name: str, seed: int, steps: list[int], start: int) -> None:
     version, scorer = opened(name)
@@ -80,6 +81,15 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from_and_the_answer_is_right_a
     work = change(UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1))))
     assert find_base(scorer.half, 1, work) is None
     assert_same(scorer, scorer.user_state(work), scorer.user_state(dataclasses.replace(work, base=None)))
+
+
+def test_where_recency_counts_the_whole_history_is_read_because_every_behaviour_got_older() -> None:
+    version, scorer = opened("recency")
+    behaviours = make_behaviours(version, 23)
+    work = UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:22], 1)))
+    state = scorer.user_state(work)
+    assert state.extensions == 0
+    assert_same(scorer, state, scorer.user_state(dataclasses.replace(work, base=None)))
 
 
 def test_a_full_history_is_read_whole_because_its_oldest_behaviours_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_may_change_sizes(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
-    path.write_text(json.dumps({"schema": small_schema().to_dict(), "model": {"width": 12, "head_hidden": [5], "rank_by": "click"}}))
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "model": {"width": 12, "recency": [5, 20], "rank_by": "click"}}))
     spec = read_model_file(path)
-    assert (spec.width, spec.head_hidden, spec.rank_by, spec.schema) == (12, (5,), "click", small_schema())
+    assert (spec.width, spec.recency, spec.rank_by, spec.schema) == (12, (5, 20), "click", small_schema())
+
+
+@pytest.mark.parametrize("recency", [[5, 5], [20, 5], [0], [2.5], [10**6], list(range(1, 10)), 5, ["5"]])
+def test_scales_of_recency_that_mean_nothing_are_refused(tmp_path: Path, recency: object) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": small_schema().to_dict(), "model": {"recency": recency}}))
+    with pytest.raises(Misconfigured, match=r"model\.json \[model\].*recency = "):
+        read_model_file(path)
 
 
 def test_toml_says_the_same_as_json(tmp_path: Path) -> None:

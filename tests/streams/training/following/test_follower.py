@@ -230,9 +230,9 @@ def test_a_base_that_is_not_what_the_models_file_describes_is_refused_before_any
     file.write_text(json.dumps({"schema": stage.stream.spec.schema.to_dict(), "model": sizes}))
     with stage.follower(dataclasses.replace(stage.plan("same"), model=file)) as follower:
         assert follower.place.requests == 0
-    file.write_text(json.dumps({"schema": stage.stream.spec.schema.to_dict(), "model": sizes | {"bridges": 7}}))
+    file.write_text(json.dumps({"schema": stage.stream.spec.schema.to_dict(), "model": sizes | {"bridges": 7, "recency": [5]}}))
     with (
-        pytest.raises(Incompatible, match=r"other_model.*model\.json.*bridges"),
+        pytest.raises(Incompatible, match=r"other_model.*model\.json.*bridges \(\d there\), recency \(off there\)"),
         stage.follower(dataclasses.replace(stage.plan("other"), model=file)),
     ):
         pass

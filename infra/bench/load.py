@@ -44,6 +44,13 @@ class Latencies:
         """One answer."""
         self.sketches[outcome].add(ms)
 
+    def merge(self, other: "Latencies") -> None:
+        """Adds all answers and the seconds of another window."""
+        for outcome, sketch in other.sketches.items():
+            self.sketches[outcome].merge(sketch)
+        self.late.merge(other.late)
+        self.seconds += other.seconds
+
     def count(self, outcome: str) -> int:
         """Answers of one kind."""
         return int(self.sketches[outcome].count)

@@ -15,9 +15,20 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _LIBRARIES = ("aif", "torch", "numpy", "numba", "rocksdict", "faust-streaming", "confluent-kafka")
+
+
+class Interval(Protocol):
+    """A number with bounds."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
 
 
 @dataclass
@@ -33,6 +44,15 @@ class Figures:
         assert name not in self._figures, f"figure {name} was given twice"
         finite = value is None or math.isfinite(value)
         self._figures[name] = {"value": value if finite else None, "unit": unit}
+
+    def add_interval(self, name: str, interval: Interval, unit: str) -> None:
+        """A figure and the bounds of its interval, `NAME_low` and `NAME_high`."""
+        for end, number in (("", interval.value), ("_low", interval.low), ("_high", interval.high)):
+            self.add(f"{name}{end}", number, unit)
+
+    def add_ratio(self, name: str, value: float | None, base: float | None) -> None:
+        """A figure divided by another; null where either could not be measured, or the base is 0."""
+        self.add(name, None if value is None or not base else value / base, "ratio")
 
     def value(self, name: str) -> float | int | None:
         """A figure given before. KeyError when it was not."""

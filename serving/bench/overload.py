@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,20 +76,19 @@ def measure_overload(plan: OverloadPlan) -> Figures:
         carried = run_to_the_microsecond(send_in_turns(target, bodies, _SENDERS, plan.seconds))
         capacity = carried.count(OK) / carried.seconds
         say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {STEADY:g} and {OVERLOAD:g} times that ...")
-        loads: Mapping[float, list[Latencies]] = {STEADY: [], OVERLOAD: []}
+        steady, flood = Latencies(), Latencies()
         rss = [server.rss_mb()]
         for _ in range(plan.turns):
-            for share, taken in loads.items():
-                taken.append(run_to_the_microsecond(send_at_rate(target, bodies, share * capacity, plan.seconds)))
+            for share, seen in ((STEADY, steady), (OVERLOAD, flood)):
+                seen.merge(run_to_the_microsecond(send_at_rate(target, bodies, share * capacity, plan.seconds)))
             rss.append(server.rss_mb())
-    steady, flood = (_merge(loads[share]) for share in (STEADY, OVERLOAD))
     figures.add("capacity_per_s", capacity, "1/s")
     figures.add("steady_p50_ms", steady.quantile(OK, 0.5), "ms")
     figures.add("steady_p99_ms", steady.quantile(OK, 0.99), "ms")
     figures.add("steady_refused", steady.count(REFUSED), "count")
     figures.add("admitted_p50_ms", flood.quantile(OK, 0.5), "ms")
     figures.add("admitted_p99_ms", flood.quantile(OK, 0.99), "ms")
-    figures.add("admitted_p99_ratio", _ratio(flood.quantile(OK, 0.99), steady.quantile(OK, 0.99)), "ratio")
+    figures.add_ratio("admitted_p99_ratio", flood.quantile(OK, 0.99), steady.quantile(OK, 0.99))
     figures.add("admitted_per_s", flood.count(OK) / flood.seconds, "1/s")
     figures.add("refused_p50_ms", flood.quantile(REFUSED, 0.5), "ms")
     figures.add("refused_p99_ms", flood.quantile(REFUSED, 0.99), "ms")
@@ -100,19 +99,6 @@ def measure_overload(plan: OverloadPlan) -> Figures:
     figures.add("failed", steady.count(FAILED) + flood.count(FAILED), "count")
     figures.add("rss_growth_mb", rss[-1] - rss[0], "MB")
     return figures
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
-
-
-def _merge(parts: list[Latencies]) -> Latencies:
-    merged = Latencies(seconds=sum(part.seconds for part in parts))
-    for part in parts:
-        for outcome, sketch in part.sketches.items():
-            merged.sketches[outcome].merge(sketch)
-        merged.late.merge(part.late)
-    return merged
 
 
 def encode_inferences(server: BenchServer, users: int) -> tuple[Target, list[bytes]]:

@@ -64,12 +64,6 @@ class _Side:
     latencies: Latencies = field(default_factory=Latencies)
     bodies: list[bytes] = field(default_factory=list)
 
-    def add(self, seen: Latencies) -> None:
-        """Adds a window."""
-        for outcome, sketch in seen.sketches.items():
-            self.latencies.sketches[outcome].merge(sketch)
-        self.latencies.late.merge(seen.late)
-
 
 def measure_switch(plan: SwitchPlan) -> Figures:
     """All figures of the command."""
@@ -88,8 +82,8 @@ def measure_switch(plan: SwitchPlan) -> Figures:
             say(
                 f"turn {turn + 1} of {plan.turns}: {plan.window_s:.0f} s at rest, {plan.window_s:.0f} s switching every {plan.every_s:g} s ..."
             )
-            steady.add(run_to_the_microsecond(_send(target, bodies, plan, steady)))
-            switching.add(run_to_the_microsecond(_send_while_switching(writer, target, bodies, plan, switching)))
+            steady.latencies.merge(run_to_the_microsecond(_send(target, bodies, plan, steady)))
+            switching.latencies.merge(run_to_the_microsecond(_send_while_switching(writer, target, bodies, plan, switching)))
             wait_version(stage, writer, writer.next_version - 1)
     _add_figures(figures, steady, switching)
     return figures
@@ -173,11 +167,7 @@ def _add_figures(figures: Figures, steady: _Side, switching: _Side) -> None:
     figures.add("switching_p99_ms", loaded_p99_ms, "ms")
     figures.add("steady_late_p99_ms", at_rest.late.get_quantile_value(0.99), "ms")
     figures.add("switching_late_p99_ms", loaded.late.get_quantile_value(0.99), "ms")
-    figures.add("p95_ratio", _ratio(loaded.quantile(OK, 0.95), at_rest.quantile(OK, 0.95)), "ratio")
-    figures.add("p99_ratio", _ratio(loaded_p99_ms, p99_ms), "ratio")
+    figures.add_ratio("p95_ratio", loaded.quantile(OK, 0.95), at_rest.quantile(OK, 0.95))
+    figures.add_ratio("p99_ratio", loaded_p99_ms, p99_ms)
     figures.add("refused", at_rest.count(REFUSED) + loaded.count(REFUSED), "count")
     figures.add("failed", at_rest.count(FAILED) + loaded.count(FAILED), "count")
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b

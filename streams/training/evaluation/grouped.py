@@ -18,7 +18,7 @@ from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
 from streams.training.losses import LossWeights
-from streams.training.trainer import train_step
+from streams.training.trainer import VectorTable, train_step
 
 # COPR needs pairs within a request, and an ungrouped request has one impression: both forms learn from clicks alone.
 _LOSS = LossWeights(copr=0.0, click=1.0)
@@ -52,13 +52,14 @@ def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, s
     Processor time, because other processes on the machine must not change the figure.
     """
     optimiser = Adam(network.parameters(), 1e-4)
-    vectors_RD = network.item_rows(data.items.inputs)[0].detach()
+    vectors = VectorTable(network, data)
+    vectors.renew()
     chance = np.random.default_rng(0)
     rates = []
     for _ in range(1 + steps):
         started = time.process_time()
         batch = data.batch(chance.choice(len(data), min(requests, len(data)), replace=False), behaviours_max)
-        train_step(network, data, batch, lambda rows: vectors_RD[rows.clamp(min=0)] * (rows >= 0)[..., None], optimiser, _LOSS)
+        train_step(network, data, batch, vectors.of, optimiser, _LOSS)
         rates.append(int(batch.mask_BC.sum()) / (time.process_time() - started))
     return float(np.median(rates[1:]))
 

@@ -42,7 +42,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
-from streams.training.bootstrap import Bootstrap, Interval
+from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.losses import DEFAULT_LOSS, LossWeights
@@ -240,14 +240,8 @@ def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping
     bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
     for score, measures in measured.items():
         for measure_name, values in measures.items():
-            _add(figures, f"{name}.{score}.{measure_name}", bootstrap.interval(values))
+            figures.add_interval(f"{name}.{score}.{measure_name}", bootstrap.interval(values), "")
     for measure_name, ours in measured[MODEL].items():
         plain = [measures[measure_name] for score, measures in measured.items() if score != MODEL]
         best = max(plain, key=lambda values: values.mean())
-        _add(figures, f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best))
-
-
-def _add(figures: Figures, name: str, interval: Interval) -> None:
-    figures.add(name, interval.value, "")
-    figures.add(f"{name}_low", interval.low, "")
-    figures.add(f"{name}_high", interval.high, "")
+        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best), "")

@@ -19,7 +19,7 @@ from schemas.ids import Id
 from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
-from streams.training.trainer import task_logits
+from streams.training.trainer import VectorTable, task_logits
 
 PAIRS_PER_CHUNK = 8_000
 
@@ -61,12 +61,12 @@ def score_tasks(
 ) -> np.ndarray:
     """The same of every task, float32 [Q, C, T], the click first."""
     network.eval()
-    vectors_RD = network.item_rows(questions.items.inputs)[0]
+    vectors = VectorTable(network, questions)
+    vectors.renew()
     chunk = max(1, PAIRS_PER_CHUNK // questions.row_QC.shape[1])
     found = []
     for first in range(0, len(questions), chunk):
         batch = questions.batch(np.arange(first, min(first + chunk, len(questions))), behaviours_max)
-        logits_BCT = task_logits(network, questions, batch, lambda rows: vectors_RD[rows.clamp(min=0)] * (rows >= 0)[..., None])
-        found.append(logits_BCT.numpy())
+        found.append(task_logits(network, questions, batch, vectors.of).numpy())
         progress(min(1.0, (first + chunk) / len(questions)))
     return np.concatenate(found)

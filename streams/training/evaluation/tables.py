@@ -59,7 +59,7 @@ def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
     for model, measures in models.items():
         for name in MEASURES:
             if name in measures:
-                _add(figures, f"world.{model}.{name}", bootstrap.interval(measures[name]), "" if name != "rpm" else "per 1000")
+                figures.add_interval(f"world.{model}.{name}", bootstrap.interval(measures[name]), "" if name != "rpm" else "per 1000")
     _add_table_2(figures, models, bootstrap)
     _add_table_3(figures, models, bootstrap)
     _add_bits(figures, models, bootstrap)
@@ -71,20 +71,20 @@ def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
 def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
     if {BASE.name, FULL.name, AIF.name} <= models.keys():
         base, full, aif = (models[v.name]["gauc"] for v in (BASE, FULL, AIF))
-        _add(figures, "gauc_gap_pt", bootstrap.interval_of(lambda mean: 100 * (mean(full) - mean(base))), "pt")
+        figures.add_interval("gauc_gap_pt", bootstrap.interval_of(lambda mean: 100 * (mean(full) - mean(base))), "pt")
         share = bootstrap.interval_of(lambda mean: (mean(aif) - mean(base)) / (mean(full) - mean(base)))
-        _add(figures, "aif_share_of_gap", share, "")
+        figures.add_interval("aif_share_of_gap", share, "")
     for ablation in ABLATIONS:
         if ablation.name in models and AIF.name in models:
             lost = _points_lost(bootstrap, models[AIF.name]["gauc"], models[ablation.name]["gauc"])
-            _add(figures, f"world.{ablation.name}.gauc_drop_pt", lost, "pt")
+            figures.add_interval(f"world.{ablation.name}.gauc_drop_pt", lost, "pt")
     for model, measures in models.items():
         if model != BASE.name and BASE.name in models:
             for name in ("ctr", "rpm"):
                 ours, theirs = measures[name], models[BASE.name][name]
-                _add(figures, f"world.{model}.{name}_lift_pct", _lift(bootstrap, ours, theirs), "%")
+                figures.add_interval(f"world.{model}.{name}_lift_pct", _lift(bootstrap, ours, theirs), "%")
                 if model == AIF.name:
-                    _add(figures, f"world.ab.{model}.{name}_lift_pct", _split_lift(bootstrap, ours, theirs), "%")
+                    figures.add_interval(f"world.ab.{model}.{name}_lift_pct", _split_lift(bootstrap, ours, theirs), "%")
 
 
 def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
@@ -94,7 +94,7 @@ def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
 
     for variant in TABLE_3[1:]:
         if (found := lost(EXACT.name, variant.name)) is not None:
-            _add(figures, f"world.{variant.name}.gauc_loss_pt", found, "pt")
+            figures.add_interval(f"world.{variant.name}.gauc_loss_pt", found, "pt")
     for name, reference, model in (
         ("lsh_gauc_loss_pt", EXACT.name, "lsh_256"),
         ("moments_gauc_loss_pt", "mm_din_simtier", "mm_din_moments"),
@@ -103,7 +103,7 @@ def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
         if found is None:
             figures.add(name, None, "pt")
         else:
-            _add(figures, name, found, "pt")
+            figures.add_interval(name, found, "pt")
 
 
 def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
@@ -113,7 +113,7 @@ def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
     reference = models[_COSINE]["gauc"]
     losses = {bits: _points_lost(bootstrap, reference, models[f"lsh_{bits}"]["gauc"]) for bits in BITS if f"lsh_{bits}" in models}
     for bits, loss in losses.items():
-        _add(figures, f"hash_loss_pt_{bits}", loss, "pt")
+        figures.add_interval(f"hash_loss_pt_{bits}", loss, "pt")
     if len(losses) > 1:
         law_pt = fit_law({bits: loss.value for bits, loss in losses.items()})
         figures.add("hash_law_pt", law_pt, "pt x bits")
@@ -129,7 +129,7 @@ def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
         ("teacher_click_margin_pt", "teacher_click", "aif_click"),
     ):
         if teacher in models and student in models:
-            _add(figures, name, _points_lost(bootstrap, models[teacher]["gauc"], models[student]["gauc"]), "pt")
+            figures.add_interval(name, _points_lost(bootstrap, models[teacher]["gauc"], models[student]["gauc"]), "pt")
 
 
 def add_tuning_figures(figures: Figures, tuned: Sequence[tuple[CellPlan, Cell]]) -> None:
@@ -161,12 +161,6 @@ def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> I
     treated_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % 2 for user in users], float)
     treatment, control = UserValues(ours.value_U, treated_U), UserValues(theirs.value_U, 1 - treated_U)
     return _lift(bootstrap, treatment, control)
-
-
-def _add(figures: Figures, name: str, interval: Interval, unit: str) -> None:
-    figures.add(name, interval.value, unit)
-    figures.add(f"{name}_low", interval.low, unit)
-    figures.add(f"{name}_high", interval.high, unit)
 
 
 def _add_numbers(figures: Figures, cells: Sequence[Cell]) -> None:

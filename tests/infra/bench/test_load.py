@@ -74,9 +74,14 @@ def test_connections_are_used_again_and_never_more_than_allowed() -> None:
     assert connections <= 5 and latencies.count(OK) == 50
 
 
-def test_without_such_an_answer_there_is_no_quantile() -> None:
-    latencies, _ = serve_and(ok, lambda target: send_in_turns(target, [b"a"], 1, 0.0))
-    assert latencies.count(OK) == 1 and latencies.quantile(REFUSED, 0.99) is None
+def test_windows_add_up_and_without_such_an_answer_there_is_no_quantile() -> None:
+    whole, window = Latencies(), Latencies(seconds=2.0)
+    assert whole.quantile(OK, 0.99) is None
+    window.add(OK, 3.0)
+    window.late.add(1.0)
+    for _ in range(2):
+        whole.merge(window)
+    assert whole.count(OK) == 2 == whole.late.count and whole.seconds == 4.0 and whole.count(FAILED) == 0
 
 
 def test_a_sender_that_is_late_says_by_how_much() -> None:

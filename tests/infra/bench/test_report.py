@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,3 +36,12 @@ def test_a_figure_is_given_once() -> None:
     figures.add("flips", 1, "count")
     with pytest.raises(AssertionError, match="twice"):
         figures.add("flips", 2, "count")
+
+
+def test_a_ratio_without_a_base_is_null_and_an_interval_is_three_figures() -> None:
+    figures = Figures("demo")
+    for name, value, base in (("half", 1.0, 2.0), ("no_base", 1.0, 0.0), ("no_value", None, 2.0)):
+        figures.add_ratio(name, value, base)
+    assert [figures.value(name) for name in ("half", "no_base", "no_value")] == [0.5, None, None]
+    figures.add_interval("gauc", SimpleNamespace(value=0.7, low=0.6, high=0.8), "")
+    assert [figures.value(f"gauc{end}") for end in ("", "_low", "_high")] == [0.7, 0.6, 0.8]

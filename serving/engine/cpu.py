@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from schemas.features import encode_features
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
 from schemas.model.vector_blocks import aligned
@@ -76,8 +75,7 @@ class CpuScorer:
 
     def _request_user(self, folded: FoldedUser, context: Mapping[str, Any]) -> RequestUser:
         """The user's tables, together with this request's context."""
-        features = self.half.weights.context_features
-        context_H = self.user_fold.fold_context(features.embed(encode_features(features.features, [context])))
+        context_H = self.user_fold.fold_context(self.half.weights.context_features.embed_one(context))
         behaviours = folded.behaviours
         return RequestUser(
             folded.base_GH,

@@ -5,11 +5,12 @@ Not here: the same in torch, which is the specification (schemas/model/embedding
 Arrays: R rows, B bags, V values of a bag, E width of one embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from schemas.features import Feature, FeatureBlock
+from schemas.features import Feature, FeatureBlock, Kind, encode_features
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
 
 
@@ -21,6 +22,24 @@ class EmbeddedFeatures:
         self.features, self.widths, self.width, self._table = tuple(features), places.widths, places.width, table
         self._categorical_starts = np.array(places.categorical_starts, np.int64)
         self._bag_starts = np.array(places.bag_starts, np.int64)[:, None]
+        self._embedding_width = embedding_width
+        self._only_plain = all(feature.kind in (Kind.CATEGORICAL, Kind.NUMERIC) for feature in features)
+        self._categorical = list(zip([f for f in features if f.kind is Kind.CATEGORICAL], places.categorical_starts, strict=True))
+        self._numeric = [f for f in features if f.kind is Kind.NUMERIC]
+
+    def embed_one(self, record: Mapping[str, Any]) -> np.ndarray:
+        """float32 [width]: `embed` of one record, the same bits. Arrays of one row cost more than what is in them: 7 us in place of 45."""
+        if not self._only_plain:
+            return self.embed(encode_features(self.features, [record]))[0]
+        out_W, at, width, table = np.zeros(self.width, np.float32), 0, self._embedding_width, self._table
+        for feature, start in self._categorical:
+            if table is not None:
+                out_W[at : at + width] = table[start + feature.bucket(record.get(feature.name))]
+                at += width
+        for feature in self._numeric:
+            out_W[at] = feature.number(record.get(feature.name))  # which cuts at VALUE_ABS_MAX
+            at += 1
+        return out_W
 
     def embed(self, block: FeatureBlock) -> np.ndarray:
         """float32 [R, width]."""

@@ -85,9 +85,9 @@ class UserFold:
             behaviours=arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]),
         )
 
-    def fold_context(self, context_1F: np.ndarray) -> np.ndarray:
+    def fold_context(self, context_F: np.ndarray) -> np.ndarray:
         """[H]: the part of the request's context."""
-        return (context_1F @ self._context_FH)[0]
+        return np.asarray(context_F @ self._context_FH)
 
     def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
         """(base, sim): first the row for categories that are not in the history, then one row per category of the history."""

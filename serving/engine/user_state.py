@@ -21,7 +21,7 @@ from schemas.users import BehaviourEvent
 from serving.engine.attention import attend, open_attention_scratch
 from serving.engine.folded_user import FoldedUser
 from serving.engine.history import History, join_history
-from serving.engine.history_pass import HistorySums, open_history_scratch, open_sums, read_history, spread_nibbles
+from serving.engine.history_pass import HistorySums, lay_out_sums, open_history_scratch, open_sums, read_history, spread_nibbles
 from serving.engine.joint_pass import Columns
 from serving.engine.panels import padded
 from serving.engine.tables import Tables
@@ -29,6 +29,8 @@ from serving.engine.user_arrays import UserArrays
 from serving.engine.user_vectors import UserVectors
 from serving.engine.user_weights import UserWeights
 from serving.engine.work import UserWork
+
+_GROUPS_KEPT = 1_024  # different categories of a history for which a thread keeps memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class _Scratch(threading.local):
 
     def __init__(self, weights: UserWeights) -> None:
         self.history, self.attention = open_history_scratch(weights), open_attention_scratch(weights)
+        self.sums = open_sums(weights, weights.spec.attended_behaviours, min(_GROUPS_KEPT, weights.categories))
 
 
 class UserHalf:
@@ -83,9 +86,9 @@ class UserHalf:
         return arrays, history.missing
 
     def read(self, history: History, attended: int, signatures: int, first_signed: int, latest: int) -> HistorySums:
-        """One pass over a history; see `read_history`."""
+        """One pass over a history; see `read_history`. What it returns is valid until the thread's next pass."""
         length = len(history.slots_L)
-        sums = open_sums(self.weights, length, min(length, attended), min(length, signatures))
+        sums = lay_out_sums(self.weights, self._scratch.sums, length, min(length, attended), min(length, signatures))
         read_history(self._columns, self.weights.history, history, first_signed, latest, self._scratch.history, sums)
         return sums
 
@@ -98,8 +101,7 @@ class UserHalf:
             padded_D = np.zeros(self.weights.width_padded, np.float32)
             padded_D[:width] = profile_D
             attend(attended_AD, padded_D, width, *self.weights.ffn, self._scratch.attention, out_2D)
-        attended_2D = out_2D[:, :width]
-        return np.concatenate([profile_D, *attended_2D]), self._vectors.bridge_vectors(features_F, attended_2D)
+        return np.concatenate([profile_D, *out_2D[:, :width]]), self._vectors.bridge_vectors(features_F, out_2D)
 
     def embed_profile(self, work: UserWork) -> tuple[np.ndarray, np.ndarray]:
         """(the profile's features side by side, profile_D of Eq. 1)."""
@@ -110,7 +112,7 @@ class UserHalf:
         width = self.spec.width
         cross_KD = aligned((4 * len(sums.nibbles_NVD), padded(width)))
         spread_nibbles(sums.nibbles_NVD, cross_KD)
-        return sums.sum_D[:width], np.ascontiguousarray(cross_KD[:, :width]), np.array(sums.counts[0], np.float32)
+        return sums.sum_D[:width].copy(), np.ascontiguousarray(cross_KD[:, :width]), np.array(sums.counts[0], np.float32)
 
     def sub_sequences_of(self, sums: HistorySums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(categories ascending, means, log(1 + count)) from a pass; if there are none, one entry with NO_CATEGORY."""

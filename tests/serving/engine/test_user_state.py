@@ -10,11 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.features import Scope, encode_features
 from schemas.model.behaviour_codes import NO_CATEGORY
+from schemas.model.feature_places import plan_features
 from schemas.model.vector_blocks import address, aligned
 from serving.audit.parity import InFloat64
 from serving.engine.cpu import CpuScorer
 from serving.engine.device_state import DeviceUserState, build_device_state
+from serving.engine.embedded_features import EmbeddedFeatures
 from serving.engine.history import join_history
 from serving.engine.vector_code import LANES, soften_row, widen_row
 from serving.engine.work import UserWork
@@ -62,6 +65,18 @@ def assert_equal_up_to_rounding(version: Any, found: dict[str, np.ndarray], want
             assert np.array_equal(found[name], array), name
         else:
             assert np.abs(found[name] - array).max(initial=0) <= longest * EPS * max(1.0, np.abs(array).max(initial=0)), name
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_one_record_is_embedded_to_the_same_bits_as_many(name: str) -> None:
+    spec, rng = SPECS[name], np.random.default_rng(1)
+    for scope in (Scope.USER, Scope.CONTEXT):
+        features = spec.schema.of(scope)
+        rows = plan_features(features, 4).rows
+        embedded = EmbeddedFeatures(features, 4, rng.random((rows, 4), np.float32) if rows else None)
+        for value in ("c7", 3, 2.5, -1e300, float("nan"), None, ["a", "b"], True):
+            record = {feature.name: value for feature in features[1:]}
+            assert np.array_equal(embedded.embed_one(record), embedded.embed(encode_features(features, [record]))[0])
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -32,8 +32,11 @@ from serving.engine.vector_code import LANES, prefetch, sum_rows, widen_row
 
 
 class HistorySums(NamedTuple):
-    """What a pass leaves, in memory of the thread that is valid until its next pass; the signatures and has_S are the caller's own. attended_AD the last of the history; sum_D, nibbles_NVD [2 W, 16, D] of behaviours with a signature, `counts` = (how many these
-    were, categories met); signatures_SW, has_S the last of the history; categories_G, sums_GD, often_G in the order in which they were met."""
+    """What a pass leaves, in memory of the thread that is valid until its next pass; signatures_SW and has_S are the caller's own.
+
+    attended_AD the last of the history; sum_D, nibbles_NVD [2 W, 16, D] of behaviours with a signature, `counts` = (how many these were, categories met);
+    signatures_SW, has_S the last of the history; categories_G, sums_GD, often_G in the order in which they were met.
+    """
 
     attended_AD: np.ndarray
     sum_D: np.ndarray

@@ -90,6 +90,8 @@ def arrange_behaviours(signatures_SW: np.ndarray) -> Arranged:
     """Behaviours with a signature, in blocks. Equal ones are joined where that saves a block."""
     words_SQ = pack_words(signatures_SW)
     different_SQ, often_S = _find_different(words_SQ)
+    if -(-len(different_SQ) // BLOCK) >= _blocks_of([words_SQ]):  # each different one takes a place at least once
+        return _lay_out([(words_SQ, 0)], words_SQ)
     digits = [np.flatnonzero(often_S >> digit & 1) for digit in range(int(often_S.max(initial=0)).bit_length())]
     if _blocks_of(digits) < _blocks_of([words_SQ]):
         return _lay_out([(different_SQ[places], digit) for digit, places in enumerate(digits)], words_SQ)

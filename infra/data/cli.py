@@ -1,4 +1,7 @@
-"""`aif import DIR --mapping FILE`: publishes the content of CSV, JSON-lines or Parquet files. Module level imports only typer and the standard library."""
+"""`aif import DIR --mapping FILE`: publishes what CSV, JSON-lines or Parquet files hold.
+
+Here: options, the order of topics, and what is printed. Not here: events (mapped_catalogue.py), warnings (doubts.py), sending (infra/kafka/publisher.py).
+"""
 
 import datetime as dt
 import itertools
@@ -34,7 +37,7 @@ def import_files(
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most this many rows of each file section.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Publish nothing: show counts, the schema and samples of each kind.")] = False,
     model_out: Annotated[
-        Path | None, typer.Option(help="Write the schema and model choices here, as `aif train --model` reads them.")
+        Path | None, typer.Option(dir_okay=False, help="Write the schema and model choices here, as `aif train --model` reads them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,6 +46,7 @@ def import_files(
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
     from infra.data.reading_progress import open_progress, tell_rows
+    from infra.files import write_file_durably
 
     say(f"reading {directory}")
     with open_progress() as progress:
@@ -53,7 +57,7 @@ def import_files(
     report |= _describe(catalogue) | {"warnings": doubts}
     if model_out is not None:
         sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.mapping.train)}
-        model_out.write_text(json.dumps(sections, indent=1) + "\n")
+        write_file_durably(model_out, (json.dumps(sections, indent=1) + "\n").encode())
     _say_rejections(catalogue)
     for doubt in doubts:
         say(f"warning: {doubt}")

@@ -1,6 +1,7 @@
-"""What can be imported but looks wrong, a sentence each: what was seen, what it probably is, what to write instead.
+"""What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
-Here: the words, and the signs that need no more than counts. Not here: whether a column tells the future (telling_features.py).
+Here: the sentences, and what is found by counting: ids that differ, times of another unit, a file without order, clicks among the behaviours. Not here: whether
+a column tells the future (telling_features.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
@@ -15,18 +16,18 @@ from infra.data.telling_features import find_telling_features
 from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
-_COMING_BACK_LEAST = 0.2  # of the users measured; in a file that is sorted by user it is next to none
+_COMING_BACK_LEAST = 0.2  # of the users of the held-out part; in a file that is sorted by user next to none of them is in the part before
 _UNDATED = (
     "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
 )
 _DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
-_OWN_SHARE_LEAST = 0.5  # of what was clicked; who takes the same things every day has a third
+_OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every day it is a third
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
 _FIRST_YEAR = 1980  # no log of a shop is older
 
 
 def find_doubts(sources: MappedSources) -> list[str]:
-    """The sentences; none where nothing looks wrong."""
+    """The sentences, an empty list if nothing looks wrong. Raises what loading the sources raises."""
     found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources), _find_own_clicks(sources)]
     return [doubt for doubt in found if doubt is not None] + [
         f"{place} goes with what happens after the evaluation time more than what came before explains (partial rank correlation "
@@ -45,7 +46,7 @@ def _find_other_ids(sources: MappedSources) -> str | None:
 
 
 def _find_other_clock(sources: MappedSources) -> str | None:
-    """Numbers of days or hours read as seconds: all of the log lies in the first hours of 1970."""
+    """Numbers of days or hours that were read as seconds: then all times lie in the first hours of 1970."""
     source = sources.mapping.impressions or sources.mapping.behaviours
     if source is None or "time" not in source.roles or not len(sources.positives):
         return None
@@ -59,7 +60,7 @@ def _find_other_clock(sources: MappedSources) -> str | None:
 
 
 def _find_no_order(sources: MappedSources) -> str | None:
-    """Row numbers in place of times, in a file where one user comes after the other."""
+    """Row numbers that stand for times, in a file that is sorted by user."""
     source = sources.mapping.impressions or sources.mapping.behaviours
     if source is None or "time" in source.roles or sources.period is None or sources.end_ms <= sources.now_ms:
         return None
@@ -77,7 +78,7 @@ def _find_no_order(sources: MappedSources) -> str | None:
 
 
 def _find_own_clicks(sources: MappedSources) -> str | None:
-    """Behaviours that are the clicks of the impressions, with an earlier time: the history of a request holds its answer."""
+    """Behaviours that are the clicks of the impressions, with an earlier time: then the history of a request holds its answer."""
     if sources.mapping.impressions is None or sources.mapping.behaviours is None or not len(sources.positives):
         return None
     asked = set(sources.positives.user_ids[:_USERS_MOST])
@@ -94,7 +95,7 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
 
 
 def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:
-    """When these users took what: times by user and item."""
+    """When these users took which items: times in ms by (user, place of the item)."""
     wanted_U = np.array([user in users for user in log.user_ids], bool)
     found: dict[tuple[Id, int], list[int]] = {}
     for block in log.blocks():

@@ -1,9 +1,10 @@
-"""What is known of each item as of any time: its columns, its history table's latest rows, and statistics of behaviours before then.
+"""What is known of each item as of any time: its columns, the latest rows of its history table, and statistics of the behaviours before that time.
 
-Here: `ItemStates` (features as of t). Not here: the rows of the items' file (item_rows.py), values over time (item_history.py), the
-statistics themselves (item_statistics.py), events, which times are told (mapped_catalogue.py).
-Invariant: a state as of t holds nothing from t or later; that is what keeps an impression from seeing its own answer.
-Memory: some numbers per item and feature that changes with time; columns stay in the spool of the rows.
+Here: `ItemStates`, features as of a time. Not here: the rows of the items' file (item_rows.py), values over time (item_history.py), the statistics
+themselves (item_statistics.py), events and the times at which they are told (mapped_catalogue.py).
+Invariant: a statistic as of t holds nothing from t or later, and a history row counts from the time at which it is known, so no impression sees its own
+answer.
+Memory: some numbers for each item and feature that changes with time; columns stay in the spool of the rows.
 
 Arrays: I items. Time is in milliseconds.
 """
@@ -25,7 +26,7 @@ _CHUNK = 65_536
 
 
 class ItemStates:
-    """Item features as of a time. They come from the items' file, from behaviours (`statistics`), and from the history table."""
+    """Features of items as of a time. They come from the items' file (its rows as of `now_ms`), and from the statistics, groups and history that are added."""
 
     def __init__(self, items: ItemRows, features: Sequence[Feature], now_ms: int) -> None:
         self.items, self.features = items, {f.name: f for f in features}
@@ -40,37 +41,33 @@ class ItemStates:
         return bool(self._histories or self._statistics)
 
     def latest_rows(self, places: np.ndarray) -> np.ndarray:
-        """The rows of some items that `features_of` reads."""
+        """The numbers of the rows of the items' file that `features_of` reads for some items."""
         return np.asarray(self._latest_I[places])
 
     def add_statistic(self, name: str, statistic: ItemStatistic) -> None:
-        """A feature that is made from behaviours."""
+        """Adds a feature that is derived from behaviours."""
         self._statistics[name] = statistic
 
     def add_clusters(self, name: str, clusters_I: np.ndarray) -> None:
-        """A feature that names the group of an item."""
+        """Adds a feature that names the group of each item, clusters_I int64."""
         self._clusters[name] = clusters_I
 
     def add_history(self, history: HistoryRows) -> None:
-        """Features of a table with id and time."""
+        """Adds the features of the history table."""
         self._histories |= {name: HistoryFeature(history, name, len(self.items.ids)) for name in history.names}
 
     def state_at(self, time_ms: int) -> dict[str, np.ndarray]:
-        """What changes with time: codes of history features and statistics, each [I] or, of a vector, [I, E]."""
+        """What changes with time, by feature: codes of the history and statistics, each [I], or [I, E] for a vector of width E."""
         found = {name: history.codes_at(time_ms) for name, history in self._histories.items()}
         return found | {name: statistic.at(time_ms) for name, statistic in self._statistics.items()}
 
     def told_at(self, places: np.ndarray, time_ms: int) -> list[dict[str, Any]]:
-        """What columns of files tell of some items as of a time, and nothing that is made from behaviours."""
+        """What columns of files tell of some items as of a time, without what is derived from behaviours."""
         return self.features_of(places, {name: history.codes_at(time_ms) for name, history in self._histories.items()})
 
     def features_of(self, places: np.ndarray, state: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-        """The features of some items; what the history does not tell comes from the items' file."""
-        rows = self.items.rows_at(self._latest_I[places])
-        found = decode_features(rows, rows.source.feature_columns(), self.features.values())
-        for name, groups_I in self._clusters.items():
-            for features, group in zip(found, groups_I[places].tolist(), strict=True):
-                features[name] = f"c{group}"
+        """The features of some items in a state that `state_at` gave. What the history does not tell comes from the items' file."""
+        found = self.features_of_rows(self.items.rows_at(self._latest_I[places]), places)
         for name, state_I in state.items():
             if name in self._histories:
                 told = self._histories[name].values(state_I[places])
@@ -81,7 +78,7 @@ class ItemStates:
         return found
 
     def features_of_rows(self, rows: LoadedRows, item_R: np.ndarray) -> list[dict[str, Any]]:
-        """The features that rows of the items' file hold (a file with several versions of an item); `item_R` = their items' places."""
+        """The features in some rows of the items' file, which may be of an earlier version of an item, and the items' groups. item_R: places of their items."""
         found = decode_features(rows, rows.source.feature_columns(), self.features.values())
         for name, groups_I in self._clusters.items():
             for features, group in zip(found, groups_I[item_R].tolist(), strict=True):
@@ -89,7 +86,7 @@ class ItemStates:
         return found
 
     def numbers_at(self, name: str, time_ms: int) -> np.ndarray:
-        """One numeric feature of all items as of a time, [I] float64, NaN where missing."""
+        """One numeric feature of all items as of a time: float64 [I], NaN where it is missing."""
         numbers = np.full(len(self.items.ids), np.nan)
         column = self.items.table.source.feature_columns().get(name)
         if column is not None and column.value is not None:

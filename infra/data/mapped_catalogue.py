@@ -1,9 +1,9 @@
-"""A catalogue from CSV, JSON-lines or Parquet files, as described by a mapping file: the same events that any other publisher would send.
+"""A catalogue from CSV, JSON-lines or Parquet files that a mapping file describes, as the events that any other publisher would send.
 
-Here: events of schemas/events.py in publish order, and the held-out users. Not here: reading the files (mapped_sources.py), which items a sampled
-request shows (sampled_impressions.py), requests from a file (shown_impressions.py).
-Invariants: nothing from the evaluation time on is in items, behaviours or impressions; the same files and mapping give the same events.
-Held-out users have a history before that time and a right answer after it; training may use their earlier impressions.
+Here: events of schemas/events.py in publish order, and the held-out users. Not here: reading the files (mapped_sources.py), which items a sampled request
+shows (sampled_impressions.py), requests from a file (shown_impressions.py), events after the evaluation time (item_changes.py).
+Invariants: nothing from the evaluation time on is in items, behaviours or impressions. The same files and mapping give the same events. Held-out users have a
+history before that time and a right answer after it; training may use their earlier impressions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,10 @@ E = TypeVar("E", bound=BaseModel)
 
 
 class MappedCatalogue:
-    """A `Catalogue` of files under `directory`; at most `limit` rows of each. `rejections` fills while events are read."""
+    """A `Catalogue` of the files under `directory`, of at most `limit` rows of each section. `tell` hears how many rows are read.
+
+    `rejections` fills while events are read.
+    """
 
     def __init__(
         self,

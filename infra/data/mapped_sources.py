@@ -1,8 +1,8 @@
-"""The files of a mapping, loaded and joined: ids of one kind, interactions in order of time, item states, and the schema.
+"""The files of a mapping, loaded and joined: ids of one kind, interactions in order of time, states of items, and the schema.
 
-Here: everything that is read once and used many times; each part is loaded on first use. Not here: events (mapped_catalogue.py).
-Memory: per user and item as interactions.py and item_rows.py say; rows of files are in memory up to `SpoolBounds.memory_bytes` per section, and on disk
-beyond that.
+Here: everything that is read once and used many times. Each part is loaded when it is first asked for. Not here: events (mapped_catalogue.py).
+Memory: for each user and item what interactions.py and item_rows.py say. Rows of files are in memory up to `SpoolBounds.memory_bytes` for each section, and on
+disk beyond that.
 """
 
 from collections.abc import Mapping, Sequence

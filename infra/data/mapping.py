@@ -1,8 +1,9 @@
 """A mapping file: which columns of which CSV, JSON-lines or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
 
-Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: the data files (tables.py), what cells mean
-(columns.py), the schema that follows (inferred_schema.py). Invariant: whatever is wrong is a Misconfigured that names the file, the key
-and the expectation, with a suggestion for a misspelt name; nothing is passed over in silence.
+Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: single columns (mapping_column.py) and tables (mapping_section.py) of the
+file, the data files (tables.py), what cells mean (columns.py), the schema that follows from them (inferred_schema.py).
+Invariant: whatever is wrong is a Misconfigured (`bad_mapping`) that names the file, the key and the expectation, with a suggestion for a misspelt name. A key
+that nothing reads is wrong.
 """
 
 import dataclasses
@@ -33,15 +34,15 @@ _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_i
 
 @dataclass(frozen=True, slots=True)
 class FeatureSource:
-    """One feature: from `column`, or derived.
+    """One feature: it is read from `column`, or derived in one of these ways.
 
-    clusters         group of the item's embedding
-    count_days       behaviours of the item in that many days, or with `of = "users"` the users who had any
+    clusters         the group of the item's embedding, of that many groups
+    count_days       the number of the item's behaviours in that many days, or with `of = "users"` of the users who had any
     days_since       days since the item's "first" or "last" behaviour
-    expected_days    how often it will be taken in that many days, in percent of the average item (expected_takers.py)
-    taken_together   a vector of that many numbers; items that the same users took are near (taken_together.py)
+    expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
+    taken_together   a vector of that many numbers; items that the same users took have vectors that are near (taken_together.py)
 
-    `details` are fields of schemas.features.Feature that the mapping fixes; what it leaves open is taken from the data.
+    `details`: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
     """
 
     name: str
@@ -56,7 +57,7 @@ class FeatureSource:
 
     @property
     def from_behaviours(self) -> bool:
-        """Whether it is derived from behaviours before a time, and so changes with time."""
+        """Whether it is derived from behaviours before a time, so that it changes with time."""
         return any(way is not None for way in (self.count_days, self.days_since, self.expected_days, self.taken_together))
 
     @property
@@ -67,7 +68,13 @@ class FeatureSource:
 
 @dataclass(frozen=True)
 class Source:
-    """One section that reads a file: its columns by role, its features, and which rows count."""
+    """One section that reads files: its columns by role, its features, and which rows count.
+
+    section    its name in the mapping, such as "items"
+    file       the name of a file in the data folder, or a pattern of names
+    where      conditions that a row must fulfil; `form`: how a CSV file is read
+    distinct   of behaviours: a row that repeats user, item, time and kind of another does not count
+    """
 
     section: str
     file: str
@@ -75,11 +82,11 @@ class Source:
     features: tuple[FeatureSource, ...] = ()
     where: tuple[Condition, ...] = ()
     form: FileFormat = AS_FOUND
-    distinct: bool = False  # of behaviours: rows that repeat user, item, time and kind of another do not count
+    distinct: bool = False
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """Names of what else may come of a shown item, of [impressions]."""
+        """Names of the outcomes of a shown item beside the click, which [impressions] alone has."""
         return tuple(role.removeprefix(OUTCOME) for role in self.roles if role.startswith(OUTCOME))
 
     def feature_columns(self) -> Mapping[str, Column]:
@@ -89,7 +96,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TextEmbedding:
-    """Embeddings made from text columns: TF-IDF over words and pairs of words, then SVD to `width`."""
+    """Embeddings that are made from text columns: TF-IDF over words and pairs of words, then SVD to `width` numbers (text.py)."""
 
     columns: tuple[str, ...]
     width: int
@@ -97,27 +104,35 @@ class TextEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How impressions are made where a source has positives only.
+    """How impressions are made where a source has positives only (sampled_impressions.py).
 
-    At every cut t (each `every_days`, the last one `window_days` before the evaluation) each user with a history gets one request: up
-    to `positives_max` items of the next `window_days`, and `negatives` for each, uniform over items of the last `pool_days` before t.
+    At every cut t (every `every_days`, the last one `window_days` before the evaluation) each user with a history gets one request. It shows up to
+    `positives_max` items that the user takes in the next `window_days`, and for each of them `negatives` items, drawn uniformly from those taken in the last
+    `pool_days` before t.
+
+    window_days      None: as long as the evaluation, four weeks at most
+    every_days       None: window_days
+    positive_kinds   kinds of behaviour that count as positives; none: every kind
     """
 
     negatives: int = 20
     positives_max: int = 4
     pool_days: float = 28.0
-    window_days: float | None = None  # None: as long as the evaluation, four weeks at most
-    every_days: float | None = None  # None: window_days
-    positive_kinds: tuple[str, ...] = ()  # none: every kind
+    window_days: float | None = None
+    every_days: float | None = None
+    positive_kinds: tuple[str, ...] = ()
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Holdout:
-    """What is kept for measuring: everything from `start` on (None: the last 15% of the positives). `hold_out = false` keeps nothing.
-    What is taken before `end` is right to find (None: until the data end); what follows is neither told nor measured.
+    """What is held out for measuring: everything from `start` on, and nothing if `hold_out` is false.
 
-    candidates "all" items of the catalogue, or "recent": those with a positive in the last `pool_days` before the evaluation.
+    start        None: the time of the last 15% of the positives
+    end          items that are taken before it are right answers; what follows is neither told nor measured. None: the end of the data
+    candidates   "all": the items of the catalogue; "recent": those with a positive in the last `pool_days` before the evaluation
+    candidates_max, users_max   of more, a sample
+    k            how many items of an answer count
     """
 
     start: str | int | float | None = None
@@ -132,7 +147,14 @@ class Holdout:
 
 @dataclass(frozen=True)
 class DataMapping:
-    """One mapping file, read."""
+    """One mapping file as values. A source that the file does not name is None.
+
+    schema, model, train   fields that the file fixes of a FeatureSchema, a ModelSpec, and TrainChoices
+    every_days             from one time at which features of items are told to the next
+    known_after_days       a row of `item_history` is known so many days after its time
+    embedding_width        None: found in the data
+    text                   how embeddings are made from text; None: they are read
+    """
 
     path: Path
     name: str
@@ -155,7 +177,7 @@ class DataMapping:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sections that read a file."""
+        """The sections that read files."""
         found = (self.items, self.item_history, self.embeddings, self.users, self.behaviours, self.impressions)
         return tuple(source for source in found if source is not None)
 

@@ -1,6 +1,7 @@
-"""A column as a mapping writes it: its name, or a table that says where values come from and how a cell reads.
+"""A column as a mapping writes it: its name, or a table that says where its values come from and how a cell is read.
 
-Here: the keys, checked. Not here: which sections have which columns (mapping.py), what cells mean (columns.py).
+Here: `Column`, and reading one, with every key checked. Not here: which sections have which columns (mapping.py), decoding cells (columns.py), conditions
+(where.py).
 """
 
 import re
@@ -18,14 +19,15 @@ _WHERE_IN_COLUMNS = ("item_history", "behaviours")  # a row of these is a value 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where values come from: one column, several (`columns`, or all that start with `prefix`), or the constant `value`.
+    """Where values come from: one or several `columns`, all columns that are `prefix` and a number, or the constant `value`.
 
-    separator    between the values of a text cell (bags, vectors); None: found out per cell
-    pattern      a regular expression: of each cell the part that matches counts (its first group, where it has one)
-    where        conditions on other columns; where they do not hold, the cell is missing
-    at_least     a number from which on a flag is true
-    one_of       values that make a flag true; every other value makes it false
-    time_unit / time_format   how a time reads, where it cannot be seen (from "day" to "ns"; a strptime format)
+    separator     what stands between the values of a text cell of a bag or a vector; None: found out for each cell
+    pattern       a regular expression: of each cell the part that matches counts, or its first group if it has one
+    where         conditions on other columns; a cell is missing where they do not hold
+    at_least      a flag is true from this number on
+    one_of        values that make a flag true; every other value makes it false
+    time_unit     what a number of a time counts, from "day" to "ns"; None: seen from its size
+    time_format   a strptime format of times that are text; None: ISO 8601
     """
 
     columns: tuple[str, ...] = ()
@@ -44,7 +46,10 @@ NO_COLUMN = Column()  # of a feature that is derived
 
 
 def read_column(section: Section, key: str, value: Any) -> Column:
-    """A column as written: its name, or a table with column, columns, prefix or value, and how to read it."""
+    """A column as the mapping writes it under `key`: its name, or a table with exactly one of column, columns, prefix and value, and how to read its cells.
+
+    Raises Misconfigured (`bad_mapping`).
+    """
     if isinstance(value, str):
         return Column(columns=(value,))
     if not isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""One table of a mapping file, read key by key: types checked, and whatever nobody read is an error with a suggestion.
+"""One table of a mapping file, read key by key: the type of each value is checked, and a key that nobody has read is an error with a suggestion.
 
-Here: `Section` and the one form of the errors. Not here: which keys there are (mapping.py).
+Here: `Section`, and the one form of the errors of a mapping file. Not here: which keys there are (mapping.py).
 """
 
 import difflib
@@ -12,36 +12,37 @@ from schemas.errors import Misconfigured
 
 
 def reject(path: Path, key: str, expectation: str) -> Misconfigured:
-    """The error of a mapping file: which file, which key, what was expected."""
+    """The error of a mapping file (`bad_mapping`): which file, which key, and what is expected there."""
     place = f"{path.name}: {key}" if key else path.name
     return Misconfigured("bad_mapping", f"{place} {expectation}; docs/IMPORT.md describes the file")
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """ "did you mean ...?", or what there is."""
+    """The name in `known` that `name` may be a misspelling of, as a question, or else all that are known."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(names) or 'nothing'}"
 
 
 class Section:
-    """A table of the file. `given` says whether it was written; every getter marks its key as read."""
+    """A table of the file. `given`: whether the file has it. Every getter marks its key as read, and raises Misconfigured (`bad_mapping`) for a value of
+    another type."""
 
     def __init__(self, path: Path, name: str, raw: Mapping[str, Any], given: bool = True) -> None:
         self.path, self.name, self.raw, self.given = path, name, raw, given
         self._read: set[str] = set()
 
     def reject(self, key: str, expectation: str) -> Misconfigured:
-        """The error of one key of this table."""
+        """The error of one key of this table, to be raised by the caller."""
         return reject(self.path, f"[{self.name}] {key}" if self.name else key, expectation)
 
     def any(self, key: str) -> Any:
-        """The value as it is; None when it was not given."""
+        """The value as it is written; None if it is not given."""
         self._read.add(key)
         return self.raw.get(key)
 
     def section(self, key: str) -> "Section":
-        """A table inside this one; an empty one when it was not given."""
+        """A table inside this one; an empty one if it is not given."""
         value = self.any(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.reject(key, f"is {value!r}, expected a table")
@@ -57,7 +58,7 @@ class Section:
         return value
 
     def texts(self, key: str, default: Sequence[str]) -> Sequence[str]:
-        """A list of texts, or one text."""
+        """A list of texts; one text alone is a list of it."""
         value = self.any(key)
         if value is None:
             return default
@@ -68,7 +69,7 @@ class Section:
         return value
 
     def listed(self, key: str) -> Sequence[str | int | float]:
-        """A list of texts and numbers; empty when it was not given."""
+        """A list of texts and numbers, not empty if it is given."""
         value = self.any(key)
         if value is None:
             return ()
@@ -84,7 +85,7 @@ class Section:
         return default if value is None else value
 
     def optional_number(self, key: str, least: float = 0.0) -> float | None:
-        """A number above `least`; None when it was not given."""
+        """A number above `least` and below 10^12; None if it is not given."""
         value = self.any(key)
         if value is None:
             return None
@@ -93,7 +94,7 @@ class Section:
         return float(value)
 
     def number(self, key: str, default: float, least: float = 0.0) -> float:
-        """A number not below `least` (above it when the default is)."""
+        """A number above `least`. `least` itself is allowed if it is the default."""
         if self.raw.get(key) == least == default:
             self._read.add(key)
             return default
@@ -101,7 +102,7 @@ class Section:
         return default if value is None else value
 
     def optional_count(self, key: str, least: int = 1) -> int | None:
-        """A whole number from `least`; None when it was not given."""
+        """A whole number from `least` on; None if it is not given."""
         value = self.any(key)
         if value is None:
             return None
@@ -110,7 +111,7 @@ class Section:
         return value
 
     def count(self, key: str, default: int, least: int = 1) -> int:
-        """A whole number from `least`."""
+        """A whole number from `least` on."""
         value = self.optional_count(key, least)
         return default if value is None else value
 
@@ -122,7 +123,7 @@ class Section:
         return default if value is None else value
 
     def end(self, known: Iterable[str] = (), hint: str = "", only_near: bool = False) -> None:
-        """Raises for the first key that nobody read; with `only_near` only for one that is not in `known` but spelt like one of them."""
+        """Raises Misconfigured for the first key that nobody has read. With `only_near` only for a key that is not in `known` but spelt like one of them."""
         known = tuple(known)
         for key in self.raw:
             if key in self._read or (only_near and (key in known or not difflib.get_close_matches(key, known, n=1))):

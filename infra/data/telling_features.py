@@ -1,15 +1,16 @@
-"""Columns that seem to know what happens after the evaluation time: totals of the whole period, a last sale, a final rank, a class made of them.
+"""Columns that seem to know what happens after the evaluation time: totals of the whole period, a last sale, a final rank, or classes made of these.
 
-A column of [items] or [users] without a time counts as known at every time, so one that sums up the whole period gives the answer away in
-training and in measuring alike; a row of [item_history] with too early a date does the same. Nothing in a file says so; but such a column goes
-with what follows more than what came before explains.
-Here: that sign, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know;
-vectors, and columns that tell what one user will take but not how much of it (a favourite of the whole period), which show no such sign.
-Measure: the partial rank correlation of the column with the positives of the held-out period, given those of all the time before it, of an
-equally long time just before it, and of its last quarter. A category counts as the mean of what followed in the other half of the rows; where
-cells are missing, that they are counts as one too.
+A column of [items] or [users] has no time and counts as known at every time. If it sums up the whole period, it gives the answer away, in training and in
+measuring alike; so does a row of [item_history] whose date is too early. Nothing in a file says so, but such a column correlates with what follows by more
+than what came before explains.
+Here: that correlation, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know the
+future; what is told about a column that is found (doubts.py). Vectors are not looked at, and a column that tells what one user will take, but not how much of
+it (a favourite of the whole period), is not found.
+Measure: the partial rank correlation of the column with the number of positives in the held-out period, given their numbers in all the time before it, in an
+equally long time just before it, and in the last quarter of that time. A category stands for the mean of what followed in the other half of the rows. Where
+cells are missing, whether a cell is there is looked at as a category, too.
 
-Arrays: N items or users, P plain counts.
+Arrays: N items or users, P numbers of positives that are given, V values of a category.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,16 +27,16 @@ from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import Source
 from schemas.features import Kind, Scope
 
-SUSPICIOUS = (
-    0.5  # of 180 days with 22 held out a total has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price or a total until then 0.0
-)
-_LEAST, _MOST = 50, 20_000  # items or users that are looked at
+# From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
+# until the evaluation, have 0.0.
+SUSPICIOUS = 0.5
+_LEAST, _MOST = 50, 20_000  # items or users that are looked at: fewer tell nothing, of more a sample is drawn
 _SEEDS = 0
 _TOLD = (Kind.NUMERIC, Kind.CATEGORICAL)
 
 
 def find_telling_features(sources: MappedSources) -> dict[str, float]:
-    """Columns, as "[items] features.total", with a suspicious correlation, and that; none where there is too little to tell."""
+    """The columns with a suspicious correlation, such as "[items] features.total", and their correlations, rounded. None where there is too little data."""
     if sources.period is None or sources.end_ms <= sources.now_ms:
         return {}
     found = {}
@@ -49,7 +50,7 @@ def find_telling_features(sources: MappedSources) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Columns of a section, what they say of each owner, and what was taken before a time and after it."""
+    """Columns of one section: their names, their cells for each of N items or users, and the positives of each: given_PN before a time, after_N after it."""
 
     section: str
     names: Sequence[str]
@@ -137,7 +138,8 @@ def _strongest(values: Sequence[Any], given_PN: np.ndarray, after_N: np.ndarray)
 
 
 def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: np.ndarray) -> float:
-    """The same of categories: each stands for the mean of what followed in one half of the rows, and is measured on the other."""
+    """The partial rank correlation of a column of categories. Each category stands for the mean of what followed in one half of the rows, and is measured on
+    the other. `values`: N cells, of which None is a category, too; after_N and given_PN as in `partial_rank_correlation`."""
     rank_N = _ranks(after_N)
     _, code_N = np.unique(np.array([str(value) for value in values]), return_inverse=True)
     half_N = np.random.default_rng(_SEEDS).permutation(len(values)) % 2 == 0
@@ -151,7 +153,8 @@ def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: n
 
 
 def partial_rank_correlation(one_N: np.ndarray, other_N: np.ndarray, given_PN: np.ndarray) -> float:
-    """Correlation of the ranks of two, from each of which the ranks of what is given are taken away (least squares); 0 where one is constant."""
+    """The correlation of the ranks of one_N and other_N, after what the ranks of given_PN explain (least squares) is taken from both: -1 to 1, and 0 if one of
+    them is constant."""
     given_NP = _explained(given_PN, len(one_N))
     left = [_rest(values_N, given_NP) for values_N in (one_N, other_N)]
     size = float(np.linalg.norm(left[0]) * np.linalg.norm(left[1]))

@@ -43,8 +43,8 @@ def test_items_alone_publish_without_impressions(tmp_path: Path) -> None:
 
 def test_the_model_file_holds_the_schema_and_the_choices(tmp_path: Path) -> None:
     mapping = write_number_shop(tmp_path)
-    report = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run", "--model-out", str(tmp_path / "model.json"))
-    written = json.loads((tmp_path / "model.json").read_text())
+    report = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run", "--model-out", str(tmp_path / "new" / "model.json"))
+    written = json.loads((tmp_path / "new" / "model.json").read_text())
     assert decode_feature_schema(written["schema"]).fingerprint == report["schema"]["fingerprint"]
     assert written["model"] == {"rank_by": "ecpm"}
 

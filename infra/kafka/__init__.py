@@ -1,0 +1,13 @@
+"""Kafka: topics, records sent and read outside consumer groups, and dead letters.
+
+admin.py                  topics compared with the table and changed; ids and offsets of topics
+publisher.py              events sent, one or many; open_publisher.py opens one as the settings say
+reader.py                 topics read to an end, or followed
+dead_letters.py           what a rejected record becomes; sent_letters.py finds which were sent, redrive.py sends them once more
+json_lines.py             events from a file; checkpoint_pointer.py: the record of a checkpoint file
+json_schemas.py           generated schemas of records; schema_compatibility.py compares them, asyncapi.py writes the document of all topics
+cli.py, dlq_cli.py        `aif topics`, `aif publish`, `aif dlq`
+
+Not here: what records hold and which topics there are (schemas/events.py, schemas/topics.py), the workers' consumers (streams), the local broker
+(infra/broker).
+"""

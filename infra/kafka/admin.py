@@ -1,9 +1,10 @@
-"""Topics on the broker: compare with the table, create and change, ask for ids and offsets.
+"""Topics on the broker: compared with the table, created and changed; their ids and offsets.
 
-Here: `plan_topics` (pure) and what carries it out, offsets at both ends of a log. Not here: the table itself (schemas/topics.py).
-Invariants: what would move ids to other partitions or throw records away (another number of partitions, another cleanup policy) is done
-only when it was allowed by name; N is fixed per index, so a grown item topic belongs to a new index. `apply_topics` returns when every
-partition has a leader.
+Here: `plan_topics` (pure) and what carries a plan out, identities of topics, offsets at both ends of a log. Not here: the table (schemas/topics.py), reading
+records (reader.py).
+Invariants: what would move ids to other partitions or throw records away (another number of partitions, another cleanup policy) is done only if it is allowed
+by name. The number of shards is fixed for an index, so an item topic with more partitions belongs to another index. `apply_topics` returns when every
+partition has a leader. No question about a topic makes one.
 """
 
 import time
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FoundTopic:
-    """A topic as it is on the broker; `config` holds every setting that the broker reports."""
+    """A topic as it is on the broker: its number of partitions, every setting that the broker reports, and Kafka's id of it."""
 
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class FoundTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """One difference: `topic` (without prefix), kind, what is there, what the table says."""
+    """One difference: `topic` (without prefix), its kind (CREATE to CONFIG), what is there, what the table says, and the settings to be changed."""
 
     topic: str
     kind: str
@@ -69,7 +70,7 @@ class TopicChange:
 
 
 def plan_topics(found: Mapping[str, FoundTopic], shards: int, user_partitions: int) -> list[TopicChange]:
-    """What must change so that the broker has every topic of the table. `found` by name without prefix."""
+    """What must change so that the broker has every topic of the table. `found`: the topics that are there, by name without prefix."""
     changes: list[TopicChange] = []
     for topic in TOPICS:
         wanted, config = topic.partition_count(shards, user_partitions), topic.config()
@@ -90,10 +91,10 @@ def plan_topics(found: Mapping[str, FoundTopic], shards: int, user_partitions: i
 def apply_topics(
     bootstrap: str, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = (), deadline_s: float = _DEADLINE_S
 ) -> list[TopicChange]:
-    """Make the broker's topics those of the table; the changes that were made.
+    """Make the broker's topics those of the table. Returns the changes that were made.
 
-    `allow` may name grow, cleanup, and shrink (which deletes the topic with its records and makes it again). Raises Incompatible
-    (`topic_change_refused`) before anything is changed, Unavailable (`kafka_unreachable`).
+    `allow` may name GROW, CLEANUP, and SHRINK, which deletes the topic with its records and makes it again. Raises Incompatible (`topic_change_refused`) before
+    anything is changed, Unavailable (`kafka_unreachable`, `kafka_timed_out`).
     """
     broker = _Broker(bootstrap, deadline_s)
     changes = plan_topics(broker.topics(prefix), shards, user_partitions)
@@ -112,19 +113,19 @@ def apply_topics(
 
 
 def fetch_topics(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, FoundTopic]:
-    """The topics of the table that exist under `prefix`, by name without prefix."""
+    """The topics of the table that exist under `prefix`, by name without prefix. Raises Unavailable (`kafka_unreachable`)."""
     return _Broker(bootstrap, deadline_s).topics(prefix)
 
 
 def topic_ids(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, str]:
-    """Kafka's id of every topic of the table that exists, by name without prefix: another id is another topic of the same name."""
+    """Kafka's id of every topic of the table that exists, by name without prefix. A topic that was made again has another id."""
     return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix, deadline_s=deadline_s).items()}
 
 
 def describe_index(
     bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
 ) -> Init:
-    """The identity of the index that these settings and this broker stand for (A1)."""
+    """The identity of the index that these settings and the topics on this broker make (A1)."""
     found = topic_ids(bootstrap, prefix, deadline_s=deadline_s)
     ids = {name: found[name] for name in _IDENTITY_TOPICS if name in found}
     # Reports are no part of an index, and those that were begun before there were any do not name them.
@@ -133,32 +134,33 @@ def describe_index(
 
 
 def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
-    """The offset after the newest record of every partition. `topic` is the whole name, prefix included."""
+    """The offset after the newest record, by partition. `topic` is the whole name, prefix included. Raises Unavailable (`unknown_topic`,
+    `kafka_unreachable`)."""
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest())
 
 
 def start_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
-    """The offset of the oldest retained record of every partition. `topic` is the whole name, prefix included."""
+    """The offset of the oldest retained record, by partition. `topic` is the whole name. Raises as `end_offsets`."""
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.earliest())
 
 
 def offsets_at(bootstrap: str, topic: str, time_ms: int, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
-    """The offset of the first record of `time_ms` or later in every partition; the end where there is none. `topic` is the whole name."""
+    """The offset of the first record of `time_ms` or later, by partition; the end where there is none. `topic` is the whole name. Raises as
+    `end_offsets`."""
     found = _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.for_timestamp(time_ms))
     ends = end_offsets(bootstrap, topic, deadline_s=deadline_s)
     return {p: offset if offset >= 0 else ends[p] for p, offset in found.items()}
 
 
 def delete_topics(bootstrap: str, names: Iterable[str], *, deadline_s: float = _DEADLINE_S) -> None:
-    """Remove topics (whole names) with their records; those that do not exist are fine. Returns when they are gone."""
+    """Remove topics (whole names) with their records, and return when they are gone. Names that do not exist are fine. Raises Unavailable
+    (`kafka_unreachable`, `kafka_timed_out`)."""
     _Broker(bootstrap, deadline_s).delete(set(names))
 
 
 class _Broker:
-    """The admin client of one call: every request is asked again until the call's deadline.
-
-    A broker that starts, and a topic that was just created, answer with errors at first.
-    """
+    """The admin client of one call. Every request is repeated until the call's deadline, because a broker that starts, and a topic that was just made, answer
+    with errors at first."""
 
     def __init__(self, bootstrap: str, deadline_s: float) -> None:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s

@@ -1,6 +1,6 @@
-"""The AsyncAPI 3 document of every topic, generated from the table of topics and the models: `docs/asyncapi.json`. Never written by hand.
+"""The AsyncAPI 3 document of all topics, `docs/asyncapi.json`. It is generated from the table of topics and the models, and never written by hand.
 
-Here: the document as a value, its file, whether that is up to date. Not here: the topics (schemas/topics.py), the records (schemas/events.py).
+Here: the document as a value, its file, and whether the file is up to date. Not here: the topics (schemas/topics.py), the records (schemas/events.py).
 Source: AsyncAPI 3.0.0; Kafka bindings 0.5.0.
 """
 
@@ -30,17 +30,17 @@ def asyncapi_file() -> Path:
 
 
 def encode_asyncapi() -> bytes:
-    """The document's bytes."""
+    """The bytes of the document's file."""
     return (json.dumps(describe_topics(), indent=2, sort_keys=True) + "\n").encode()
 
 
 def is_stale(file: Path) -> bool:
-    """Whether the file is not what the models and the table say now."""
+    """Whether the file is missing, or is not what the models and the table say now."""
     return not file.is_file() or file.read_bytes() != encode_asyncapi()
 
 
 def write_asyncapi(file: Path) -> bool:
-    """Writes the file where it is stale; whether it was."""
+    """Write the file if it is stale. Returns whether it was."""
     if not is_stale(file):
         return False
     write_file_durably(file, encode_asyncapi())
@@ -48,7 +48,7 @@ def write_asyncapi(file: Path) -> bool:
 
 
 def describe_topics() -> dict[str, Any]:
-    """The whole document: a channel for each topic, an operation for each side of it, the records' schemas."""
+    """The whole document: a channel and an operation for each topic, and the schemas of the records."""
     operations: dict[str, Any] = {}
     for topic in TOPICS:
         for action, who in _sides(topic.name):
@@ -72,7 +72,7 @@ def describe_topics() -> dict[str, Any]:
 
 
 def _sides(topic: str) -> list[tuple[str, str]]:
-    """Seen from a client of the system: what it sends, what it may read."""
+    """(action, who does it) as seen by a client of the system: what it sends, and what it may read."""
     if topic in _INPUTS:
         return [("send", "publishers of events")]
     return [("receive", {INDEX_DELTAS: "servers", SERVER_REPORTS: "workers, and people"}.get(topic, "people, consoles and metrics"))]

@@ -1,7 +1,7 @@
 """The pointer to a checkpoint file: what a record of model-checkpoints says of it.
 
-Reads the file's bytes for the sha256 and its JSON header for the names, nothing else: whether the model may be served is judged by the
-worker that receives the pointer (streams/agents/checkpoints.py), and `aif publish checkpoint` asks the same checks beforehand.
+Here: the sha256 of the file's bytes, and the names in its JSON header. Not here: whether the model may be served, which the worker that receives the pointer
+judges (streams/agents/checkpoints.py), and of which `aif publish checkpoint` makes some checks beforehand.
 Source: the safetensors format, 8 bytes little-endian length and a JSON header; schemas/model/checkpoint.py for the manifest in it.
 """
 

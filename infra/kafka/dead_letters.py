@@ -1,8 +1,10 @@
-"""What a rejected record becomes in its dead-letter topic. Pure: who sends it (a shard's outbox, a server's view of users, training) is elsewhere.
+"""What a rejected record becomes in its dead-letter topic. Pure.
 
-Key, value and headers go unchanged, byte for byte; the reason is in further headers, with the names that existing consoles show.
-One dead letter is one rejected update, so its identity is (topic, partition, offset, `aif.index`): a redrive sends only that update and
-a checker counts distinct identities (A5).
+Here: encoding a dead letter, and reading where it came from. Not here: who sends it (a shard's outbox, a server's view of users, training), which were sent
+already (sent_letters.py), sending it once more (redrive.py).
+Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. One dead letter is one
+rejected update, and its identity is (topic, partition, offset, `aif.index`), so a redrive sends that update alone, and a checker counts distinct
+identities (A5).
 """
 
 import functools
@@ -29,7 +31,7 @@ _REASON_CHARS_MAX = 1_000
 
 
 class Rejected(Protocol):
-    """What is needed of a `schemas.events.Rejection`."""
+    """What is needed of a `schemas.events.Rejection`, which this file does not import because it would load pydantic."""
 
     @property
     def index(self) -> int: ...
@@ -43,7 +45,7 @@ class Rejected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSource:
-    """The identity of a dead letter and why it is one."""
+    """Where a dead letter came from, which is its identity (topic to index), and why it was rejected."""
 
     topic: str
     partition: int
@@ -61,7 +63,7 @@ def dead_letter_topic(topic: str) -> str:
 
 @functools.cache
 def code_version() -> str:
-    """Version of this code, as dead letters name it."""
+    """The version of this code, as dead letters name it."""
     return importlib.metadata.version("aif")
 
 
@@ -90,7 +92,8 @@ def encode_dead_letter(
 
 
 def decode_dead_letter(headers: Headers) -> DeadLetterSource:
-    """Where a dead letter came from. The last header of a name counts: the record may have been a dead letter before. Raises Corrupted."""
+    """Where a dead letter with these headers came from. Of several headers with a name the last counts, because the record may have been a dead letter before.
+    Raises Corrupted (`bad_dead_letter`) for headers that this system did not write."""
     found = {name: value or b"" for name, value in headers}
     try:
         return DeadLetterSource(
@@ -107,11 +110,11 @@ def decode_dead_letter(headers: Headers) -> DeadLetterSource:
 
 
 def attempt_of(headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Which attempt a record is: 1, or what a redrive says."""
+    """Which attempt a record is: 1, or the number in the header of a redrive."""
     said = next((value for name, value in reversed(headers) if name == ATTEMPT_HEADER and value), b"")
     return int(said) if said.isdigit() and len(said) <= _ATTEMPT_DIGITS_MAX else 1
 
 
 def source_headers(headers: Sequence[tuple[str, bytes | None]]) -> Headers:
-    """The headers that the sender of a dead letter's record gave it: without ours, also without those of an earlier redrive."""
+    """Of the headers of a dead letter those that the sender gave its record: without ours, and without those of an earlier redrive."""
     return [(name, value) for name, value in headers[:-_ADDED] if name not in (ATTEMPT_HEADER, FROM_HEADER)]

@@ -1,7 +1,8 @@
-"""The JSON Schema files of the topics' records, `schemas/json/<topic>.<schema number>.json`: generated, committed, held by tests.
+"""The JSON Schema files of the topics' records, `schemas/json/<topic>.<schema number>.json`, which are generated from the models and committed.
 
-A file of every schema number that ever was stays; the newest of each topic is what the models say now, and accepts what all older ones do
-(schema_compatibility.py), because old records are replayed for ever: a model that accepts less is refused here.
+Here: encoding them, and finding those that are stale or broken. Not here: the models (schemas/events.py), comparing two schemas (schema_compatibility.py).
+Invariants: the files of all schema numbers that ever were stay. The newest file of each topic is what its model says now, and accepts what all older ones
+accept, because old records are replayed for ever: a model that accepts less is refused here.
 """
 
 import json
@@ -28,7 +29,7 @@ def schema_number(schema: Mapping[str, Any]) -> int:
 
 
 def encode_json_schemas() -> dict[str, bytes]:
-    """File name to contents, for every topic with a JSON record."""
+    """Contents by file name, for every topic with a JSON record."""
     found = {topic: json_schema(topic) for topic in sorted(RECORDS)}
     return {
         f"{topic}.{schema_number(schema)}.json": (json.dumps(schema, indent=2, sort_keys=True) + "\n").encode()
@@ -43,7 +44,7 @@ def find_stale_schemas(folder: Path) -> list[str]:
 
 
 def find_broken_schemas(folder: Path) -> list[str]:
-    """Where the models refuse what a schema in the folder accepts, as `file: place: what`; those that came before, and those of now."""
+    """Where the models refuse what a schema in the folder accepts, older or newest, each as `file: place: what`. Empty if nothing is refused."""
     broken = []
     for topic in sorted(RECORDS):
         new = json_schema(topic)
@@ -54,7 +55,7 @@ def find_broken_schemas(folder: Path) -> list[str]:
 
 
 def write_json_schemas(folder: Path) -> list[str]:
-    """Write what is stale; the names of the files that changed. Raises Incompatible (`schema_not_backward`) and writes nothing."""
+    """Write the files that are stale. Returns their names. Raises Incompatible (`schema_not_backward`) before anything is written."""
     if broken := find_broken_schemas(folder):
         raise Incompatible(
             "schema_not_backward",

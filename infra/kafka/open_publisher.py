@@ -1,6 +1,7 @@
-"""A publisher for the topics that are on the broker: of `aif publish`, `aif import` and whoever else sends as the settings say.
+"""Opens a publisher for the broker and the topics that the settings name.
 
-Here: partition counts from the broker's topics, as a wrong setting would send ids to other shards. Not here: sending (publisher.py).
+Here: the numbers of partitions, which are taken from the topics on the broker, because a wrong setting would send ids to other shards. Not here: sending
+(publisher.py).
 """
 
 from infra.kafka.admin import fetch_topics
@@ -11,7 +12,7 @@ from schemas.topics import ITEM_FEATURES, USER_FEATURES
 
 
 def open_publisher(settings: InfraSettings, client: str) -> Publisher:
-    """Connects. Raises Unavailable (`unknown_topic`) where no topics are."""
+    """A publisher; `client` is the sender that its records name. Raises Unavailable (`unknown_topic`, `kafka_unreachable`), Misconfigured (`no_broker`)."""
     bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
     found = fetch_topics(bootstrap, prefix)
     if ITEM_FEATURES not in found or USER_FEATURES not in found:

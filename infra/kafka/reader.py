@@ -1,10 +1,13 @@
-"""Reading topics outside any consumer group: bounded (`read_topic`) and for as long as a process lives (`TopicFollower`).
+"""Reading topics outside any consumer group: to an end (`read_topic`), or for as long as a process lives (`TopicFollower`).
 
-Here: positions are ours, per partition, and nothing is committed. Not here: Faust's consumers (streams/faust_shell.py), decoding of values.
-Invariants: a read begins at the offset it was given or says why not: an offset outside the log raises Incompatible (`offset_gone`), never
-a silent earliest or latest. A bounded read ends exactly at its end offsets also when the last of them are transaction markers or were
-compacted away: the end is a position, not a last record.
-`topic` is the name without the deployment's prefix wherever `prefix` is given; the records carry that name.
+Here: records with their positions, which the caller holds; nothing is committed. Not here: Faust's consumers (streams/faust_shell.py), decoding of values.
+Invariants:
+- A read begins at the offset that it was given, or says why it cannot: an offset outside the log raises Incompatible (`offset_gone`), and is never silently
+  replaced by the earliest or the latest.
+- A bounded read ends exactly at its end offsets, also if the last of them are transaction markers or were compacted away: the end is a position, not a last
+  record.
+- A record whose header names are not UTF-8 is read without its headers.
+Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
 
 import time
@@ -44,7 +47,8 @@ _TRANSIENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """One Kafka record as the rest of the system sees it; topic without the deployment's prefix, timestamp -1 = none."""
+    """One Kafka record as the rest of the system sees it: its topic without the deployment's prefix, its place, key, value and headers, and its time in
+    milliseconds since 1970 (-1 if it has none)."""
 
     topic: str
     partition: int
@@ -56,9 +60,9 @@ class SourceRecord:
 
 
 class TopicFollower:
-    """Follows partitions of one topic from given offsets. One thread; survives broker restarts.
+    """Follows partitions of one topic from given offsets, also over restarts of the broker. For one thread, which closes it.
 
-    `positions` = the next offset of every partition: what is before was given by `poll` (or is a marker or compacted away).
+    `positions`: the next offset of every partition. What is before it was given by `poll`, or is a marker, or was compacted away.
     """
 
     def __init__(self, bootstrap: str, topic: str, positions: Mapping[int, int], *, prefix: str = "") -> None:
@@ -72,9 +76,9 @@ class TopicFollower:
         self._consumer.assign([TopicPartition(self._full_name, p, offset) for p, offset in positions.items()])
 
     def poll(self, records_max: int = _BATCH_RECORDS, timeout_s: float = 0.0) -> list[SourceRecord]:
-        """At most `records_max` records; returns as soon as there is one, after `timeout_s` with none.
+        """At most `records_max` records. Returns as soon as there is one, and after `timeout_s` without any.
 
-        Raises Incompatible (`offset_gone`, `topic_gone`), Unavailable for what librdkafka cannot mend by itself.
+        Raises Incompatible (`offset_gone`, `topic_gone`), Unavailable (`kafka_failed`) for what librdkafka cannot mend by itself.
         """
         if self._error is not None:
             error, self._error = self._error, None
@@ -98,7 +102,7 @@ class TopicFollower:
         self.positions[partition] = offset
 
     def close(self) -> None:
-        """Leave; nothing is committed."""
+        """Close the client. Nothing is committed."""
         self._consumer.close()
 
     def __enter__(self) -> Self:
@@ -159,10 +163,11 @@ def read_topic(
     prefix: str = "",
     stall_s_max: float = 30.0,
 ) -> Iterator[SourceRecord]:
-    """Every record from `start` (None = the oldest retained) to before `end` (None = the log's end now), partitions interleaved.
+    """Yields every record from `start` (None: the oldest retained) to before `end` (None: the end of the log now), in order within a partition.
 
-    Only partitions named in `start` or `end` are read where one of them is given. Raises Incompatible (`offset_gone`) before the first
-    record if the range is not in the log, Unavailable (`read_stalled`) after `stall_s_max` without progress.
+    If `end` is given, its partitions are read, otherwise those of `start`, otherwise all. Raises before the first record Incompatible (`offset_gone`) if the
+    range is not in the log, Unavailable (`unknown_topic`, `kafka_unreachable`); later Unavailable (`read_stalled`) after `stall_s_max` without progress, and
+    what `TopicFollower.poll` raises.
     """
     begins, ends = _plan_range(bootstrap, prefix + topic, start, end)
     open_partitions = {p for p in ends if begins[p] < ends[p]}

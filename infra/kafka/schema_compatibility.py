@@ -1,8 +1,9 @@
-"""Whether everything that an older JSON Schema accepts is accepted by a newer one (BACKWARD), as far as it can be proved. Pure.
+"""Whether a newer JSON Schema accepts everything that an older one accepts (BACKWARD), as far as that can be proved. Pure.
 
-Topics are replayed from their beginning, so the newest reader meets records of every schema that ever was: each newest schema is compared with ALL
-older ones (BACKWARD_TRANSITIVE). One before the last is not enough: a field deleted in 2 and added again in 3 with another type passes each step.
-Conservative: what is not provably wider is named, also where a cleverer proof would find it to be. Not here: the files (json_schemas.py).
+Here: the comparison of two schemas. Not here: the files (json_schemas.py).
+Topics are replayed from their beginning, so the newest reader meets records of every schema that ever was, and each newest schema is compared with *all* older
+ones (BACKWARD_TRANSITIVE). The one before it is not enough: a field that is removed in 2, and added again in 3 with another type, passes both steps.
+Invariant: what is not proved to be accepted is named, also where a better proof would find that it is.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
-"""Which updates of an input topic have a dead letter already, for whoever is about to send one.
+"""Which updates of an input topic have a dead letter already, for a process that is about to send one.
 
-Here: reading the dead-letter topic on from where it was read. Not here: sending.
-An update is known by its place and a checksum of its record's value: after a topic was made again the same place is another record. Memory is bounded:
-the newest `_KNOWN_MAX` are known, and a second letter of an older one is harmless, as every reader counts a place once (redrive.py).
+Here: reading the dead-letter topic on, from where it was last read. Not here: sending (serving/users/user_dead_letters.py).
+Invariants: an update is known by its place and a checksum of its record's value, because the same place is another record after a topic was made again. Memory
+is bounded: the newest `_KNOWN_MAX` updates are known. A second letter of an older one is harmless, because every reader counts a place once (redrive.py).
 """
 
 import zlib
@@ -20,7 +20,7 @@ Letter = tuple[int, int, int, int]  # partition, offset, index, checksum
 
 
 class SentLetters:
-    """The dead letters of one input topic as far as `look` has read. One thread."""
+    """The dead letters of one input topic as far as `look` has read. For one thread."""
 
     def __init__(self, bootstrap: str, prefix: str, topic: str) -> None:
         self._bootstrap, self._prefix, self._topic = bootstrap, prefix, topic
@@ -28,7 +28,7 @@ class SentLetters:
         self._read_to: Mapping[int, int] | None = None
 
     def look(self) -> None:
-        """Reads what is new. Raises AifError where the topic cannot be read; then nothing is known, and the next look begins at its start."""
+        """Reads what is new. Raises AifError if the topic cannot be read; then nothing is known, and the next call begins at the start of the topic."""
         known, start = self._known, self._read_to
         self._known, self._read_to = OrderedDict(), None
         name = dead_letter_topic(self._topic)
@@ -38,7 +38,7 @@ class SentLetters:
         self._known, self._read_to = known, ends
 
     def has(self, record: SourceRecord, index: int) -> bool:
-        """Whether update `index` of a record has a dead letter."""
+        """Whether update `index` of a record has a dead letter, as far as is known."""
         return (record.partition, record.offset, index, zlib.crc32(record.value or b"")) in self._known
 
     def _note(self, known: OrderedDict[Letter, None], record: SourceRecord) -> None:

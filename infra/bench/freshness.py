@@ -4,7 +4,10 @@
     probes    items of which only the bid changes; the score is y * bid, so the right new score is known: the old one times the ratio of the bids
     looker    asks the server for all probes over and over; a probe is visible at the end of the first answer that has its right score
 
-Not here: the demo's freshness of single updates (infra/demo/acts.py). The random model of all versions is the same, so a flip changes no score.
+A probe is changed again only when its last change is visible. A change that was due before counts from the time at which it was due until the last one is
+visible: it could not have been visible earlier, and without it a stall would be charged to as many changes as there are probes and no more.
+All versions have the same random model, so a flip changes no score.
+Here: load, probes, looker and their figures. Not here: the freshness of single updates in the demo (infra/demo/acts.py).
 """
 
 import itertools
@@ -41,18 +44,20 @@ _CHANGES_AT_ONCE = 4_096
 
 @dataclass
 class Probe:
-    """One item whose bid the bench moves. `published_at` while a change is under way, None between two."""
+    """One item whose bid the bench changes. `published_at` is the time of the change that is not visible yet, None between two; `due` are the times at
+    which further ones were due meanwhile."""
 
     update: ItemFeaturesUpdate
     score: float = math.nan  # the last right one
     wanted: float = math.nan
     published_at: float | None = None
+    due: list[float] = field(default_factory=list)
     versions: Iterator[int] = field(default_factory=lambda: itertools.count(_FIRST_VERSION))
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A change that became visible, or did not (math.inf)."""
+    """A change that became visible `visible_s` after it was published, or was due; math.inf if it never did."""
 
     published_at: float
     visible_s: float
@@ -107,8 +112,15 @@ class Prober:
             for probe in itertools.cycle(self._probes.values()):
                 if self._stopping.wait(_PROBE_EVERY_S):
                     return
-                if probe.published_at is None:
-                    self._move(publisher, probe)
+                self._move_or_wait(publisher, probe, time.monotonic())
+
+    def _move_or_wait(self, publisher: Publisher, probe: Probe, now: float) -> None:
+        """Changes a probe; if its last change is not visible yet, notes that one was due."""
+        with self._lock:
+            if waits := probe.published_at is not None:
+                probe.due.append(now)
+        if not waits:
+            self._move(publisher, probe)
 
     def _move(self, publisher: Publisher, probe: Probe) -> None:
         bid = float(probe.update.features["bid"])
@@ -143,9 +155,11 @@ class Prober:
                 self._end(probe, Seen(began, math.inf))
 
     def _end(self, probe: Probe, seen: Seen) -> None:
-        self.seen.append(seen)
+        visible_at = seen.published_at + seen.visible_s
         with self._lock:
+            due, probe.due = probe.due, []
             probe.score, probe.published_at = probe.wanted, None
+        self.seen += [seen, *(Seen(at, visible_at - at) for at in due if math.isfinite(visible_at))]
 
 
 class Load:

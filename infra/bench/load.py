@@ -30,10 +30,10 @@ OK, REFUSED, FAILED = "ok", "refused", "failed"  # 200; 429 and 503; anything el
 
 @dataclass
 class Latencies:
-    """Milliseconds by outcome; `seconds` = from the first intended send to the last answer.
+    """Latencies in milliseconds by outcome; `seconds` is the time from the first intended send to the last answer.
 
-    `late` = ms from the moment at which a request was meant to leave until it left: the sender's own lag, which is in every latency too. Where it is
-    not small against them, the sender is what was measured.
+    `late` has the sender's own lag: milliseconds from the moment at which a request was meant to leave until it left. It is part of every latency, so
+    where it is not small against them, the sender is what was measured.
     """
 
     sketches: dict[str, DDSketch] = field(default_factory=lambda: {name: DDSketch(0.01) for name in (OK, REFUSED, FAILED)})
@@ -41,7 +41,7 @@ class Latencies:
     seconds: float = 0.0
 
     def add(self, outcome: str, ms: float) -> None:
-        """One answer."""
+        """Adds an answer."""
         self.sketches[outcome].add(ms)
 
     def merge(self, other: "Latencies") -> None:
@@ -52,25 +52,25 @@ class Latencies:
         self.seconds += other.seconds
 
     def count(self, outcome: str) -> int:
-        """Answers of one kind."""
+        """How many answers had an outcome."""
         return int(self.sketches[outcome].count)
 
     def quantile(self, outcome: str, share: float) -> float | None:
-        """ms; None where there was no such answer."""
+        """The latency in ms that the share `share` of the answers with an outcome did not exceed; None where there was no such answer."""
         value: float | None = self.sketches[outcome].get_quantile_value(share)
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to; every request is one POST of ready bytes to `path`."""
+    """The address of the requests; each is a POST of prepared bytes to `path`."""
 
     url: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
 
     def encode(self, body: bytes) -> bytes:
-        """The whole HTTP request."""
+        """The bytes of the HTTP request with this body."""
         head = [f"POST {self.path} HTTP/1.1", f"host: {urlsplit(self.url).netloc}", f"content-length: {len(body)}"]
         return "\r\n".join([*head, *(f"{name}: {value}" for name, value in self.headers), "", ""]).encode() + body
 

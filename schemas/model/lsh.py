@@ -9,7 +9,7 @@ embedding is scaled by a power of two to max |m| in [0.5, 1) and rounded to the 
 W_hash travels as bytes in the checkpoint, never as a seed.
 
 Arrays: R rows, M width of the multimodal embedding, K bits, W = K/8 bytes, C candidates, L behaviours.
-Source: AIF, eq. (5), eq. (6). Differs: both factors are rounded to a grid; sign(0) gives the bit 0.
+Source: AIF, eq. (5), eq. (6), eq. (7). As printed, Relu(Sign(0)) = 0 is the bit 0. Differs: both factors are rounded to a grid.
 """
 
 import hashlib

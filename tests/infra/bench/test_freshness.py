@@ -44,6 +44,18 @@ def test_a_change_is_visible_with_the_score_that_the_new_bid_gives_and_with_no_o
     assert prober.seen == [Seen(began, 2.0)] and prober._probes[7].published_at is None
 
 
+def test_a_stall_is_charged_for_the_changes_that_were_due_meanwhile(prober: Prober) -> None:
+    """A probe whose change is not visible cannot be changed again: what was due while it stood still would have waited, too."""
+    sent: Any = Sent()
+    prober._move_or_wait(sent, prober._probes[7], 100.0)
+    for due in (101.0, 103.0):
+        prober._move_or_wait(sent, prober._probes[7], due)
+    began = prober._probes[7].published_at
+    assert began is not None and len(sent.updates) == 1
+    prober._take({7: 10.0 / 1.2}, 104.0)
+    assert [s for s in prober.seen if s.published_at != began] == [Seen(101.0, 3.0), Seen(103.0, 1.0)] and not prober._probes[7].due
+
+
 def test_a_change_that_never_shows_is_lost_and_infinitely_late(prober: Prober) -> None:
     sent: Any = Sent()
     prober._move(sent, prober._probes[7])

@@ -84,6 +84,11 @@ def test_windows_add_up_and_without_such_an_answer_there_is_no_quantile() -> Non
     assert whole.count(OK) == 2 == whole.late.count and whole.seconds == 4.0 and whole.count(FAILED) == 0
 
 
+def test_a_closed_loop_sends_at_least_one_request() -> None:
+    latencies, _ = serve_and(ok, lambda target: send_in_turns(target, [b"a"], 1, 0.0))
+    assert latencies.count(OK) == 1
+
+
 def test_a_sender_that_is_late_says_by_how_much() -> None:
     async def load(target: Target) -> Latencies:
         asyncio.get_running_loop().call_later(0.05, time.sleep, 0.2)  # the sender's own process stands still

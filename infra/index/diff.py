@@ -80,19 +80,27 @@ class Difference:
 def open_side(text: str, log: ControlLog) -> Side:
     """A side as people name it. Raises Misconfigured (`diff_side`), Incompatible (`unknown_version`), and as `read_manifest`."""
     named = _VERSION.fullmatch(text)
-    if named is not None and not Path(text).is_dir():
+    if named is not None and not _is_folder(Path(text)):
         return Side(text, log.store, _read_version(log, int(named[1]), None if named[2] is None else int(named[2])))
     folder = Path(text)
-    if (folder / REPLAYED_ROWS).is_dir():
+    if _is_folder(folder / REPLAYED_ROWS):
         store = open_index_store(str(folder / REPLAYED_ROWS))
         return Side(text, store, decode_manifest(store.get(manifest_path(*REPLAYED_REVISION))))
-    if not (folder / "control").is_dir():
+    if not _is_folder(folder / "control"):
         raise Misconfigured("diff_side", f"{text!r} is no version, no folder of `aif replay --directory`, and no index store")
     other = ControlLog(open_index_store(text))
     current = other.refresh().current
     if current is None:
         raise Unavailable("no_version", f"the index store {text} serves no version")
     return Side(text, other.store, read_manifest(other.store, current))
+
+
+def _is_folder(path: Path) -> bool:
+    """Also of a text that can be no path, as one that is too long."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _read_version(log: ControlLog, version: int, revision: int | None) -> Manifest:

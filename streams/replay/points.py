@@ -4,6 +4,7 @@ Here: reading what they wrote, asking broker and index store, and the checks bef
 (streams/core/replay_plan.py).
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:
             return AtVector(vector)
     try:
         time = datetime.fromisoformat(text)
-        return AtTime(int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
+        # A broker takes what is before 1970 for "the newest" and "the oldest", or refuses it.
+        return AtTime(max(0, int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)))
     except ValueError:
         possible = [
             *names,
@@ -127,7 +129,14 @@ def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest
     if status is None:
         raise Misconfigured("replay_point", f"the index has no version {version}; it has {sorted(state.versions)}, see `aif index list`")
     newest = status.revision == revision
-    return decode_manifest(store.get(manifest_path(version, revision)), status.manifest_sha256 if newest else None)
+    raw = store.get(manifest_path(version, revision))
+    manifest = decode_manifest(raw, status.manifest_sha256 if newest else None)
+    digest, asked = hashlib.sha256(raw).hexdigest(), to.partition("-")[2]
+    if asked and not digest.startswith(asked[:8]):
+        raise Misconfigured(
+            "replay_point", f"{to!r} is a token of another index: here {version}.{revision} is {version}.{revision}-{digest[:8]}"
+        )
+    return manifest
 
 
 def plan_replay(source: ReplaySource, state: ControlState, start: str, to: str) -> ReplayPlan:

@@ -112,25 +112,34 @@ class KeptPlan:
 
 
 def keep_plan(directory: Path, plan: ReplayPlan, asked: Mapping[str, str]) -> None:
-    """Puts the plan into a new directory. Raises Misconfigured (`directory_not_empty`)."""
-    if directory.exists() and any(directory.iterdir()):
-        raise Misconfigured("directory_not_empty", f"{directory} is not empty and holds no replay; give a new directory")
+    """Puts the plan into a new directory. Raises Misconfigured (`directory_not_empty`, `replay_directory`: it cannot be written)."""
     said = {"asked": dict(asked), "seal": plan.seal, "shards": [dataclasses.asdict(s) for s in plan.shards]}
-    write_file_durably(directory / _PLAN_NAME, json.dumps(said, default=dict).encode())
+    try:
+        if directory.exists() and any(directory.iterdir()):
+            raise Misconfigured("directory_not_empty", f"{directory} is not empty and holds no replay; give a new directory")
+        write_file_durably(directory / _PLAN_NAME, json.dumps(said, default=dict).encode())
+    except OSError as error:
+        raise _no_directory(directory, error) from error
+
+
+def _no_directory(directory: Path, error: OSError) -> Misconfigured:
+    return Misconfigured("replay_directory", f"{directory} cannot be worked in: {error}; give another directory")
 
 
 def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
     """The plan of an interrupted replay in `directory`, with which it goes on; None if there is no such plan.
 
-    Raises Misconfigured (`other_replay`: something else was asked for then), Corrupted (`bad_replay_plan`).
+    Raises Misconfigured (`other_replay`: something else was asked for then; `replay_directory`), Corrupted (`bad_replay_plan`).
     """
     path = directory / _PLAN_NAME
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         said = json.loads(path.read_bytes())
         kept = KeptPlan(tuple(ShardReplay(**one) for one in said["shards"]), said["seal"])
         found = said["asked"]
+    except OSError as error:
+        raise _no_directory(directory, error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupted("bad_replay_plan", f"{path} does not read: {error}; give a new directory") from error
     if found != dict(asked):

@@ -1,12 +1,18 @@
 """A row's bytes depend on its own inputs alone."""
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from infra.index.store import open_index_store
+from schemas.errors import Corrupted
+from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
 from schemas.model.lsh import encode_signatures
 from schemas.model.spec import ModelSpec
-from streams.encoder import RowEncoder
+from streams.encoder import EncoderCache, RowEncoder
 from tests.schemas.model.samples import MM_WIDTH, SPECS, make_items, make_network
 
 
@@ -79,3 +85,12 @@ def test_signatures_are_those_of_equation_5() -> None:
 def test_no_items_give_no_rows() -> None:
     encoder = make_encoder(SPECS["no_multimodal"])
     assert encoder.encode([], []).shape == (0,)
+
+
+def test_a_checkpoint_that_was_damaged_in_the_store_is_named_with_what_to_do(tmp_path: Path) -> None:
+    data = bytearray(encode_checkpoint(make_network(SPECS["full"]), "model", {}))
+    sha256, store = hashlib.sha256(data).hexdigest(), open_index_store(str(tmp_path))
+    data[-1] ^= 1
+    store.put_bytes(checkpoint_path(sha256), bytes(data))
+    with pytest.raises(Corrupted, match=r"checkpoint_damaged: checkpoints/.*put the file there that was published for version 7"):
+        EncoderCache(store).get(7, sha256)

@@ -122,5 +122,6 @@ def test_what_is_no_side_is_refused(store: IndexStore, tmp_path: Path) -> None:
     ensure_init(log, INIT, 0, "test")
     with pytest.raises(Incompatible, match="unknown_version"):
         open_side("9", log)
-    with pytest.raises(Misconfigured, match="diff_side"):
-        open_side(str(tmp_path / "nothing"), log)
+    for text in (str(tmp_path / "nothing"), "x" * 300):
+        with pytest.raises(Misconfigured, match="diff_side"):
+            open_side(text, log)

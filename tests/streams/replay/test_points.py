@@ -1,11 +1,14 @@
 """What people write for a point of a log."""
 
+from pathlib import Path
+
 import pytest
 
 from schemas.errors import Misconfigured
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.replay_plan import AtOffset, AtTime, AtVector, Named, Point
-from streams.replay.points import parse_point
+from streams.replay.points import ReplayPlan, parse_point
+from streams.replay.replay import keep_plan, read_plan
 
 POINTS = {
     "live": Named("live"),
@@ -14,6 +17,8 @@ POINTS = {
     "17": AtOffset(17),
     "2026-01-31": AtTime(1_769_817_600_000),
     "2026-01-31T12:00+01:00": AtTime(1_769_857_200_000),
+    "1969-12-31T23:59:59.999": AtTime(0),
+    "0001-01-01": AtTime(0),
     "item-features=5,6;new-items=1,0": AtVector({ITEM_FEATURES: (5, 6), NEW_ITEMS: (1, 0)}),
 }
 
@@ -27,3 +32,10 @@ def test_a_point_is_read(text: str, point: Point) -> None:
 def test_what_is_no_point_is_refused_with_what_is_possible(text: str) -> None:
     with pytest.raises(Misconfigured, match=r"replay_point.*earliest"):
         parse_point(text, ("earliest",), seals=True)
+
+
+@pytest.mark.parametrize("name", ["file/below", "x" * 300])
+def test_a_directory_that_can_be_none_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Misconfigured, match="replay_directory"):
+        _ = read_plan(tmp_path / name, {}) or keep_plan(tmp_path / name, ReplayPlan(()), {})

@@ -374,8 +374,9 @@ def test_a_seal_is_named_by_version_and_revision(nearline: Nearline) -> None:
     state = ControlLog(nearline.store).refresh()
     token = str(state.versions[1].token)
     assert choose_manifest(nearline.store, state, "1.0") == choose_manifest(nearline.store, state, token) == nearline.manifest
-    with pytest.raises(Misconfigured):
-        choose_manifest(nearline.store, state, "newest")
+    for none in ("newest", "1.0-00000000"):
+        with pytest.raises(Misconfigured, match="replay_point"):
+            choose_manifest(nearline.store, state, none)
     with pytest.raises(Unavailable):
         choose_manifest(nearline.store, state, "1.7")
 

@@ -261,11 +261,6 @@ def train_step(
     return Learnt(losses, logits_BCT[..., 0].detach(), applied)
 
 
-def request_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Click logits [B, C] of a batch, both halves and the joint part."""
-    return task_logits(network, data, batch, vectors_of)[..., 0]
-
-
 def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
     """Logits of every task [B, C, T], the click first."""
     distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)

@@ -90,16 +90,6 @@ def test_signatures_of_the_table_are_those_of_the_index(joined: TrainingSet) -> 
     assert (joined.items.signatures_RW[torch.from_numpy(rows)].numpy() == expected).all()
 
 
-def test_rows_as_of_is_a_plain_search(joined: TrainingSet) -> None:
-    items = np.repeat(np.arange(4), 5)
-    times = np.tile([0, 99, 100, 199, 500], 4)
-    found = joined.items.rows_as_of(items, times)
-    for number, at, row in zip(items, times, found, strict=True):
-        begin, end = joined.items.begin_I[number], joined.items.end_I[number]
-        not_after = [r for r in range(begin, end) if joined.items.version_R[r] <= at]
-        assert row == (not_after[-1] if not_after else begin)
-
-
 def test_a_request_that_is_told_twice_counts_once_and_another_one_of_the_same_id_counts() -> None:
     spec, events = shop()
     first, second, *rest = events.impressions

@@ -13,7 +13,7 @@ from schemas.model.network import AifNetwork
 from streams.training.copr import click_loss, copr_loss, label_gains
 from streams.training.impressions import Batch, Events, TrainingSet, join_events
 from streams.training.metrics import gauc
-from streams.training.trainer import TrainOptions, fit, request_logits
+from streams.training.trainer import TrainOptions, fit, task_logits
 from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import shop
 
@@ -89,7 +89,7 @@ def test_a_taste_is_learnt_that_popularity_cannot_know() -> None:
     batch = data.batch(np.arange(len(data)), 8)
     with torch.no_grad():
         vectors = network.item_rows(data.items.inputs)[0]
-        logits = request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)])
+        logits = task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)])[..., 0]
     users, clicked = np.repeat(np.arange(len(data)), 8), data.clicked_QC.ravel()
     popularity = np.bincount(data.row_QC.ravel(), weights=clicked)[data.row_QC].ravel()
     assert gauc(users, logits.numpy().ravel(), clicked) > 0.9 > gauc(users, popularity, clicked)
@@ -118,7 +118,7 @@ def test_what_stands_in_masked_and_padded_places_never_matters() -> None:
 
     def losses(of: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         filler = torch.where(of.users.behaviours.mask_BL[..., None], 0.1, 99.0 if of is changed else 0.0)
-        logits = request_logits(network, data, of, lambda rows: filler.expand(*rows.shape, spec.width))
+        logits = task_logits(network, data, of, lambda rows: filler.expand(*rows.shape, spec.width))[..., 0]
         gains = label_gains(of.teacher_BC, of.clicked_BC, of.bid_BC)
         return copr_loss(logits, of.bid_BC, gains, of.mask_BC), click_loss(logits, of.clicked_BC, of.mask_BC)
 
@@ -134,7 +134,7 @@ def test_logits_do_not_depend_on_who_else_is_in_the_batch() -> None:
 
     def logits(*requests: int) -> torch.Tensor:
         batch = data.batch(np.array(requests), 8)
-        return request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])
+        return task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])[..., 0]
 
     together = logits(0, 1, 2)
     for place, request in enumerate((0, 1, 2)):

@@ -13,7 +13,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.metrics import hit_rates
-from streams.training.trainer import TrainOptions, default_spec, fit, request_logits
+from streams.training.trainer import TrainOptions, default_spec, fit, task_logits
 
 TOP = 50
 
@@ -39,7 +39,7 @@ def scores_of(network: AifNetwork, data: TrainingSet) -> np.ndarray:
     """Scores of every shown item, [Q, C]."""
     vectors = network.item_rows(data.items.inputs)[0]
     batch = data.batch(np.arange(len(data)), 256)
-    logits = request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])
+    logits = task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])[..., 0]
     return network.scores(logits[..., None], data.items.bid_R[batch.rows_BC])[0].numpy()
 
 

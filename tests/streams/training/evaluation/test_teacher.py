@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from streams.training.evaluation.teacher import teacher_ecpm, teachers_choice, with_teacher
-from streams.training.trainer import request_logits
+from streams.training.trainer import task_logits
 from tests.streams.training.test_trainer import network_of, taste_world
 
 
@@ -15,7 +15,7 @@ def test_the_teachers_ecpm_is_its_click_probability_times_the_bid_of_each_impres
     ecpm = teacher_ecpm(network, data, 8)
     vectors = network.item_rows(data.items.inputs)[0]
     batch = data.batch(np.arange(len(data)), 8)
-    logits = request_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])
+    logits = task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])[..., 0]
     expected = (torch.sigmoid(logits) * batch.bid_BC * batch.mask_BC).numpy()
     np.testing.assert_allclose(ecpm, expected, rtol=1e-5)
     taught = with_teacher(data, ecpm)

@@ -31,12 +31,14 @@ from serving.protocols.answer_body import encode_answer
 from serving.protocols.client_watch import ClientWatch
 from serving.protocols.front import Front
 from serving.protocols.http_body import UnwantedBodies, read_body
-from serving.protocols.http_errors import TOO_MANY
+from serving.protocols.http_errors import TOO_MANY, WrongMethod
 from serving.protocols.http_reply import Reply, error_reply, json_reply
 from serving.protocols.json_body import decode_body
 from serving.protocols.open_inference import no_index
 from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.protocols.openapi import openapi_json
+
+_LOOKS = ("GET", "HEAD")  # HEAD is what probes of load balancers like to send; Granian leaves the body of its answer out
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,11 @@ class HttpApi:
             raw = await self._take_body(scope, protocol)
             return await self._inference.infer(path, raw, scope.headers, received_s, _header_ms(scope))
         if path in self._looks:
-            _check_method(path, method, "GET")
+            _check_method(path, method, *_LOOKS)
             return self._looks[path]()
         if path == PREFIX or path.startswith(f"{PREFIX}/"):
             self._inference.check_route(path)
-            _check_method(path, method, "GET")
+            _check_method(path, method, *_LOOKS)
             return self._inference.look(path)
         known = ", ".join((*self._calls, *self._looks, f"{PREFIX}/..."))
         raise RejectedInput("no_such_route", f"{method} {path[:80]}: there is no such route; there are {known}")
@@ -143,9 +145,9 @@ def _check_headers(scope: Any) -> None:
         raise RejectedInput("too_many_headers", f"the request has {count} headers, expected at most {HTTP_HEADERS_MAX}; send fewer")
 
 
-def _check_method(path: str, method: str, expected: str) -> None:
-    if method != expected:
-        raise RejectedInput("method_not_allowed", f"{method} {path[:80]}: this route takes {expected}")
+def _check_method(path: str, method: str, *allowed: str) -> None:
+    if method not in allowed:
+        raise WrongMethod(method, path, allowed)
 
 
 def _header_ms(scope: Any) -> int | None:

@@ -37,6 +37,14 @@ _STATUS: Mapping[str, int] = {
 }
 
 
+class WrongMethod(RejectedInput):
+    """A route that is there, asked with another method than those in `allowed`."""
+
+    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
+        super().__init__("method_not_allowed", f"{method} {path[:80]}: this route takes {' or '.join(allowed)}")
+        self.allowed = allowed
+
+
 def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
     if not isinstance(error, AifError):

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from schemas.errors import AifError
-from serving.protocols.http_errors import encode_error, status_of
+from serving.protocols.http_errors import WrongMethod, encode_error, status_of
 
 JSON_TYPE = "application/json"
 _OPEN_INFERENCE = "/v2"
@@ -37,11 +37,14 @@ def error_reply(error: Exception, path: str) -> Reply:
     answer, error_id = encode_error(error)
     if not isinstance(error, AifError):
         logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
-    return _encode_error(status_of(error), answer.code, answer.message, answer.retry_after_s, path.startswith(_OPEN_INFERENCE))
+    allowed = error.allowed if isinstance(error, WrongMethod) else ()
+    return _encode_error(status_of(error), answer.code, answer.message, answer.retry_after_s, allowed, path.startswith(_OPEN_INFERENCE))
 
 
 @functools.lru_cache(maxsize=8)  # in a flood hundreds of clients get the same answer
-def _encode_error(status: int, code: str, message: str, retry_after_s: float | None, in_open_inference: bool) -> Reply:
+def _encode_error(
+    status: int, code: str, message: str, retry_after_s: float | None, allowed: tuple[str, ...], in_open_inference: bool
+) -> Reply:
     values: dict[str, Any] = {"code": code, "message": message, "retry_after_s": retry_after_s}
     if in_open_inference:
         values = {"error": f"{code}: {message}", **values}  # the field that clients of that protocol read
@@ -50,4 +53,6 @@ def _encode_error(status: int, code: str, message: str, retry_after_s: float | N
     headers = [("retry-after", str(max(1, round(retry_after_s))))] if retry_after_s else []
     if code == "unauthorized":
         headers.append(("www-authenticate", "Bearer"))
+    if allowed:
+        headers.append(("allow", ", ".join(allowed)))
     return Reply(status, json.dumps(values).encode(), headers=tuple(headers))

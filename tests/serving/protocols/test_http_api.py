@@ -111,18 +111,27 @@ def test_a_body_without_a_declared_length_is_cut_at_the_same_bound(front: Front)
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
+    ("method", "path", "status", "code", "allow"),
     [
-        ("GET", "/", 404, "no_such_route"),
-        ("POST", "/v1/rankk", 404, "no_such_route"),
-        ("GET", "/v1/../etc/passwd", 404, "no_such_route"),
-        ("GET", PRERANK, 405, "method_not_allowed"),
-        ("DELETE", "/metrics", 405, "method_not_allowed"),
+        ("GET", "/", 404, "no_such_route", None),
+        ("POST", "/v1/rankk", 404, "no_such_route", None),
+        ("GET", "/v1/../etc/passwd", 404, "no_such_route", None),
+        ("GET", PRERANK, 405, "method_not_allowed", "POST"),
+        ("DELETE", "/metrics", 405, "method_not_allowed", "GET, HEAD"),
+        ("POST", "/v2/health/ready", 405, "method_not_allowed", "GET, HEAD"),
     ],
 )
-def test_other_routes_and_methods_are_named(front: Front, method: str, path: str, status: int, code: str) -> None:
+def test_other_routes_and_methods_are_named(front: Front, method: str, path: str, status: int, code: str, allow: str | None) -> None:
     answer = httpx.request(method, front.url + path)
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert (answer.status_code, answer.json()["code"], answer.headers.get("allow")) == (status, code, allow)
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v1/status", "/v2/models/prerank"])
+def test_a_probe_with_head_gets_the_head_of_the_answer_to_get(front: Front, path: str) -> None:
+    with httpx.Client(base_url=front.url) as client:
+        whole, head, after = client.get(path), client.head(path), client.get(path)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", whole.headers["content-length"])
+    assert after.content == whole.content, "the connection goes on"
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "1.5", "60001", "9" * 40, "", "0000000010000000", "000000001" + "0" * 5_000])

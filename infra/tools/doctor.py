@@ -1,4 +1,5 @@
-"""`aif doctor`: what a process of ours will need, looked at before it is started: broker, topics, store, disk, device, clock, limits.
+"""`aif doctor`: what a process of ours will need, looked at before it is started: broker, topics, store, disk, device, clock, limits; and whether the
+model knows the features that are published (unknown_features.py).
 
 Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
 """
@@ -13,10 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.data.mapping_section import suggest
+from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.kafka.admin import fetch_topics, plan_topics
 from infra.settings import InfraSettings
 from schemas.errors import AifError
+from schemas.features import Scope
+from schemas.ids import IdKind
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
@@ -25,6 +30,7 @@ _FILES_MIN = 4_096
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 _SHARED_BYTES_WARN = 1 << 30
 _ASK_S_MAX = 5.0
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ def examine(settings: InfraSettings) -> list[Finding]:
         check_broker,
         check_topics,
         check_store,
+        check_features,
         check_clock,
         check_disk,
         check_shared_memory,
@@ -86,6 +93,25 @@ def check_store(settings: InfraSettings) -> Finding:
     entries = len(store.list("control/"))
     check_exclusive_create(store)
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")
+
+
+def check_features(settings: InfraSettings) -> Finding:
+    """Whether the model of the served version knows the features of the newest updates of items."""
+    from infra.tools.unknown_features import find_unknown_features, read_newest_updates, read_schema  # these load the model's file format
+
+    store = open_index_store(settings.index.store)
+    served = ControlLog(store).refresh().current
+    if served is None:
+        return Finding("features", OK, "no version is served")
+    schema, kind = read_schema(store, served.checkpoint_sha256), IdKind(settings.index.id_kind)
+    updates = read_newest_updates(settings.bootstrap_servers(), settings.kafka.topic_prefix, kind, _ASK_S_MAX)
+    unknown = find_unknown_features(schema, updates)
+    if not unknown:
+        return Finding("features", OK, f"version {served.version} knows every feature of the newest {len(updates)} updates")
+    names = ", ".join(f"{name!r} (item {item})" for name, item in list(unknown.items())[:_NAMES_SHOWN])
+    hint = suggest(next(iter(unknown)), [feature.name for feature in schema.of(Scope.ITEM)])
+    found = f"{len(unknown)} features of the newest {len(updates)} updates are unknown to version {served.version} and count for nothing: {names}"
+    return Finding("features", WARN, found, f"rename them, or train a model that has them; {hint}")
 
 
 def check_clock(settings: InfraSettings) -> Finding:

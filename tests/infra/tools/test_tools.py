@@ -16,11 +16,15 @@ from infra.clock import SystemClock
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
-from infra.tools import doctor
+from infra.kafka.publisher import Publisher
+from infra.tools import doctor, unknown_features
 from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
 from infra.tools.status_view import render_sample
+from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
+from tests.infra.index_fixture import publish_version
+from tests.schemas.catalogue import small_schema
 
 
 @pytest.fixture
@@ -91,7 +95,9 @@ def test_the_watch_prints_one_json_object_a_look(prefix: str, bootstrap_servers:
     assert len(lines) == 2 and [shard["shard"] for shard in lines[1]["shards"]] == [0, 1]
 
 
-def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing(prefix: str, bootstrap_servers: str) -> None:
+def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_misspelt(
+    prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def findings() -> dict[str, dict[str, str]]:
         done = CliRunner().invoke(build_app(), ["doctor", "--json"])
         return {row["check"]: row for row in json.loads(done.stdout)["checks"]}
@@ -100,9 +106,18 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing(pref
     assert before["broker"]["state"] == "ok" and before["topics"]["state"] == "warn" and "aif topics apply" in before["topics"]["next_step"]
     apply_topics(bootstrap_servers, prefix, 2, 1)
     after = findings()
-    assert {check: after[check]["state"] for check in ("broker", "topics", "store", "clock", "device", "libraries")} == dict.fromkeys(
-        ("broker", "topics", "store", "clock", "device", "libraries"), "ok"
-    )
+    healthy = ("broker", "topics", "store", "features", "clock", "device", "libraries")
+    assert {check: after[check]["state"] for check in healthy} == dict.fromkeys(healthy, "ok")
+    publish_version(open_index_store(str(tmp_path / "store")))
+    monkeypatch.setattr(unknown_features, "read_schema", lambda *_: small_schema())
+    known = {"price": 2.5, "category": None}
+    with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
+        publisher.publish_items(ItemFeaturesUpdate(item_id=n, version=1, features=known | {"another": None}) for n in range(9))
+    assert findings()["features"]["found"] == "version 0 knows every feature of the newest 9 updates"
+    with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
+        publisher.publish_item(77, 1, known | {"prise": 1.0})
+    told = findings()["features"]
+    assert told["state"] == "warn" and "'prise' (item 77)" in told["found"] and "did you mean 'price'?" in told["next_step"]
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

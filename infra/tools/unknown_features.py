@@ -1,0 +1,55 @@
+"""Features in item-features that the model of the served version does not know: a check of `aif doctor`.
+
+An update is accepted whatever its features are called, because acceptance must not depend on the model that is live (A2): a name that the model does not have
+counts for nothing, and a misspelt one does, too. Here: such names among the newest updates, each with an item that has it. Not here: what a model makes of
+the features that it knows (schemas/features.py), updates that are rejected (infra/kafka/redrive.py).
+Invariant: some records of some partitions are read, however many there are.
+"""
+
+from collections.abc import Iterable
+
+from infra.index.store import IndexStore
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.reader import read_topic
+from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_updates
+from schemas.features import FeatureSchema, Scope
+from schemas.ids import Id, IdKind
+from schemas.index.manifest import checkpoint_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.model.checkpoint_file import read_checkpoint_file
+from schemas.topics import ITEM_FEATURES
+
+_RECORDS_MAX, _PARTITIONS_MAX = 20, 16  # newest records of a partition; partitions
+_STALL_S_MAX = 5.0
+
+
+def find_unknown_features(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpdate]) -> dict[str, Id]:
+    """Names of features that are no feature of items in the schema, each with the first item that has it. A feature that is null counts as absent."""
+    known = {feature.name for feature in schema.of(Scope.ITEM)}
+    found: dict[str, Id] = {}
+    for update in updates:
+        for name, value in update.features.items():
+            if name not in known and value is not None:
+                found.setdefault(name, update.item_id)
+    return found
+
+
+def read_newest_updates(bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float) -> list[ItemFeaturesUpdate]:
+    """The accepted updates of the newest records of some partitions of item-features. Raises as `read_topic`."""
+    topic = prefix + ITEM_FEATURES
+    oldest, newest = (offsets(bootstrap, topic, deadline_s=deadline_s) for offsets in (start_offsets, end_offsets))
+    ends = {p: newest[p] for p in sorted(newest)[:_PARTITIONS_MAX]}
+    starts = {p: max(oldest[p], end - _RECORDS_MAX) for p, end in ends.items()}
+    updates: list[ItemFeaturesUpdate] = []
+    for record in read_topic(bootstrap, ITEM_FEATURES, start=starts, end=ends, prefix=prefix, stall_s_max=_STALL_S_MAX):
+        decoded = decode_updates(
+            ItemFeaturesRecord, ItemFeaturesUpdate, record.value, id_kind, record.partition, len(newest), lambda update: update.item_id
+        )
+        updates += [update for _, update in decoded.accepted]
+    return updates
+
+
+def read_schema(store: IndexStore, checkpoint_sha256: str) -> FeatureSchema:
+    """The feature schema of a checkpoint in the index store. Raises RejectedInput, and what the store raises."""
+    data = store.get(checkpoint_path(checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+    return read_checkpoint_file(data, checkpoint_sha256).spec.schema

@@ -3,16 +3,16 @@
     L = sum over pairs (i above j) of DeltaNDCG(i, j) * log(1 + exp(-(y_i bid_i / (y_j bid_j) - 1)))
 
 Here: the loss of a batch of requests as a pure function of tensors, and its weights. Not here: the network, batches, optimisers.
-"i above j" is the order of the teacher's eCPM; without a teacher: clicked before not clicked, then by bid (then every pair of equal gain
-weighs nothing). DeltaNDCG(i, j) = |gain_i - gain_j| * |1/log2(1 + r_i) - 1/log2(1 + r_j)| / IDCG with ranks r in that order.
+"i above j" is the order of the gains: the teacher's eCPM, or click times bid where there is no teacher. A pair of equal gains
+has no weight. DeltaNDCG(i, j) = |gain_i - gain_j| * |1/log2(1 + r_i) - 1/log2(1 + r_j)| / IDCG with ranks r in that order.
 
-Differs: EPSILON is added to the denominator. At 0 the gradient is NaN from logits of -50 although the loss is finite; with it the
-gradient is finite everywhere (the loss is bounded by log(1 + e) per pair). Its size was chosen by measuring (trainer.py): at 1e-2 the ratio is
-easiest to raise by pushing y_j to nothing, and the steps go into the bottom of the list; at 0.3 only a high y_i raises it, so they go
-into the top. Bids are divided by their mean in the request, so that EPSILON means the same in every currency.
+Differs: EPSILON is added to the denominator. Without it the gradient is NaN from logits of -50 on, although the loss is finite; with it the
+gradient is finite everywhere (the loss is bounded by log(1 + e) per pair). Its size was measured (trainer.py): at 1e-2 the ratio is raised most easily
+by making y_j small, so training changes the bottom of the list; at 0.3 only a high y_i raises it, and training changes the top. Bids are
+divided by their mean over the request, so that EPSILON does not depend on the currency.
 
-Differs too: the mean over requests instead of a sum, so that the learning rate does not depend on the batch; the order and the ranks are the
-teacher's, who does not change while we learn.
+Differs too: the mean over requests instead of a sum, so that the learning rate does not depend on the size of a batch. Order and ranks are those of
+the teacher and not of the current scores, so they are constant during a training.
 
 Arrays: B requests, C shown items (padded, masked).  Source: AIF, eq. (10); COPR (arXiv 2306.03516).
 """

@@ -1,15 +1,15 @@
-"""What a fit minimises: a weighted sum of COPR (Eq. 10), click cross-entropy and softmax, chosen in one place.
+"""The loss that a fit minimises: a weighted sum of COPR (Eq. 10), cross-entropy of clicks, softmax, and cross-entropy of other outcomes.
 
-Here: the choice (`LossWeights`) and its value on a batch. Not here: COPR itself (copr.py), batches, optimisers.
+Here: the weights (`LossWeights`) and the sum for a batch. Not here: COPR itself (copr.py), batches, optimisers.
 
-    copr       order of the ranking teacher's eCPM; needs bids to mean something; fixes ratios only, so it goes with `click`
-    click      cross-entropy of y: of the drawn clicks, or with `soft_labels` of the ranking teacher's click probability (its eCPM over the
-               bid) where it is known, which tells the same without the noise of one draw
-    softmax    each positive against the other items of its request; for catalogues of positives with sampled negatives
-    outcomes   cross-entropy of each task that a model has beside the click: whether it came of the impression, clicked or not, so that its
-               probability is that of the impression too and a product with the bid means something (ESMM, arXiv 1804.07931)
+    copr       the order of the ranking teacher's eCPM. It determines ratios of y only, so it is used together with `click`
+    click      cross-entropy of y with the drawn clicks; with `soft_labels`, with the teacher's click probability (its eCPM over the bid) where it
+               is known, which is without the noise of a draw
+    softmax    each positive against the negatives of its request; for catalogues of positives with sampled negatives
+    outcomes   cross-entropy of each task beside the click, over all impressions, clicked or not. Its probability is therefore one per impression,
+               as the click's is, and may be multiplied with the bid (ESMM, arXiv 1804.07931)
 
-COPR orders the click's logit; the bid enters it, and the teacher's order, as in the formula that the model ranks by (`teacher_scores`).
+COPR orders the click's logit. The bid enters it, and the teacher's order (`teacher_scores`), with the exponent that it has in the model's `rank_by`.
 
 Arrays: B requests, C shown items (padded, masked), T tasks beside the click.
 """
@@ -23,13 +23,13 @@ from schemas.model.score import bid_exponent
 from schemas.train_choices import TrainChoices
 from streams.training.copr import click_loss, copr_loss, label_gains
 
-_BID_MIN = 1e-12  # what an eCPM is divided by at least
-_SCORE_MAX = 1e30  # a teacher that says much for next to no bid: the sum over a request stays finite in fp32
+_BID_MIN = 1e-12  # the smallest divisor of an eCPM
+_SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a request stays finite in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """How much of each loss; 0 leaves it out. The defaults were measured (trainer.py)."""
+    """The weight of each loss; 0 leaves it out. How the defaults were chosen stands in trainer.py."""
 
     copr: float = 0.3
     click: float = 1.0
@@ -42,13 +42,14 @@ DEFAULT_LOSS = LossWeights()
 
 
 def loss_weights(chosen: TrainChoices) -> LossWeights:
-    """The losses that somebody chose."""
+    """The weights of the choices of [train]."""
     return LossWeights(chosen.copr, chosen.click, chosen.softmax, chosen.soft_labels, chosen.outcomes)
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the items of B requests were worth: float32 [B, C] each, which places hold an item, and what else came of them (None: nothing)."""
+    """The labels of B requests: bid, teacher's eCPM (NaN where there is none) and click, float32 [B, C] each; which places hold an item, bool; other
+    outcomes float32 [B, C, T], None if there are none."""
 
     bid_BC: Tensor
     teacher_BC: Tensor
@@ -96,8 +97,8 @@ def outcome_loss(logits_BCT: Tensor, outcomes_BCT: Tensor, mask_BC: Tensor) -> T
 
 
 def teacher_scores(labels: Labels, exponent: float) -> Tensor:
-    """By what the teacher would order the items of a model that ranks by click * bid^exponent, [B, C]: its eCPM where the exponent is 1, its click
-    probability where it is 0; NaN where there is no teacher."""
+    """The teacher's scores for a model that ranks by click * bid^exponent, [B, C]: its eCPM if the exponent is 1, its click probability if it is 0; NaN
+    where there is no teacher."""
     if exponent == 1:
         return labels.teacher_BC
     clicks_BC = labels.teacher_BC / labels.bid_BC.clamp(min=_BID_MIN)

@@ -11,8 +11,8 @@ so they are taken to be spread as a logistic step of width CLUSTER_SPREAD, and a
 of them reach a tier's lower edge. Counts and sums of vectors are made once per user, change by one addition when a behaviour comes, and cost a
 candidate the same however long the history is.
 
-Three moments of all cosines at once (mean, deviation, skewness) know as much of a user's interest, but a trunk with two hundred other inputs learns
-less from four numbers than from a histogram's twenty. What was tried beside both is in docs/BENCHMARKS.md.
+It costs less than three moments of all cosines at once (mean, deviation, skewness), whose third is a sum over triples of directions, and needs no
+layers of its own. What each form knows, and what it loses in a trained model, is in docs/BENCHMARKS.md.
 
 Arrays: R rows, B users, C candidates, L behaviours, P principal directions, K clusters, N tiers.
 """
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 CLUSTERS = 32  # of a catalogue; 16 and 64 tell a small network about as much of the interest
-CLUSTER_SPREAD = 0.083  # of a logistic step with deviation .15; a narrower one tells less: it has the noise of a histogram's hard edges
+CLUSTER_SPREAD = 0.083  # of a logistic step with deviation .15; the variance that each cluster of a user really has told a small network no more
 _ROUNDS = 15
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 CLUSTERS = 32  # of a catalogue; 16 and 64 tell a small network about as much of the interest
-CLUSTER_SPREAD = 0.083  # of a logistic step with deviation .15; the variance that each cluster of a user really has told a small network no more
+CLUSTER_SPREAD = 0.083  # of a logistic step with deviation .15; the real variance of each cluster told a small network no more
 _ROUNDS = 15
 
 

@@ -65,7 +65,7 @@ class AifClient:
     ) -> UserAnswer:
         """Call 1: makes the user half now. Pass the answer's `version_token` and `request_id` to `rank`; with `carry_state`, its `user_state` too."""
         fields = {
-            "user_id": encode_wire_id(user_id),
+            "user_id": encode_wire_id(_plain(user_id)),
             "request_id": request_id,
             "features": None if features is None else dict(features),
             "behaviours": None if behaviours is None else list(behaviours),
@@ -90,8 +90,8 @@ class AifClient:
     ) -> RankAnswer:
         """Call 2: the top-k of some candidates. RejectedInput, Unavailable, Incompatible as the server says."""
         fields = {
-            "user_id": encode_wire_id(user_id),
-            "item_ids": [encode_wire_id(one) for one in item_ids],
+            "user_id": encode_wire_id(_plain(user_id)),
+            "item_ids": [encode_wire_id(_plain(one)) for one in _plain(item_ids)],
             "top_k": top_k,
             "request_id": request_id,
             "version_token": version_token,
@@ -113,8 +113,7 @@ class AifClient:
             raise Misconfigured(
                 "pandas_missing", "rank_frame makes a pandas DataFrame and pandas is not installed; install it, or call rank"
             ) from error
-        items = item_ids.tolist() if hasattr(item_ids, "tolist") else list(item_ids)
-        answer = self.rank(user_id, items, **options)
+        answer = self.rank(user_id, item_ids, **options)
         rows = [{"item_id": one.item_id, "score": one.score, **_by_task(one.probabilities)} for one in answer.items]
         frame = pd.DataFrame(rows, columns=None if rows else ["item_id", "score"])
         frame.attrs.update(answer.model_dump(exclude={"items"}))
@@ -181,6 +180,11 @@ def client_of(serve: "ServeSection", url: str | None = None) -> AifClient:
     """A client of the server that these settings describe, or of another one under the same token and certificate."""
     scheme = "http" if serve.tls_cert is None else "https"
     return AifClient(url or f"{scheme}://{serve.host}:{serve.port}", token=serve.token, ca=serve.tls_cert)
+
+
+def _plain(value: Any) -> Any:
+    """Python's values of what NumPy or pandas gave: a notebook takes its ids out of a frame."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext | bool:

@@ -11,6 +11,7 @@ Arrays: R slots (capacity), T look-up entries, M bytes of text ids.
 """
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Mapping
@@ -117,22 +118,31 @@ def reset_arrays(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class SlotMemory:
-    """`size_bytes` of shared memory under the file descriptor `fd`; created here if `fd` is None, else mapped from another process."""
+    """`size_bytes` of shared memory under the file descriptor `fd`; created here if `fd` is None, else mapped from another process.
+
+    Raises OSError if there is not so much address space; then the descriptor is closed.
+    """
 
     def __init__(self, size_bytes: int, fd: int | None = None) -> None:
         self.size_bytes = size_bytes
         self.fd = os.memfd_create("aif-slot") if fd is None else fd
-        if fd is None:
-            os.ftruncate(self.fd, size_bytes)
-        self.buffer = mmap.mmap(self.fd, size_bytes)
+        try:
+            if fd is None:
+                os.ftruncate(self.fd, size_bytes)
+            self.buffer = mmap.mmap(self.fd, size_bytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
 
     def populate(self) -> None:
-        """Touches every page once, so that no request pays for a page fault."""
+        """Touches every page once, so that no request pays for a page fault. Raises OSError if there is not so much memory."""
         for at in range(0, self.size_bytes, _POPULATE_CHUNK):
             size = min(_POPULATE_CHUNK, self.size_bytes - at)
             try:
                 self.buffer.madvise(_POPULATE_WRITE, at, size)
-            except OSError:  # an older kernel, or one that does not know the call
+            except OSError as error:
+                if error.errno in (errno.ENOMEM, errno.EFAULT):
+                    raise  # any other error is that of a kernel that does not know the call
                 np.frombuffer(self.buffer, np.uint8, size, at)[:: mmap.PAGESIZE] = 0
 
     def close(self) -> None:

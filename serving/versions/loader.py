@@ -86,10 +86,17 @@ class Loader:
         if not size:
             measured = self._ask({"op": "measure", **source.message()})
             size = plan_slot_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
-        for _ in range(SLOTS):
-            memory = SlotMemory(size)
-            memory.populate()
-            self._slots.append(memory)
+        opened = list[SlotMemory]()
+        try:
+            for _ in range(SLOTS):
+                opened.append(SlotMemory(size))
+                opened[-1].populate()
+        except (OSError, OverflowError) as error:
+            for memory in opened:
+                memory.close()
+            message = f"{SLOTS} slots of {size} bytes are not to be had: {error}; give the server more memory, or a smaller AIF_ENGINE__SLOT_BYTES"
+            raise Unavailable("no_slot_memory", message) from error
+        self._slots = opened
 
     def _send_slots(self) -> None:
         """Sends the slots that the process does not have yet. One that has ended is noticed by the first message to it."""

@@ -169,7 +169,8 @@ def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(Misconfigured, match="pandas"):
             client.rank_frame(1, [1, 2, 3])
         monkeypatch.setitem(__import__("sys").modules, "pandas", SimpleNamespace(DataFrame=Frame))
-        frame: Any = client.rank_frame(1, np.array([1, 2, 500]), top_k=2)
+        frame: Any = client.rank_frame(np.int64(1), np.array([1, 2, 500]), top_k=2)
+        assert client.rank(1, list(np.array([1, 2]))).candidates == 2 and client.user(np.int64(1)).cold_user
         assert [set(row) for row in frame.rows] == [{"item_id", "score", "probability"}] * 2
         assert frame.attrs["version_token"] == str(front.engine.current) and frame.attrs["unknown_items"] == [500]
         assert client.rank_frame(1, [500]).columns == ["item_id", "score"]  # type: ignore[comparison-overlap]

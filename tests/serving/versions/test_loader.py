@@ -1,6 +1,7 @@
 """The loader process: a version out of a real index store into a slot, or a named refusal."""
 
 import dataclasses
+import errno
 import hashlib
 import os
 import signal
@@ -19,6 +20,7 @@ from schemas.ids import Id, encode_index_key
 from schemas.index.layout import encode_increment, row_layout
 from schemas.index.manifest import Manifest, encode_manifest, manifest_path
 from serving.engine.changes import decode_changes, encode_ids
+from serving.engine.slots import SlotMemory
 from serving.versions.index_reader import Pace
 from serving.versions.loader import Loader, Source
 from tests.schemas.model.samples import SPECS
@@ -147,6 +149,25 @@ def test_a_version_that_does_not_fit_is_refused_and_the_next_one_still_loads(ver
         assert loader.load(publish(store, version, 4), 0).rows == 150
     finally:
         loader.close()
+
+
+@pytest.mark.parametrize("second_fails", [False, True])
+def test_slots_for_which_there_is_no_memory_are_named_and_nothing_of_them_stays(
+    second_fails: bool, version: Version, store: IndexStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, loader, opened = publish(store, version), Loader(1 << 16 if second_fails else 1 << 60), list[int]()
+
+    def populate(memory: SlotMemory) -> None:
+        opened.append(memory.fd)
+        if len(opened) % 2 == 0:
+            raise OSError(errno.ENOMEM, "out of memory")
+
+    monkeypatch.setattr(SlotMemory, "populate", populate)
+    descriptors = os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="no_slot_memory"):
+            loader.load(source, 0)
+    assert (len(opened), os.listdir("/proc/self/fd")) == (4 * second_fails, descriptors)
 
 
 def kill(loader: Loader) -> int:

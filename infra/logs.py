@@ -1,15 +1,20 @@
 """Logs of a process: one line per request, batch or version, with fields; to standard error only.
 
 Here: the one set-up. Not here: what is logged. `core/` folders return counts instead of logging.
+What aiokafka warns of is told once in `_REPEATED_S`: without a broker it says the same eighty times a second, for as long as that lasts.
 Form: key=value on a terminal, one JSON object per line elsewhere. Lines of the standard library's loggers (Faust, Kafka clients) take the
 same form.
 """
 
 import logging
 import sys
+import time
 from typing import Any
 
 import structlog
+
+_REPEATED_S = 10.0
+_TEXTS_KEPT = 1_000
 
 
 def open_logs(process: str, level: str = "info", form: str = "auto") -> structlog.stdlib.BoundLogger:
@@ -42,8 +47,28 @@ def _replace_root_handler(before: list[Any], as_text: bool, level: str) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     drop_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.addFilter(_NotAgainSoon())
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=[drop_meta, renderer]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("torch").setLevel(logging.WARNING)  # at its end it logs statistics of its own, as information
+
+
+class _NotAgainSoon(logging.Filter):
+    """Drops a warning or an error of aiokafka that has the text of one told a moment ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told_at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or not record.name.startswith("aiokafka"):
+            return True
+        text, now = record.getMessage(), time.monotonic()
+        if now - self._told_at.get(text, float("-inf")) < _REPEATED_S:
+            return False
+        if len(self._told_at) >= _TEXTS_KEPT:
+            self._told_at.clear()
+        self._told_at[text] = now
+        return True

@@ -11,6 +11,8 @@ log = open_logs("worker", "info", {form!r})
 log.info("shard opened", shard=3)
 log.debug("not shown")
 logging.getLogger("faust").warning("rebalance %s", 7)
+for node in (1, 1, 2, 1):
+    logging.getLogger("aiokafka.cluster").error("no connection to %d", node)
 """
 
 
@@ -21,9 +23,13 @@ def _lines(form: str) -> list[str]:
 
 
 def test_away_from_a_terminal_every_line_is_a_json_object_with_its_fields() -> None:
-    ours, foreign = (json.loads(line) for line in _lines("auto"))
+    ours, foreign, *_ = (json.loads(line) for line in _lines("auto"))
     assert (ours["process"], ours["event"], ours["shard"], ours["level"]) == ("worker", "shard opened", 3, "info")
     assert (foreign["process"], foreign["event"], foreign["logger"]) == ("worker", "rebalance 7", "faust")
+
+
+def test_what_a_client_without_a_broker_repeats_is_told_once_a_while() -> None:
+    assert [json.loads(line)["event"] for line in _lines("auto")[2:]] == ["no connection to 1", "no connection to 2"]
 
 
 def test_text_is_key_value_pairs() -> None:

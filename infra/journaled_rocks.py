@@ -36,7 +36,7 @@ Rows = tuple[Joined, Joined]  # keys and values
 
 
 class JournaledBatch:
-    """Changes that become visible together. Made by `JournaledDatabase.new_batch`, used once."""
+    """Changes that become visible together, in the order of the calls. Made by `JournaledDatabase.new_batch`, used once."""
 
     __slots__ = ("_runs", "_single", "plain", "removes")
 
@@ -71,13 +71,28 @@ class JournaledBatch:
 
     def delete(self, family: str, key: bytes) -> None:
         """Remove `key`."""
-        self.removes |= self._runs.keys() & {family}
+        self._begin_removal(family)
         self.plain.delete(family, key)
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
-        self.removes |= self._runs.keys() & {family}
+        self._begin_removal(family)
         self.plain.delete_range(family, start, end)
+
+    def _begin_removal(self, family: str) -> None:
+        if family in self._runs:
+            self.unjournal(family)
+            self.removes.add(family)
+
+    def unjournal(self, family: str) -> None:
+        """What was set in a journaled family so far is written the plain way, before what follows."""
+        if not self._runs[family] and family not in self._single:
+            return
+        keys, values = self.rows()[family]
+        for key, value in zip(keys.present(), values.present(), strict=True):
+            self.plain.put(family, key, value)
+        self._runs[family].clear()
+        self._single.pop(family, None)
 
 
 class JournaledDatabase:
@@ -212,11 +227,11 @@ class JournaledDatabase:
     def _write_plainly(self, batch: JournaledBatch, sync: bool) -> None:
         """Rare: nothing of the journal may come back over what is removed."""
         self.settle()
-        for family, (keys, values) in batch.rows().items():
-            for key, value in zip(keys.present(), values.present(), strict=True):
-                batch.plain.put(family, key, value)
+        changed = batch.removes | batch.rows().keys()
+        for family in changed:
+            batch.unjournal(family)
         self._database.write(batch.plain, sync)
-        for family in batch.removes | batch.rows().keys():
+        for family in changed:
             self._held[family] = self._new_held(family)
 
     def settle(self) -> None:

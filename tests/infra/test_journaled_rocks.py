@@ -9,7 +9,7 @@ import pytest
 
 import infra.journaled_rocks
 from infra.joined import join_stored
-from infra.journaled_rocks import JOURNAL, JournaledDatabase, decode_journal_entry, encode_journal_entry
+from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase, decode_journal_entry, encode_journal_entry
 from infra.rocks import Database, open_database
 from schemas.errors import Corrupted
 
@@ -28,6 +28,7 @@ def plain(tmp_path: Path) -> Iterator[Database]:
 def change(database: JournaledDatabase, model: Held, chance: random.Random) -> None:
     """One batch, on the database and on plain dictionaries."""
     batch = database.new_batch()
+    set_some(batch, model, chance)
     if chance.random() < 0.15:
         family, (start, end) = chance.choice((*JOURNALED, PLAIN)), sorted(chance.sample(KEYS, 2))
         batch.delete_range(family, start, end)
@@ -36,11 +37,15 @@ def change(database: JournaledDatabase, model: Held, chance: random.Random) -> N
         family, key = chance.choice(JOURNALED), chance.choice(KEYS)
         batch.delete(family, key)
         model[family].pop(key, None)
-    for _ in range(chance.randrange(5)):
+    set_some(batch, model, chance)
+    database.write(batch, sync=chance.random() < 0.2)
+
+
+def set_some(batch: JournaledBatch, model: Held, chance: random.Random) -> None:
+    for _ in range(chance.randrange(4)):
         family, key, value = chance.choice((*JOURNALED, PLAIN)), chance.choice(KEYS), chance.randbytes(chance.randrange(1, 9))
         batch.put(family, key, value)
         model[family][key] = value
-    database.write(batch, sync=chance.random() < 0.2)
 
 
 def check(database: JournaledDatabase, model: Held, chance: random.Random) -> None:

@@ -25,20 +25,30 @@ async def beat(path: Path, every_s: float = BEAT_EVERY_S) -> None:
 
 
 class HeartbeatWatch:
-    """Watches one file from now on. `silent_s_max` has to be longer than the start of the process."""
+    """Watches one file from now on: it has to change within `start_s_max`, and from then on at least every `silent_s_max`.
 
-    def __init__(self, path: Path, silent_s_max: float) -> None:
-        self._path, self._silent_s_max = path, silent_s_max
-        self._seen: int | None = None
+    A start has a bound of its own because it may compile every kernel, without an event loop and beside whatever else the machine does.
+    """
+
+    def __init__(self, path: Path, silent_s_max: float, start_s_max: float) -> None:
+        self._path, self._silent_s_max, self._start_s_max = path, silent_s_max, start_s_max
+        self._seen = self._changed_ns()
+        self._started = False
         self._seen_at = self._looked_at = time.monotonic()
 
+    @property
+    def bound_s(self) -> float:
+        """How many seconds of silence are too many now."""
+        return self._silent_s_max if self._started else self._start_s_max
+
     def is_silent(self) -> bool:
-        """Whether the file has not changed for `silent_s_max`. To be asked several times a second."""
+        """Whether the file has not changed for longer than it may. To be asked several times a second."""
         now, changed = time.monotonic(), self._changed_ns()
+        self._started |= changed != self._seen
         if changed != self._seen or now - self._looked_at > _WATCHER_LATE_S:
             self._seen, self._seen_at = changed, now
         self._looked_at = now
-        return now - self._seen_at > self._silent_s_max
+        return now - self._seen_at > self.bound_s
 
     def _changed_ns(self) -> int | None:
         try:

@@ -1,8 +1,8 @@
 """Starts a child again when it ends: what a service manager does in production, for the demo and for a laptop.
 
 A worker or server of ours ends its process on any fault that it does not know, because starting again from what is on disk is always right.
-A child that gives no sign of life for `silent_s_max` (a frozen process, a hung disk) is killed and started again: after the session timeout others have
-taken over its shards, and it must not go on as if it owned them.
+A child that gives no sign of life for `silent_s_max`, or none at all within `start_s_max` (a frozen process, a hung disk), is killed and started again:
+after the session timeout others have taken over its shards, and it must not go on as if it owned them.
 A child that ends `RESTARTS_MAX` times within `WINDOW_S`, or cannot be started again, is given up: then the fault is not one that a restart cures.
 """
 
@@ -18,7 +18,8 @@ from schemas.errors import AifError, Unavailable
 
 RESTARTS_MAX = 5
 WINDOW_S = 60.0
-SILENT_S_MAX = 60.0  # longer than any start: the loop turns while shards are restored and torch is loaded
+SILENT_S_MAX = 60.0  # of a child that has given one: its loop turns, also while shards are restored
+START_S_MAX = 300.0  # until the first: kernels that no process has compiled yet take 11 s of a core, which a busy machine may not have in a minute
 _LOOK_EVERY_S = 0.1
 
 
@@ -31,9 +32,10 @@ class Supervised:
         say: Callable[[str], None] = lambda _: None,
         heartbeat: Path | None = None,
         silent_s_max: float = SILENT_S_MAX,
+        start_s_max: float = START_S_MAX,
     ) -> None:
         self._start, self._say = start, say
-        self._heartbeat, self._silent_s_max = heartbeat, silent_s_max
+        self._heartbeat, self._silent_s_max, self._start_s_max = heartbeat, silent_s_max, start_s_max
         self.child = start()
         self._watched = self._new_watch()
         self.failed: Unavailable | None = None
@@ -56,7 +58,7 @@ class Supervised:
     def _watch(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY_S):
             if self.child.alive() and self._watched is not None and self._watched.is_silent():
-                self._say(f"{self.child.name} gave no sign of life for {self._silent_s_max:g} s and is ended")
+                self._say(f"{self.child.name} gave no sign of life for {self._watched.bound_s:g} s and is ended")
                 self.child.kill()
             if not self.child.alive():
                 self.child.kill()
@@ -78,7 +80,7 @@ class Supervised:
         return True
 
     def _new_watch(self) -> HeartbeatWatch | None:
-        return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max)
+        return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max, self._start_s_max)
 
     def _gave_up(self) -> Unavailable:
         name, code = self.child.name, self.child.process.returncode

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.heartbeat import beat
+from infra.heartbeat import HeartbeatWatch, beat
 from infra.processes import Child, start_child, wait_until
 from infra.supervisor import RESTARTS_MAX, Supervised
 from schemas.errors import Unavailable
@@ -75,6 +75,16 @@ def test_a_child_without_a_sign_of_life_is_ended_and_started_again_and_one_that_
     finally:
         for one in both:
             one.stop()
+
+
+def test_a_start_may_be_silent_for_longer_than_a_process_that_has_given_a_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    path.touch()  # of an earlier process
+    slow, never = HeartbeatWatch(path, silent_s_max=0.0, start_s_max=600.0), HeartbeatWatch(path, silent_s_max=600.0, start_s_max=0.0)
+    wait_until(never.is_silent, 20, "a start without a sign of life to be too long")
+    assert not slow.is_silent()
+    os.utime(path, ns=(1, 1))
+    wait_until(slow.is_silent, 20, "the first sign of life to end the patience with its start")
 
 
 def test_a_disk_that_takes_nothing_for_a_while_does_not_end_the_beating(tmp_path: Path) -> None:

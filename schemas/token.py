@@ -26,8 +26,9 @@ class VersionToken:
         return f"{self.version}.{self.revision}-{self.digest8}{self.rest}"
 
     def is_compatible(self, other: "VersionToken") -> bool:
-        """Whether a state made under one token may be used under the other."""
-        return self.version == other.version
+        """Whether a state made under one token may be used under the other. A manifest is never written again, so one revision with two digests is of two
+        indexes, whose versions have nothing in common but their numbers."""
+        return self.version == other.version and (self.revision != other.revision or self.digest8 == other.digest8)
 
 
 def decode_token(text: str) -> VersionToken:

@@ -21,13 +21,15 @@ def check_consistency(consistency: str | AtLeast, token: VersionToken | None) ->
 def choose_version(engine: PacedEngine, token: VersionToken | None, pinned: bool) -> VersionToken | None:
     """The version that answers: the token's if it is resident, else the current one. None: nothing is live yet.
 
-    Raises Incompatible (`version_gone`) if the request is pinned to a version that is not resident.
+    Raises Incompatible (`version_gone`) if the request is pinned to a version that is not resident. That of another index is not.
     """
     if token is None:
         return engine.current
     resident = engine.find_token(token.version)
-    if resident is None and pinned:
+    if resident is not None and token.is_compatible(resident):
+        return resident
+    if pinned:
         raise Incompatible(
-            "version_gone", f"version {token.version} is not resident any more; the current version token is {engine.current}"
+            "version_gone", f"the version of {token} is not resident (any more); the current version token is {engine.current}"
         )
-    return resident or engine.current
+    return engine.current

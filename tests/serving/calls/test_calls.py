@@ -94,6 +94,9 @@ def test_a_pinned_request_is_refused_when_its_version_is_gone_and_told_the_curre
 
 def test_a_token_of_another_revision_of_the_same_version_is_the_same_version(client: AifClient) -> None:
     assert client.rank(1, [1], version_token="7.3-abcdef01", consistency="pinned").degraded == ["cold_user"]
+    with pytest.raises(Incompatible, match="version_gone"):  # the same revision of another index
+        client.rank(1, [1], version_token="7.0-abcdef01", consistency="pinned")
+    assert client.rank(1, [1], version_token="7.0-abcdef01").degraded == ["cold_user", "version_changed"]
 
 
 def test_a_state_is_made_once_and_again_after_a_new_behaviour(front: Front, client: AifClient) -> None:

@@ -11,7 +11,8 @@ Here: comparisons of what processes hold with the oracle; each raises `Violation
                     manifest             every published revision = the fold at its source offsets, by rows, digests and counts (I4)
                     catalogue            a version holds at least what was published before it was wanted (B7)
                     served at rest       every server has the version of the log, and its rows = the fold at the ends
-                    the control log      no refused entry, one publish a revision, promotions go forward and not under hold, all readers agree
+                    the control log      no refused entry, one publish a revision, promotions go forward, not under hold
+                                         and as the canary against the live version says, all readers agree
                     one version          a checkpoint record makes one version
                     one encoder          rows of a version are of the encoder of its `want` alone, wherever rows are compared; no version is behind
                                          in a shard, unless the workers' encoders were being changed (B5)
@@ -36,7 +37,7 @@ from tests.sim.encoder import FINGERPRINT, SimEncoder, encoder_of
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of
 from tests.sim.server import Order, Resident, Server, read_increment, read_part_rows
-from tests.sim.worker import Task, Worker, checkpoint_sha256
+from tests.sim.worker import Task, Worker, checkpoint_sha256, ranks_unlike
 from tests.sim.world import Violation, World
 
 Rows = Mapping[bytes, tuple[Order, bytes | None]]
@@ -260,7 +261,7 @@ def check_log(world: World, readers: Mapping[str, ControlLog]) -> ControlState:
 
 def _check_entries(entries: list[Entry]) -> None:
     published, held, live = set[tuple[int, int]](), False, -1
-    wished = -1
+    wished, approved = -1, set[int]()
     for number, entry in enumerate(entries):
         who = entry.version, entry.revision
         if entry.kind is EntryKind.PUBLISH:
@@ -271,6 +272,13 @@ def _check_entries(entries: list[Entry]) -> None:
         if entry.kind is EntryKind.PROMOTE and entry.by != "operator" and entry.version != wished:
             require(not held, "the control log", "entry %d promotes %d under a hold", number, entry.version)
             require(entry.version > live, "the control log", "entry %d promotes %d, %d is live", number, entry.version, live)
+            unlike = live >= 0 and ranks_unlike(entry.version, live) and entry.version not in approved
+            require(not unlike, "the control log", "entry %d promotes %d, whose canary against %d failed", number, entry.version, live)
+        if entry.kind is EntryKind.WITHHOLD:
+            unlike = live >= 0 and ranks_unlike(entry.version, live)
+            require(unlike, "the control log", "entry %d withholds %d, whose canary against %d did not fail", number, entry.version, live)
+        if entry.kind is EntryKind.APPROVE:
+            approved.add(entry.version)
         if entry.kind in (EntryKind.PROMOTE, EntryKind.ROLLBACK):
             live = entry.version
 

@@ -1,6 +1,16 @@
 """One seed, one history: a few dozen steps of everybody, chosen by chance, then calm, then every invariant.
 
 Here: what may happen and how often, and how a history comes to rest. Not here: what a step does (worker.py, server.py), what must hold (checks.py).
+
+Length and mix are chosen by what they find a second of processor time: of the seven bugs in plants.py that are found most rarely, in 600 histories of
+each with everything below drawn at random. Shorter histories are cheaper and find less a second, because most of these bugs need a version that servers
+follow before something happens to its owner.
+
+    rounds of chaos        1-2: 0.4 finds a second     3-4: 0.7    5-6: 1.3
+    calm rounds before it  0-1: 0.3                    2-3: 1.2    4-5: 0.9
+    another goes first at a rare point (world.py)    with 0.3: 0.5    with 0.6: 1.3
+    shards                 one: 1.0                    two: 0.65
+    events a round         one: 0.9                    two: 0.85
 """
 
 import contextlib
@@ -25,7 +35,7 @@ from tests.sim.world import Chances, Violation, World
 
 ROUNDS_MAX = 40
 CHECKPOINTS_MAX = 6
-_BEGUN = (0, 0, 0, 2, 1, 2, 4, 2)  # rounds of the first version's life before the chaos begins: most often its seal is next
+_BEGUN = (0, 0, 3, 2, 1, 2, 5, 2)  # rounds of the first version's life before the chaos begins: most often its seal is next
 Step = Callable[[], None]
 
 

@@ -213,7 +213,9 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(Shard, "_commit", commit)]
 
 
-@_plant("the journal is emptied before its rows are in table files", "components", "rows of a version", "served rows", "applied")
+@_plant(
+    "the journal is emptied before its rows are in table files", "components", "rows of a version", "served rows", "applied", "watermark"
+)
 def _journal_emptied_first(_: World, __: Boundary) -> Sequence[Replacement]:
     settle = JournaledDatabase.settle
 

@@ -219,13 +219,18 @@ def run_job(world: World, boundary: Boundary, job: Job, encoders: SimEncoders) -
     return write_seal(world.store, encoder, job)  # type: ignore[arg-type]
 
 
+def ranks_unlike(version: int, live: int) -> bool:
+    """Whether a canary withholds a version while another one is live: of about every fourth pair."""
+    return (version + 2 * live) % 4 == 3
+
+
 def sing_canary(world: World, job: CanaryJob) -> CanaryFigures:
-    """streams/builders/canary.py without a network: every fourth version ranks unlike the live one, the same for whoever looks."""
+    """streams/builders/canary.py without a network, the same for whoever looks."""
     world.point("a canary")
     read_manifest(world.store, job.status)  # type: ignore[arg-type]
     if job.live is None:
         return CanaryFigures(job.status.version, job.status.revision, 1, 0.0)
-    overlap = 0.0 if job.status.version % 4 == 3 else 1.0
+    overlap = 0.0 if ranks_unlike(job.status.version, job.live.version) else 1.0
     return CanaryFigures(job.status.version, job.status.revision, 1, 0.0, job.live.version, 1, 0.0, overlap)
 
 

@@ -67,7 +67,7 @@ class Chances:
     kill: float = 0.015
     overtake: float = 0.05
     rare_kill: float = 0.05
-    rare_overtake: float = 0.3
+    rare_overtake: float = 0.6
     disk_fault: float = 0.01
 
 

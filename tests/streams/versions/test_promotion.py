@@ -10,6 +10,7 @@ import pytest
 from infra.index import sample as index_sample
 from infra.index.control_log import ControlLog
 from infra.index.sample import find_rows, sample_rows
+from infra.index.store import FolderStore
 from schemas.errors import Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.control import ControlState, Entry
@@ -141,15 +142,29 @@ def test_several_workers_write_one_entry_and_a_restart_costs_only_a_repeat(world
     assert world.entries(EntryKind.PROMOTE) == 1
 
 
-def test_a_verdict_against_a_version_that_is_no_longer_live_does_not_count(world: World, worker: Worker, builders: Builders) -> None:
+@pytest.mark.parametrize("is_overtaken", [False, True])  # the verdict, when it is written
+def test_a_verdict_against_a_version_that_is_no_longer_live_does_not_count(
+    is_overtaken: bool, world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for version in (1, 2):
         go_live(world, worker, builders, version)
     world.want(3, 1)
     worker.settle()
-    world.write(Entry(EntryKind.PROMOTE, 0, "anna", 1))
+    promotions, put = [Entry(EntryKind.PROMOTE, 0, "anna", 1)], FolderStore.put_exclusive
+
+    def overtaken(store: FolderStore, path: str, data: bytes) -> bool:
+        if promotions:
+            world.write(promotions.pop())
+        return put(store, path, data)
+
+    if is_overtaken:
+        monkeypatch.setattr(FolderStore, "put_exclusive", overtaken)
+    else:
+        world.write(promotions.pop())
     builders.sing(0.0)
     worker.settle()
-    assert not newest(world).versions[3].withheld and builders.waiting[-1].job.live.version == 1  # type: ignore[union-attr]
+    worker.step()
+    assert not promotions and not newest(world).versions[3].withheld and builders.waiting[-1].job.live.version == 1  # type: ignore[union-attr]
     builders.sing(1.0)
     worker.settle()
     assert newest(world).live == 3

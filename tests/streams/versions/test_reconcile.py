@@ -10,6 +10,7 @@ from infra.index.control_log import control_path
 from infra.index.store import FolderStore
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
+from schemas.index.manifest import Part, Seal, encode_seal, seal_path
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World
 
@@ -173,6 +174,17 @@ def test_a_version_of_another_encoder_is_behind_and_takes_no_rows(world: World, 
     assert worker.tasks[0].shard.next_offsets == world.sources_end(0)
     assert not world.store.list("versions/")
     assert [e.kind for e in worker.events] == ["behind"]
+
+
+def test_a_seal_of_another_encoder_gets_into_no_manifest(world: World, worker: Worker) -> None:
+    """It would be the best by its position: a worker sealed the shard before its host was upgraded in the midst of a build."""
+    nothing = Part("", (), 0)
+    foreign = Seal(0, nothing, nothing, 1_000, world.sources_end(0), 0, "", "", "another machine")
+    world.want(0)
+    world.store.put_bytes(seal_path(0, 0, 0, "foreign"), encode_seal(foreign))
+    worker.settle()
+    (seal,) = world.manifest(0).seals
+    assert (seal.delta_position, seal.encoder_fingerprint) == (0, current(world).versions[0].encoder_fingerprint)
 
 
 def test_an_error_of_one_version_is_reported_and_does_not_stop_the_others(world: World, worker: Worker) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.journaled_rocks import JournaledBatch
 from infra.kafka.dead_letters import decode_dead_letter
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database
@@ -299,26 +298,6 @@ def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opene
     shard.recover()
     told = [*shard.apply([record]).outbox, *shard.write_watermark()]
     assert [decode_delta({}, one.value or b"").header.next_offsets for one in told] == [(1, 0)]
-
-
-def test_a_version_whose_stop_is_there_though_its_write_failed_gets_no_more_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = open_test_shard(tmp_path / "s")
-    for version in (4, 5):
-        shard.start_version(HashEncoder(version), {})
-    write = shard._database.write
-
-    def write_and_fail(batch: JournaledBatch, sync: bool) -> None:
-        write(batch, sync)
-        raise Unavailable("database_failed", "the disk fails")
-
-    with monkeypatch.context() as failing:
-        failing.setattr(shard._database, "write", write_and_fail)
-        with pytest.raises(Unavailable):
-            shard.stop_version(4)
-    shard.recover()
-    told = shard.apply([features_record(0, upsert(A, 1))]).outbox
-    assert {decode_delta({5: HashEncoder(5).layout}, one.value or b"").header.version for one in told} == {5}
-    assert rows_of(shard, 4) == {} and len(rows_of(shard, 5)) == 1
 
 
 def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_loses_nothing(

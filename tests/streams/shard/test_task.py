@@ -25,6 +25,7 @@ from tests.streams.shard_world import (
     features_record,
     new_items_record,
     open_test_shard,
+    rows_of,
     upsert,
 )
 
@@ -116,6 +117,28 @@ def test_a_shard_without_batches_also_comes_back_from_a_full_disk(tmp_path: Path
         task.submit(full).result()
     task.submit(lambda s: s.start_version(HashEncoder(3), {})).result()
     task.close()
+
+
+def test_a_version_whose_stop_is_there_though_its_write_failed_gets_no_more_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, sender = open_task(tmp_path / "s")
+    monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.0)
+    for version in (4, 5):
+        task.submit(lambda s, version=version: s.start_version(HashEncoder(version), {})).result()  # type: ignore[misc]
+    write = Database.write
+
+    def write_and_fail(self: Database, batch: Batch, sync: bool = False) -> None:
+        write(self, batch, sync)
+        raise Unavailable("database_failed", "the disk fails")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Database, "write", write_and_fail)
+        with pytest.raises(Unavailable, match="database_failed"):
+            task.submit(lambda s: s.stop_version(4)).result()
+    asyncio.run(task.apply([features_record(0, upsert(A, 1))]))
+    rows = task.submit(lambda s: [rows_of(s, version) for version in (4, 5)]).result()
+    task.close()
+    assert [len(some) for some in rows] == [0, 1]
+    assert {decode_delta({5: HashEncoder(5).layout}, one.value or b"").header.version for one in sender.sent} == {5}
 
 
 def test_a_batch_that_waits_when_its_shard_is_given_away_is_applied_or_turned_away_but_not_cancelled(tmp_path: Path) -> None:

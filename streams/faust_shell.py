@@ -230,7 +230,9 @@ async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -
     try:
         await handle(records)
     except asyncio.CancelledError:
-        raise
+        # Where nobody cancelled the agent, a step of a shard was cancelled, because the shard is being closed; Faust would take it for the agent's end.
+        if (agent := asyncio.current_task()) is None or agent.cancelling():
+            raise
     except Unavailable as error:
         if error.code != "shard_closed":
             stop_process(error, f"a batch of {records[0].topic}")

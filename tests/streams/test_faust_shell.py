@@ -156,9 +156,10 @@ class Stopped(BaseException):
         (Unavailable("kafka_unreachable", "x"), faust_shell.EXIT_FAULT),
         (Incompatible("offset_gap", "x"), faust_shell.EXIT_OPERATOR),
         (Unavailable("shard_closed", "x"), None),
+        (asyncio.CancelledError(), None),  # of a step of a shard that closes, not of the agent
     ],
 )
-def test_no_exception_leaves_an_agent(error: Exception, exit_code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_exception_leaves_an_agent(error: BaseException, exit_code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
 
     def end(code: int) -> None:

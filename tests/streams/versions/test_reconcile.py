@@ -11,7 +11,10 @@ from infra.index.store import FolderStore
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import Part, Seal, encode_seal, seal_path
-from tests.streams.shard_world import delete, embed, upsert
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.builders.jobs import BuildJob, BuildResult
+from streams.versions.shard_versions import _accept_full
+from tests.streams.shard_world import ITEMS, HashEncoder, delete, embed, features_record, open_test_shard, upsert
 from tests.streams.version_world import Worker, World
 
 
@@ -185,6 +188,16 @@ def test_a_seal_of_another_encoder_gets_into_no_manifest(world: World, worker: W
     worker.settle()
     (seal,) = world.manifest(0).seals
     assert (seal.delta_position, seal.encoder_fingerprint) == (0, current(world).versions[0].encoder_fingerprint)
+
+
+def test_a_full_part_is_taken_once_and_only_if_the_increments_go_on_where_it_ends(tmp_path: Path) -> None:
+    """One that was begun before the version was stopped and started again may lack rows that no increment has (B6)."""
+    shard = open_test_shard(tmp_path / "s")
+    shard.apply([features_record(0, upsert(ITEMS[0], 1))])
+    shard.start_version(HashEncoder(4), {})
+    job, part = BuildJob(4, 0, "", "", ""), Part("", (), 0)
+    taken = [_accept_full(shard, job, BuildResult(part, {ITEM_FEATURES: at, NEW_ITEMS: 0}, 0)) for at in (0, 1, 1)]
+    assert taken == [False, True, False] and shard.versions[4].full == part
 
 
 def test_an_error_of_one_version_is_reported_and_does_not_stop_the_others(world: World, worker: Worker) -> None:

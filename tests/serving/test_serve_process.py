@@ -13,9 +13,9 @@ import pytest
 
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
-from infra.processes import free_ports, start_child, wait_ready, wait_until
+from infra.processes import Child, free_ports, start_child, wait_ready, wait_until
 from infra.settings import load_settings
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, Unavailable
 from serving.client import AifClient
 from serving.server import RankingServer
 from serving.settings import ServerSettings
@@ -35,7 +35,18 @@ def environment(folder: Path, bootstrap: str, prefix: str) -> dict[str, str]:
         "AIF_INDEX__STORE": str(folder / "store"),
         "AIF_USERS__DATA_DIR": str(folder / "users"),
         "AIF_SERVE__DEADLINE_MS": "20000",
+        "PYTHONFAULTHANDLER": "1",
     }
+
+
+def wait_ended(child: Child, deadline_s: float) -> None:
+    """Waits for the end of a process that has been told to end; of one that does not, the message says where each of its threads stands."""
+    try:
+        wait_until(lambda: not child.alive(), deadline_s, f"{child.name} to end")
+    except Unavailable as error:
+        os.kill(child.pid, signal.SIGABRT)
+        child.process.wait()
+        raise AssertionError(f"{error}\n{child.log_path.read_text()[-30_000:]}") from None
 
 
 def run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -71,7 +82,7 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         traced = run(["query", "1", "--items", str(chosen), "--url", url, "--trace", "--retrieval", "fixed:200"], variables)
         assert "passed beside retrieval" in traced.stderr and "call 1" in traced.stderr and str(version.ids[0]) in traced.stdout
         os.kill(child.pid, signal.SIGHUP)  # its terminal is gone
-        wait_until(lambda: not child.alive(), 20, "the server to end")
+        wait_ended(child, 20)
         assert child.process.wait() == 0, child.log_tail()
         assert '"stopped"' in child.log_tail() and f"listening on {url}" in (tmp_path / "server.log").read_text()
         refused = run(["query", "", "--items", str(chosen), "--url", url], variables)

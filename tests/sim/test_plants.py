@@ -5,7 +5,9 @@ import pytest
 from tests.sim.campaign import find_violation
 from tests.sim.plants import PLANTS
 
-BUDGET = 1_000  # histories; the rarest is one in about 300
+BUDGET = 1_000  # histories; the rarest is found by one in about 300
+# Where the search for a rare one begins: at the first seed that finds it today. If it does so no more, the search goes on through the whole budget.
+BEGIN = {"watermark_by_topic": 457, "delta_position_after_export": 142}
 
 # From the list of bugs that designs of this kind had.
 WANTED = {
@@ -29,7 +31,8 @@ WANTED = {
 
 @pytest.mark.parametrize("plant", sorted(PLANTS))
 def test_a_planted_bug_is_found(plant: str) -> None:
-    found = find_violation(range(BUDGET), plant)
+    begin = BEGIN.get(plant, 0)
+    found = find_violation([*range(begin, BUDGET), *range(begin)], plant)
     assert found is not None, f"{plant} ({PLANTS[plant].why}) was not found in {BUDGET} histories"
     assert found.violation is not None and found.violation.invariant in PLANTS[plant].breaks, f"{found.violation}\n{found.command}"
 

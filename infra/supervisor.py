@@ -19,9 +19,8 @@ from schemas.errors import AifError, Unavailable
 RESTARTS_MAX = 5
 WINDOW_S = 60.0
 SILENT_S_MAX = 60.0  # of a child that has given one: its loop turns, also while shards are restored
-START_S_MAX = (
-    300.0  # until the first: kernels that no process has compiled yet take 11 s of a core, which a busy machine may not have in a minute
-)
+# Until the first: kernels that no process has compiled yet take 11 s of a core, which a busy machine may not have in a minute.
+START_S_MAX = 300.0
 _LOOK_EVERY_S = 0.1
 
 

@@ -50,10 +50,10 @@ def join_history(weights: UserWeights, tables: Tables, events: Sequence[Behaviou
     features_LF = np.zeros((length, 0), np.float32)
     if behaviour:
         features_LF = weights.behaviour_features.embed(encode_features(behaviour, features_of(events)))
+    newest = slice(BEHAVIOURS_PER_USER_MAX - length, None)
     if spec.recency:
-        features_LF = np.concatenate([features_LF, weights.recency_LS[BEHAVIOURS_PER_USER_MAX - length :]], axis=1)
-    gate_L = weights.gate_L[-length:] if length else weights.gate_L[:0]
-    return History(slots_L, kinds_of(spec, events), bucket_L, features_LF, gate_L)
+        features_LF = np.concatenate([features_LF, weights.recency_LS[newest]], axis=1)
+    return History(slots_L, kinds_of(spec, events), bucket_L, features_LF, weights.gate_L[newest])
 
 
 def find_slots(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:

@@ -230,9 +230,7 @@ _EXAM = 32  # stream of random numbers of the world's generator
 
 def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:
     """The figures of `aif eval online`."""
-    share = curves.recovered_share()
-    for name, value in (("", share.value), ("_low", share.low), ("_high", share.high)):
-        figures.add(f"online_recovered_share{name}", value, "ratio")
+    figures.add_interval("online_recovered_share", curves.recovered_share(), "ratio")
     figures.add("online_ceiling_share", curves.ceiling_share(), "ratio")
     figures.add("online_late_truth_hr_at_100", float(curves.late_truth_TU[curves.late].mean()), "ratio")
     figures.add("online_start_hr_at_100", float(curves.frozen_TU[0].mean()), "ratio")

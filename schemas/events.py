@@ -272,6 +272,9 @@ def _decode_each(update_type: type[U], value: bytes, error: RejectedInput) -> tu
     """Decodes updates one by one, if the record itself is valid; otherwise the whole record is one rejection."""
     raw = from_json(value)  # accepts NaN, so that only the update that contains it is refused
     whole = [Rejection(0, error.code, error.message, error.disposition)]
+    if isinstance(raw, dict) and "updates" not in raw and {"item_id", "user_id"} & raw.keys():
+        bare = 'an update without its record; expected {"updates": [...]} with 1 to 256 of them'
+        return [], [Rejection(0, error.code, bare, error.disposition)]
     if not isinstance(raw, dict) or raw.get("schema", 1) != 1 or raw.keys() - {"schema"} != {"updates"}:
         return [], whole
     if not isinstance(raw["updates"], list) or not 1 <= len(raw["updates"]) <= UPDATES_PER_RECORD_MAX:
@@ -306,7 +309,10 @@ def describe_errors(error: ValidationError, shown: int = 3) -> str:
     if error.error_count() > _ERRORS_NAMED_MAX:
         return f"{error.error_count()} faults, too many to be named; expected the shape in the JSON schema of this topic"
     parts = [
-        f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']} (got {str(e.get('input'))[:60]!r})"
+        f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}"
+        + (
+            "" if e["type"] == "missing" else f" (got {str(e.get('input'))[:60]!r})"
+        )  # where nothing is, pydantic shows all that is around it
         for e in error.errors(include_url=False)[:shown]
     ]
     more = error.error_count() - len(parts)

@@ -11,7 +11,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look at broker, topics, store, clock, disk, memory, device and libraries before anything is started. Exit code 1 when something fails."""
+    """Look at settings, broker, topics, store, clock, disk, memory, device and libraries before anything is started. Exit code 1 when something fails."""
     from infra.tools.doctor import FAIL, examine
 
     findings = examine(read_settings())

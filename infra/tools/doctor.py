@@ -1,9 +1,10 @@
-"""`aif doctor`: what a process of ours will need, looked at before it is started: broker, topics, store, disk, device, clock, limits; and whether the
+"""`aif doctor`: what a process of ours will need, looked at before it is started: settings, broker, topics, store, disk, device, clock, limits; and whether the
 model knows the features that are published (unknown_features.py).
 
 Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
 """
 
+import importlib
 import importlib.metadata
 import os
 import resource
@@ -14,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.command import settings_classes
 from infra.data.mapping_section import suggest
 from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.kafka.admin import fetch_topics, plan_topics
-from infra.settings import InfraSettings
+from infra.settings import InfraSettings, explain_settings
 from schemas.errors import AifError
 from schemas.features import Scope
 from schemas.ids import IdKind
@@ -46,6 +48,7 @@ class Finding:
 def examine(settings: InfraSettings) -> list[Finding]:
     """Every check, each whatever the others found."""
     checks: tuple[Callable[[InfraSettings], Finding], ...] = (
+        check_settings,
         check_broker,
         check_topics,
         check_store,
@@ -69,6 +72,13 @@ def _run(check: Callable[[InfraSettings], Finding], settings: InfraSettings) -> 
         return Finding(name, FAIL, f"{error.code}: {found or next_step}", next_step if found else "")
     except OSError as error:
         return Finding(name, FAIL, str(error), "look at the path and its permissions")
+
+
+def check_settings(settings: InfraSettings) -> Finding:
+    """Whether every process can read its own: a command reads its own sections only, and a misspelt name of another's would show when that one starts."""
+    kinds = [getattr(importlib.import_module(module), name) for module, _, name in (path.partition(":") for path in settings_classes())]
+    given = {row.name for kind in kinds for row in explain_settings(kind) if row.origin != "default"}
+    return Finding("settings", OK, f"{len(given)} are not at their defaults (`aif config show`)")
 
 
 def check_broker(settings: InfraSettings) -> Finding:

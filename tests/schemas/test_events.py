@@ -94,6 +94,17 @@ def test_an_unreadable_record_is_one_rejection(value: bytes | None, disposition:
     assert not decoded.accepted and [(r.index, r.disposition) for r in decoded.rejected] == [(0, disposition)]
 
 
+def test_an_update_that_was_sent_without_its_record_is_told_what_a_record_is() -> None:
+    bare = b'{"op": "upsert", "item_id": 42, "version": 7, "features": {}}'
+    (refused,) = decode(bare).rejected
+    assert (refused.code, refused.disposition) == ("bad_record", "schema") and '{"updates": [...]}' in refused.reason
+
+
+def test_a_missing_field_is_named_without_all_that_is_around_it() -> None:
+    (refused,) = decode(b'{"updates": [{"item_id": 42, "features": {"a": "' + b"x" * 500 + b'"}}]}').rejected
+    assert refused.reason == "version: Field required"
+
+
 def test_a_record_of_wrong_values_only_costs_no_more_errors_than_a_reason_needs() -> None:
     """Before lists ended at their first fault, 4 MB like this were 7.7 million errors: gigabytes, and 80 s without a heartbeat."""
     bag = "[" + ",".join(["{}"] * 1_000) + "]"

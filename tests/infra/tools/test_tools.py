@@ -106,7 +106,7 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
     assert before["broker"]["state"] == "ok" and before["topics"]["state"] == "warn" and "aif topics apply" in before["topics"]["next_step"]
     apply_topics(bootstrap_servers, prefix, 2, 1)
     after = findings()
-    healthy = ("broker", "topics", "store", "features", "clock", "device", "libraries")
+    healthy = ("settings", "broker", "topics", "store", "features", "clock", "device", "libraries")
     assert {check: after[check]["state"] for check in healthy} == dict.fromkeys(healthy, "ok")
     publish_version(open_index_store(str(tmp_path / "store")))
     monkeypatch.setattr(unknown_features, "read_schema", lambda *_: small_schema())
@@ -126,6 +126,17 @@ def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(pref
     done = CliRunner().invoke(build_app(), ["doctor", "--json"])
     states = {row["check"]: row["state"] for row in json.loads(done.stdout)["checks"]}
     assert done.exit_code == 1 and states["broker"] == "fail" and states["store"] == "ok"
+
+
+def test_a_misspelt_setting_of_another_process_is_named_before_that_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("AIF_SERVE__PRT", "8100")
+    monkeypatch.setattr(doctor, "_ASK_S_MAX", 0.5)
+    done = CliRunner().invoke(build_app(), ["doctor", "--json"])
+    told = json.loads(done.stdout)["checks"][0]
+    assert (
+        done.exit_code == 1 and told["check"] == "settings" and "AIF_SERVE__PRT" in told["found"] and "AIF_SERVE__PORT" in told["next_step"]
+    )
 
 
 @pytest.mark.parametrize(

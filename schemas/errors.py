@@ -1,6 +1,6 @@
 """The errors of the project, one class for each answer to the question "who must act?".
 
-Here: the five classes and nothing else. Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each.
+Here: the five classes, and the hint for a misspelt name. Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each.
 A message says what happened, with which value, what was expected, and the next step; `code` is stable, lower case, and safe to match on.
 
     RejectedInput   the sender: a record goes to its dead-letter topic, a request is answered 4xx
@@ -9,6 +9,9 @@ A message says what happened, with which value, what was expected, and the next 
     Corrupted       the owner of the data: drop it and rebuild
     Misconfigured   whoever started the process: it refuses to start
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class AifError(Exception):
@@ -49,3 +52,10 @@ class Corrupted(AifError):
 
 class Misconfigured(AifError):
     """A process was started with settings that cannot work."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that it may be a misspelling of, as a question, or else all that are known."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(names) or 'nothing'}"

@@ -5,13 +5,12 @@ defaults. Unknown names are refused.
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 
 STARTS = ("random", "similarity")
@@ -68,7 +67,7 @@ class TrainChoices:
         known = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in given.items():
             if name not in known:
-                raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {_nearest(name, list(known))}")
+                raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {suggest(name, known)}")
             if type(value) is not type(known[name]) and not (type(value) is int and isinstance(known[name], float)):
                 raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected a value like {known[name]!r}")
         plain: dict[str, Any] = {name: float(value) if isinstance(known[name], float) else value for name, value in given.items()}
@@ -88,7 +87,7 @@ def decode_assignments(texts: list[str]) -> dict[str, Any]:
         if not sign:
             raise Misconfigured("bad_train_choice", f"{text!r} does not read; expected name=value, like learning_rate=0.002")
         if name not in known:
-            raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {_nearest(name, list(known))}")
+            raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {suggest(name, known)}")
         found[name] = _decode_value(name, value, known[name])
     return found
 
@@ -104,8 +103,3 @@ def _decode_value(name: str, text: str, kind: Any) -> Any:
 def _require(name: str, value: object, fits: bool, expected: str) -> None:
     if not fits:
         raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected {expected}")
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(sorted(known))}"

@@ -24,10 +24,9 @@ from infra.data.file_format import OneByteDelimiter
 from infra.data.json_lines import is_json_lines, read_batches, read_keys
 from infra.data.mapping import Source
 from infra.data.mapping_column import Column
-from infra.data.mapping_section import suggest
 from infra.data.rejections import Rejections
 from infra.data.where import rows_where
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 
 CHUNK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20

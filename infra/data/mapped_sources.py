@@ -22,13 +22,13 @@ from infra.data.item_rows import ItemRows, read_item_rows
 from infra.data.item_states import ItemStates
 from infra.data.item_statistics import DAY_MS, ItemStatistic
 from infra.data.mapping import DataMapping, FeatureSource, Source
-from infra.data.mapping_section import reject, suggest
+from infra.data.mapping_section import reject
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedTable, Tell, load_table
 from infra.data.text import cluster_embeddings
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import IdKind
 

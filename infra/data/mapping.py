@@ -16,9 +16,9 @@ from typing import Any
 
 from infra.data.file_format import AS_FOUND, FORMAT_KEYS, FileFormat, read_format
 from infra.data.mapping_column import COLUMN_KEYS, NO_COLUMN, Column, read_column
-from infra.data.mapping_section import Section, reject, suggest
+from infra.data.mapping_section import Section, reject
 from infra.data.where import Condition, read_conditions
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, Kind
 from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
 from schemas.model.spec import ModelSpec

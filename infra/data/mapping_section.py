@@ -8,20 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 
 
 def reject(path: Path, key: str, expectation: str) -> Misconfigured:
     """The error of a mapping file (`bad_mapping`): which file, which key, and what is expected there."""
     place = f"{path.name}: {key}" if key else path.name
     return Misconfigured("bad_mapping", f"{place} {expectation}; docs/IMPORT.md describes the file")
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The name in `known` that `name` may be a misspelling of, as a question, or else all that are known."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(names) or 'nothing'}"
 
 
 class Section:

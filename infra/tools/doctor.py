@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.command import settings_classes
-from infra.data.mapping_section import suggest
 from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.kafka.admin import fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
-from schemas.errors import AifError
+from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 from schemas.features import decode_feature_schema
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, HASH_BUCKETS_MAX, HIDDEN_LAYERS_MAX, HIDDEN_MAX, WIDTH_MAX
 from schemas.model.spec import ModelSpec
-from streams.training.model_sections import named, nearest, read_sections, section_of
+from streams.training.model_sections import named, read_sections, section_of
 from streams.training.trainer import default_spec
 
 _HIDDEN = (1, HIDDEN_MAX)
@@ -47,7 +47,7 @@ def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
     default = {f.name: getattr(spec, f.name) for f in dataclasses.fields(ModelSpec) if f.name != "schema"}
     unknown = sorted(set(choices) - set(default))
     if unknown:
-        raise Misconfigured("bad_model_file", f"unknown {unknown}; {nearest(unknown[0], default)}")
+        raise Misconfigured("bad_model_file", f"unknown {unknown}; {suggest(unknown[0], default)}")
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in choices.items()}
     for name, value in plain.items():
         if type(value) is not type(default[name]):

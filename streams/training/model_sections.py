@@ -5,15 +5,14 @@ does (trainer.py, following/learner.py).
 """
 
 import contextlib
-import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 from schemas.train_choices import TrainChoices
 
 _SECTIONS = ("schema", "model", "train")
@@ -52,14 +51,8 @@ def read_sections(path: Path) -> Any:
         raise Misconfigured("bad_model_file", f"{path} does not read: {error}") from error
     unknown = [name for name in sections if name not in _SECTIONS] if isinstance(sections, dict) else []
     if unknown and "schema" in sections:
-        raise Misconfigured("bad_model_file", f"{path} has [{unknown[0]}], which is no section of it; {nearest(unknown[0], _SECTIONS)}")
+        raise Misconfigured("bad_model_file", f"{path} has [{unknown[0]}], which is no section of it; {suggest(unknown[0], _SECTIONS)}")
     return sections
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a name that is not known."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"expected some of {sorted(known)}"
 
 
 def section_of(path: Path, sections: Any, name: str) -> Mapping[str, Any] | None:

@@ -46,16 +46,22 @@ def _find_other_ids(sources: MappedSources) -> str | None:
 
 
 def _find_other_clock(sources: MappedSources) -> str | None:
-    """Numbers of days or hours that were read as seconds: then all times lie in the first hours of 1970."""
+    """Numbers of days or hours that were read as seconds, or numbers that do not count from 1970: then all times lie in the seventies."""
     source = sources.mapping.impressions or sources.mapping.behaviours
     if source is None or "time" not in source.roles or not len(sources.positives):
         return None
     first, last = (dt.datetime.fromtimestamp(int(sources.positives.time_X[at]) / 1_000, dt.UTC) for at in (0, -1))
     if last.year >= _FIRST_YEAR:
         return None
+    unit = source.roles["time"].time_unit
+    how = (
+        f'in the time_unit that is given, "{unit}"; if the file counts {unit}s from a day of its own, all is right but the dates'
+        if unit
+        else 'in seconds unless time = { column = ..., time_unit = "day" } (or hour, min, ms) says another'
+    )
     return (
-        f"the times of [{source.section}] are from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S}: numbers count from 1970, in seconds "
-        'unless time = { column = ..., time_unit = "day" } (or hour, min, ms) says another; days of windows are of this clock'
+        f"the times of [{source.section}] are from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S}: "
+        f"numbers count from 1970, {how}; days of windows are of this clock"
     )
 
 

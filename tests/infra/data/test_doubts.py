@@ -18,7 +18,7 @@ USERS, DAYS = 20, 100
         (
             'time = { column = "day", time_unit = "day" }\n[evaluation]\nfrom = 1970-03-20',
             False,
-            "from 1970-01-01T00:00:00 to 1970-04-10T00:00:00",
+            'from 1970-01-01T00:00:00 to 1970-04-10T00:00:00: numbers count from 1970, in the time_unit that is given, "day"; if',
         ),
         (
             'time = "day"',

@@ -1,5 +1,5 @@
-"""What Eq. 1 reads of a behaviour itself: its item and kind as rows of embedding tables, its recency, the category of none. No torch, so that serving
-shares them.
+"""What Eq. 1 reads of a behaviour itself: its item and kind as rows of embedding tables, and its recency; and the category that stands for none.
+No torch, so that serving shares them.
 
 Not here: a behaviour's features (schemas/features.py), its item's row (of the index).
 

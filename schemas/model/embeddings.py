@@ -32,7 +32,7 @@ def normal_parameter(*shape: int, std: float = TABLE_STD) -> nn.Parameter:
 
 
 class FeatureEmbedding(nn.Module):
-    """`width` = width of the output; a scope without features is one column of zeros, so that nothing after it is empty."""
+    """`width` = width of the output; a scope without features is one column of zeros, so that no layer after it has inputs of width 0."""
 
     def __init__(self, features: Sequence[Feature], embedding_width: int) -> None:
         super().__init__()

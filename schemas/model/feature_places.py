@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from schemas.features import Feature, Kind
 
-VALUE_ABS_MAX = 1e6  # numbers and embedding features are cut here: a finite event must never give a score that is not finite
+VALUE_ABS_MAX = 1e6  # numbers and embedding features are clipped to this: a finite event must never give a score that is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class FeaturePlaces:
 
     @property
     def width(self) -> int:
-        """Of the vector. A scope without features is one column of zeros, so that nothing after it is empty."""
+        """Of the vector. A scope without features is one column of zeros, so that no layer after it has inputs of width 0."""
         return max(1, sum(self.widths))
 
 

@@ -1,10 +1,10 @@
 """Counting equal bits: the Hamming histogram from which every tier histogram is pooled, and equal bits as a matrix product.
 
-Here: the numpy reference (`hamming_histogram`, `pool_histogram`) and the torch form (`decode_signs`, `equal_bits`). Not here: the tiers'
-features (simtier.py). A threshold is not linear, so SimTier does not factor as DIN does. But whatever the edges, the histogram of N tiers is a pooling of the
-(K + 1)-bin histogram of Hamming distances.
+Here: the NumPy reference (`hamming_histogram`, `pool_histogram`) and the torch form (`decode_signs`, `equal_bits`). Not here: the tiers'
+features (simtier.py). A threshold is not linear, so SimTier does not factor as DIN does. But whatever the edges are, the N tiers of Eq. 9
+are sums over bins of one histogram, that of Hamming distances.
 
-Arrays: B users, C candidates, S behaviours with signatures, K bits, W bytes, N tiers.
+Arrays: B users, C candidates, S behaviours with signatures, K bits, W bytes, H = K + 1 bins, N tiers.
 """
 
 import functools

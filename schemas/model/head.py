@@ -14,7 +14,9 @@ Here: the segments of the head's input in their plain form, which is the specifi
 The products are needed for learning: ReLU units over concatenated vectors hardly learn inner products by themselves.
 The projections P are on the user's side, so that they can be folded into the user's state.
 
-Arrays: B users, C candidates, D width, P bridge width, X input width, H first hidden width, Q realtime features, T tasks.
+Arrays: B users, C candidates, D width, P bridge width, K bits, S behaviours of SimTier, N bridges (`bridge_`) or tiers (`counts_`), X input width,
+H first hidden width, Q realtime features, T tasks.
+Source: AIF, sections 3.1, 3.3 and 4, which name these inputs. Differs: the paper does not describe its head; segments, products and layers are ours.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""The instructions of the item half that plain compiled loops do not get: rows in fp64, written once as vector code.
+"""The steps of the item half that the compiler does not vectorise by itself, written as vector code: rows in fp64.
 
 Here: numba intrinsics on addresses, made of vector_blocks.py. Not here: what they are used for (item_network.py).
 Invariant: what a row becomes depends on that row alone, to the bit, on every processor. Each step is an operation that IEEE 754 fixes (sum, product, fused
-product, quotient, root, comparison), in an order that is written here: vectors of 8, whose sums are added up in halves; e^x is a series of its own.
-So a processor with other vectors, or another math library, changes nothing.
+multiply-add, quotient, square root, comparison), in an order that is written here: vectors of 8, whose sums are added up in halves; e^x is
+our own series. So a processor with other vectors, or another math library, changes nothing.
 
 Addresses are int64, strides in bytes; nothing here checks a bound.
 
@@ -49,7 +49,7 @@ multiply_half_tile = make_tile(DOUBLE, TILE_LANES, 1)  # P = TILE_LANES
 
 @instruction
 def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untyped-def]
-    """out float64 [count] = source float32 [count], cut at +-most; what is not a number stays so."""
+    """out float64 [count] = source float32 [count], clipped to +-most; NaN stays NaN."""
 
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         source, count, most, out = arguments
@@ -98,7 +98,7 @@ def _add_up(builder: Any, numbers: Any) -> Any:
 
 
 @instruction
-def normalise_row(_context, row, vectors, count, epsilon, mask, scale, shift):  # type: ignore[no-untyped-def]
+def layer_norm_row(_context, row, vectors, count, epsilon, mask, scale, shift):  # type: ignore[no-untyped-def]
     """LayerNorm in place: row [D] of which `count` (float64) are real; mask is 1 there and 0 after them; scale, shift [D]."""
 
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
@@ -139,7 +139,7 @@ _TERMS = 13  # of the series of e^r, |r| <= ln 2 / 2: what is left out is 4e-18 
 
 
 def _emit_exp(builder: Any, x: Any) -> Any:
-    """e^x of a vector of numbers <= 0; what is not a number stays so. e^x = 2^n e^r."""
+    """e^x of a vector of numbers <= 0, as 2^n e^r with |r| <= ln 2 / 2; NaN stays NaN."""
     least = constant(_EXP_LEAST, DOUBLE, LANES)
     x = builder.select(builder.fcmp_unordered(">", x, least), x, least)
     rounded = fused(builder, x, constant(_LOG2E, DOUBLE, LANES), constant(_ROUND, DOUBLE, LANES))
@@ -154,7 +154,7 @@ def _emit_exp(builder: Any, x: Any) -> Any:
 
 
 @instruction
-def soften_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
+def softmax_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
     """row [D] = softmax(row / root), in place. A place that holds -inf gets nothing."""
 
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ Here: `ItemNetwork`, the one thing that computes stored rows: the build, the inc
 Not here: what an item half computes (item_half.py and bea.py in torch, which are the specification and what is trained; encode_rows.py, their rounded form),
 the instructions (item_code.py).
 
-    inputs_BX    embeddings looked up, means of bags, numbers and vectors cut, widened to fp64           feature_places.py has their order
+    inputs_BX    embeddings looked up, means of bags, numbers and vectors clipped, widened to fp64       feature_places.py has their order
     layers       both networks' first layers are one product; then layer by layer, the two side by side   Eq. 4
     LayerNorm, the vector rounded to fp16; the key times the bridges, softmax, rounded to fp16            Algorithm 1, line 3
 
@@ -31,7 +31,7 @@ from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope
 from schemas.limits import BAG_VALUES_MAX
 from schemas.model.compiled import kernel, part
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
-from schemas.model.item_code import LANES, normalise_row, round_numbers, soften_row, widen_numbers
+from schemas.model.item_code import LANES, layer_norm_row, round_numbers, softmax_row, widen_numbers
 from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.products import multiply, pack_panels, padded
 from schemas.model.spec import ModelSpec
@@ -56,8 +56,12 @@ class EncodedRows:
 
 
 class ItemWeights(NamedTuple):
-    """Of one version. `products` int64 [products, 8], in order, into `values` float64; norms float64 [vector and key, scale and shift, D padded], mask of the
-    real ones of D; the bridges' panels and their bias of zeros, -inf after N."""
+    """The item half of one version, as the kernels read it.
+
+    `products` int64 [products, 8]: the matrix products in order, their columns named above; their weights lie in `values` float64. `norms` float64
+    [2: vector, key; 2: scale, shift; D padded]; `mask` is 1 for the real ones of D. `bridges`: B of Algorithm 1 as panels; `bridge_starts`: their
+    bias, 0 for each of N and -inf after it, so that the softmax gives the padding nothing.
+    """
 
     table: np.ndarray
     categorical_starts: np.ndarray
@@ -73,7 +77,7 @@ class ItemWeights(NamedTuple):
 
 
 class ItemArrays(NamedTuple):
-    """A FeatureBlock's arrays."""
+    """The arrays of a FeatureBlock (schemas/features.py), contiguous."""
 
     categorical_RC: np.ndarray
     numeric_RN: np.ndarray
@@ -91,7 +95,7 @@ class RowPlaces(NamedTuple):
 
 
 class ItemScratch(NamedTuple):
-    """Written while a block is computed: its inputs, and the outputs of layers by turns [2, B, H]."""
+    """Memory of one block: its inputs, and the outputs of the layers, which alternate between the two halves of `hidden_2BH`."""
 
     inputs_BX: np.ndarray
     hidden_2BH: np.ndarray
@@ -151,7 +155,7 @@ class _Products:
 
 
 def _arrange(parameters: Parameters) -> tuple[ItemWeights, int, int]:
-    """The weights, and how many inputs and outputs of layers a row has."""
+    """(weights, X of a row, the widest output of a layer of both MLPs together)."""
     spec = parameters.spec
     places = plan_features(spec.schema.item_half_inputs, spec.embedding_width)
     table = parameters.find("item_half.features.table")
@@ -179,7 +183,7 @@ def _arrange(parameters: Parameters) -> tuple[ItemWeights, int, int]:
 
 
 def _arrange_layers(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
-    """Both networks: the first layers together, of each later one the vector's and the key's beside each other."""
+    """The layers of both MLPs. The first ones read the same input, so they are one product; later ones are two, of the vector and of the key."""
     products, vector, key = _Products(), parameters.mlp("item_half.vector"), parameters.mlp("item_half.key")
     products.add(0, 0, 0, [vector[0], key[0]], len(vector) > 1)
     for layer in range(1, len(vector)):
@@ -194,7 +198,7 @@ def _arrange_layers(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
 
 @part
 def _look_up(weights: ItemWeights, row: int, into: int) -> None:
-    """A row of the table. Whatever the row's number says, nothing outside is read."""
+    """Row `row` of the embedding table, widened into address `into`. A number outside the table reads its first or last row."""
     width = weights.table.shape[1]
     widen_numbers(address(weights.table) + 4 * width * min(max(row, 0), weights.table.shape[0] - 1), width, _NO_CUT, into)
 
@@ -217,7 +221,7 @@ def _add_bag(weights: ItemWeights, buckets_V: np.ndarray, start: int, x_E: np.nd
 
 @part
 def _gather_row(items: ItemArrays, weights: ItemWeights, row: int, x_X: np.ndarray) -> None:
-    """Inputs of an item."""
+    """x_X = the inputs of an item, in the order of feature_places.py."""
     width, at, into = weights.table.shape[1], 0, address(x_X)
     for c in range(items.categorical_RC.shape[1]):
         _look_up(weights, weights.categorical_starts[c] + items.categorical_RC[row, c], into + _NUMBER_BYTES * at)
@@ -232,7 +236,7 @@ def _gather_row(items: ItemArrays, weights: ItemWeights, row: int, x_X: np.ndarr
 
 @part
 def _run_layers(rows: int, weights: ItemWeights, scratch: ItemScratch) -> int:
-    """Both networks' outputs of a block; where they lie."""
+    """Both MLPs over a block. Returns the address of their outputs: in each row the vector's, then the key's."""
     stride, input_stride = _NUMBER_BYTES * scratch.hidden_2BH.shape[2], _NUMBER_BYTES * scratch.inputs_BX.shape[1]
     values, hidden, turn = address(weights.values), address(scratch.hidden_2BH), scratch.hidden_2BH.shape[1] * stride
     for p in range(weights.products.shape[0]):
@@ -250,20 +254,20 @@ def _run_layers(rows: int, weights: ItemWeights, scratch: ItemScratch) -> int:
 
 @part
 def _finish_rows(start: int, rows: int, found: int, weights: ItemWeights, scratch: ItemScratch, places: RowPlaces) -> None:
-    """LayerNorm of both outputs of a block; vectors and bridge weights, rounded, where the caller wants them."""
+    """LayerNorm of both outputs of a block at address `found`; vectors and bridge weights, rounded to fp16, into the caller's columns (`places`)."""
     half, stride = _NUMBER_BYTES * weights.mask.shape[0], _NUMBER_BYTES * scratch.hidden_2BH.shape[2]
     vectors, mask, norms = weights.mask.shape[0] // LANES, address(weights.mask), address(weights.norms)
     for i in range(rows):
         for side in range(2):
             scale = norms + 2 * side * half
-            normalise_row(found + i * stride + side * half, vectors, float(weights.width), _NORM_EPSILON, mask, scale, scale + half)
+            layer_norm_row(found + i * stride + side * half, vectors, float(weights.width), _NORM_EPSILON, mask, scale, scale + half)
         round_numbers(found + i * stride, weights.width, places.vectors + (start + i) * places.vector_stride)
     hidden, wide = address(scratch.hidden_2BH), weights.bridge_starts.shape[0]
     other = hidden if found != hidden else hidden + scratch.hidden_2BH.shape[1] * stride
     bridges, starts = address(weights.bridges), address(weights.bridge_starts)
     multiply(rows, found + half, stride, bridges, weights.width, wide, starts, other, stride, -np.inf)
     for i in range(rows):
-        soften_row(other + i * stride, wide // LANES, float(weights.width) ** 0.5)
+        softmax_row(other + i * stride, wide // LANES, float(weights.width) ** 0.5)
         round_numbers(other + i * stride, weights.bridge_count, places.bridges + (start + i) * places.bridge_stride)
 
 

@@ -1,8 +1,8 @@
-"""Products of many rows with one matrix in fp64, by the tiles of item_code.py: the matrix packed once, whatever the rows.
+"""Products of many rows with one matrix in fp64, by the tiles of item_code.py. The matrix is packed once.
 
 Invariant: a sum begins at its bias and adds its products in order, so its bits depend on its row and its column alone.
 
-Arrays: K depth, H columns.
+Arrays: K depth (inputs), H columns (outputs).
 """
 
 import numpy as np
@@ -20,7 +20,8 @@ def padded(width: int) -> int:
 
 
 def pack_panels(matrix_KH: np.ndarray, bias_H: np.ndarray, past: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Panels one after another, the last of TILE_LANES columns if that is enough, and the bias; columns after H have weights 0 and the bias `past`."""
+    """(panels, bias) as `multiply` reads them: PANEL columns side by side, panel after panel, the last of TILE_LANES if that is enough. Columns
+    after H, up to whole vectors, have weights 0 and the bias `past`."""
     depth, width = matrix_KH.shape
     wide_KH, wide_H = np.zeros((depth, padded(width))), np.full(padded(width), past)
     wide_KH[:, :width], wide_H[:width] = matrix_KH, bias_H

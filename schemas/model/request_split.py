@@ -1,6 +1,6 @@
-"""Checks on the network itself the split on which the design rests: the user half reads no candidate, and the item half reads no user.
+"""Checks, on the network itself, the split that the whole design rests on: the user half reads no candidate, and the item half reads no user.
 
-Here: a tiny run of all three calls in which all tensors derived from an input are tracked; a module of the wrong side that uses one is named in the error.
+Here: a tiny run of all three calls that marks every tensor computed from an input; the error names a module that reads one of the other side.
 Not here: what the parts compute (network.py), whether their numbers are finite (dry_run.py). A user half that read a candidate would have to run once per
 candidate, or be wrong for all but one, and nothing else would show this before wrong answers do.
 The joint part runs first, so that candidates which it stored anywhere (an attribute, a closure, a global) are found when the user half reads them.
@@ -48,7 +48,7 @@ class SplitNetwork(Protocol):
 
 
 class _Follow(TorchFunctionMode):
-    """Marks what is computed from marked tensors. Between `refuse` and the next one, touching a tensor of that side is an error."""
+    """Marks every result that is computed from marked tensors, by side. After `refuse(side, ...)`, reading one of that side raises Misconfigured."""
 
     def __init__(self, network: SplitNetwork) -> None:
         super().__init__()

@@ -7,7 +7,8 @@
 Here: the formula as data, and its value on torch tensors or NumPy arrays. Not here: the probabilities (network.py).
 Invariant: a score grows with every probability and with the bid, so bounds of the probabilities give bounds of the score.
 
-Source: AIF, section 5.1 (eCPM = y * bid). Differs: the paper has one task; a product of powers is what rankers with several commonly use.
+Source: AIF, eq. (10), which compares y * bid, the expected revenue (eCPM). Differs: the paper has one task; a product of powers is what rankers with
+several commonly use.
 """
 
 import math

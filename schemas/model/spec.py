@@ -16,12 +16,12 @@ from schemas.features import FeatureSchema, decode_feature_schema
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, BRIDGES_MAX, HASH_BITS_MAX, RECENCY_SCALES_MAX, TASKS_MAX, TIERS_MAX, WIDTH_MAX
 from schemas.model.score import BID, Terms, decode_rank_by
 
-_LATER = frozenset({"recency"})  # fields that checkpoints of before do not have
+_LATER = frozenset({"recency"})  # fields that older checkpoints lack: not in the JSON where they are off
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes and choices of one model.
+    """Sizes and choices of one model. Raises Misconfigured (`bad_model_spec`) for one that makes no network.
 
     width               D, async vector of an item (Eq. 4), and each of a user's three (profile, Eq. 2, Eq. 3)
     bridges             n, bridge embeddings (Algorithm 1)
@@ -72,7 +72,8 @@ class ModelSpec:
             0 < self.hash_bits <= HASH_BITS_MAX and self.hash_bits % 8 == 0,
             f"hash_bits = {self.hash_bits}, expected a multiple of 8 up to {HASH_BITS_MAX}",
         )
-        require(list(self.tier_edges) == sorted(set(self.tier_edges)) and len(self.tier_edges) < TIERS_MAX, "tier_edges must ascend")
+        tiers = f"tier_edges = {self.tier_edges}, expected fewer than {TIERS_MAX} numbers that ascend"
+        require(list(self.tier_edges) == sorted(set(self.tier_edges)) and len(self.tier_edges) < TIERS_MAX, tiers)
         require(1 <= len(self.tasks) <= TASKS_MAX, f"1 to {TASKS_MAX} tasks, got {self.tasks}")
         require(self.din in ("centred", "raw"), f"din = {self.din!r}, expected centred or raw")
         require(len(set(self.tasks)) == len(self.tasks) and BID not in self.tasks, f"tasks need names of their own, got {self.tasks}")
@@ -111,8 +112,8 @@ class ModelSpec:
         return len(self.tier_edges) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the inverse of `decode_model_spec`. A choice that came later is left out where it is off, so that a model without it
-        keeps its fingerprint."""
+        """Plain values for JSON; the inverse of `decode_model_spec`. A field of `_LATER` is left out where it is off, so that a model without it
+        keeps the fingerprint it had before the field existed."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"schema": self.schema.to_dict()}
         return {name: value for name, value in plain.items() if name not in _LATER or value}
 

@@ -5,7 +5,8 @@ Algorithm 1. Not here: bridges (bea.py), DIN sums (din.py), sub-sequences (sim_h
 
 Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G), S scales of recency.
 Source: AIF, eq. (1)-(3). Differs: the projection of the profile has a bias; the FFN of eq. (2) has a skip connection;
-pooling is the masked mean; both attentions see the latest `attended_behaviours` only; eq. (1) may read recency.
+pooling is the masked mean; both attentions see the latest `attended_behaviours` only; eq. (1) reads recency too
+where the spec has it.
 """
 
 import torch
@@ -23,8 +24,8 @@ MASKED = -1e9  # its softmax weight is exactly 0 beside any real score; finite, 
 class BehaviourProjection(nn.Module):
     """Eq. 1, second line: [item id bucket; kind; behaviour features; SIM category; async vector of the item] times W_seq.
 
-    With `spec.recency` also [recency] times `w_recency_SD`, as columns of W_seq, and the whole times a gate, exp(recency . recency_gate_S). Both start at 0, so
-    that a model with them starts as the one without.
+    With `spec.recency`, W_seq also reads [recency] (its columns for that are `w_recency_SD`), and the whole is multiplied by a gate,
+    exp(recency . recency_gate_S). Both start at 0, so that a model with them starts as the one without. `width` counts all inputs.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -39,7 +40,7 @@ class BehaviourProjection(nn.Module):
         self.width = tables * width + self.features.width + spec.width
         self.w_seq = nn.Linear(self.width, spec.width, bias=False)
         self.spec = spec
-        if spec.recency:
+        if spec.recency:  # not columns of `w_seq` itself, so that a checkpoint without recency keeps its shapes
             self.width += len(spec.recency)
             self.w_recency_SD = nn.Parameter(torch.zeros(len(spec.recency), spec.width))
             self.recency_gate_S = nn.Parameter(torch.zeros(len(spec.recency)))

@@ -25,7 +25,7 @@ _SCALAR: dict[Any, Any] = {FLOAT: types.float32, DOUBLE: types.float64}
 
 
 def instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
-    """An instruction that kernels call: its function gets types and says how it is emitted (numba's `intrinsic`, as the type checker can bear it)."""
+    """Numba's `intrinsic` with types that mypy accepts: a function that kernels call, given as its signature and the LLVM code that it becomes."""
     return intrinsic(typing)
 
 
@@ -65,7 +65,7 @@ def load(builder: Any, address: Any, kind: Any, at: int = 0) -> Any:
 
 
 def store(builder: Any, value: Any, address: Any, at: int = 0) -> None:
-    """The reverse of `load`."""
+    """The inverse of `load`."""
     builder.store(value, builder.inttoptr(offset(builder, address, at, 1), value.type.as_pointer()), align=1)
 
 
@@ -128,7 +128,7 @@ def each_run(builder: Any, count: Any, widths: Sequence[int], run: Callable[[Any
 
 
 def make_tile(element: Any, lanes: int, vectors: int) -> Callable[..., Any]:
-    """The instruction that `_emit_tile` is, for one kind of number; its arguments are those, `least` of that kind."""
+    """`_emit_tile` as an instruction that kernels call, for float32 or float64; `least` is of that type."""
 
     def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
         def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
@@ -160,5 +160,5 @@ def _emit_tile(builder: Any, element: Any, lanes: int, vectors: int, arguments: 
 
     lowest = splat(builder, least, lanes)
     for (row, vector), total in zip(cells, loop(builder, depth, starts, add_products), strict=True):
-        kept = builder.select(builder.fcmp_unordered(">", total, lowest), total, lowest)  # not a number stays one
+        kept = builder.select(builder.fcmp_unordered(">", total, lowest), total, lowest)  # NaN stays NaN
         store(builder, kept, offset(builder, out, row, out_stride), size * vector)

@@ -116,21 +116,13 @@ def open_follower(
     decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
     plan.state_path.parent.mkdir(parents=True, exist_ok=True)
     states = StateFile(plan.state_path, about=_about(base))
-    kept = _kept(states, say)
-    place, begins = (decode_place(kept.about["place"]), "kept state") if kept else _first_place(bootstrap, prefix, base)
-    learner = OnlineLearner(base.network, plan.learning)
-    if kept is not None:
-        learner.restore(kept)
+    learner, place, begins = _open_learner(settings, plan, base, states, say)
     begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
     with (
         Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
         FollowedLog(bootstrap, prefix, decoder, begin, refused.settle) as log,
     ):
-        view = View(base.spec, base.w_hash, plan.learning.behaviours_max)
-        view.settled_ms = place.settled_ms
-        with collector_paused():
-            view.fold(log.read(place.ends))
-        settle_garbage_collection()
+        view = _open_view(plan, base, place, log)
         announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(path).offset  # noqa: E731 - a closure over the publisher
         publications = Publications(plan.out, plan.name, plan.every_s, announce, control.refresh, clock, learner.steps)
         bounds = HealthBounds(settings.train.late_s_max, settings.train.unreadable_share_max, settings.train.unknown_share_max)
@@ -172,6 +164,27 @@ def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
         f"{path} describes another model than {base.info.model_id}, which would be followed: {different} differ; "
         f"publish one that is trained from that file, or leave --model out",
     )
+
+
+def _open_learner(
+    settings: TrainSettings, plan: FollowPlan, base: Checkpoint, states: StateFile, say: Callable[[str], None]
+) -> tuple[OnlineLearner, Place, str]:
+    """(the learner, its place, which place that is): from the stored state, or with the weights of `base` at its first place."""
+    learner, kept = OnlineLearner(base.network, plan.learning), _kept(states, say)
+    if kept is None:
+        return learner, *_first_place(settings.bootstrap_servers(), settings.kafka.topic_prefix, base)
+    learner.restore(kept)
+    return learner, decode_place(kept.about["place"]), "kept state"
+
+
+def _open_view(plan: FollowPlan, base: Checkpoint, place: Place, log: FollowedLog) -> View:
+    """The items and users of the topics up to `place`."""
+    view = View(base.spec, base.w_hash, plan.learning.behaviours_max)
+    view.settled_ms = place.settled_ms
+    with collector_paused():
+        view.fold(log.read(place.ends))
+    settle_garbage_collection()
+    return view
 
 
 def _about(base: Checkpoint) -> dict[str, Any]:

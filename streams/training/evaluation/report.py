@@ -122,8 +122,8 @@ def _table_2(found: Lookup) -> list[Block]:
     ab_ctr, ab_rpm = (found.interval(f"world.ab.aif.{name}_lift_pct", 2) for name in ("ctr", "rpm"))
     text = f"""Gap between Base and Base(full features): {found.interval("gauc_gap_pt", 2)} points of GAUC (paper 7.83); AIF closes
     {found.interval("aif_share_of_gap", 1, 100)} % of it (paper 93.1 %). CTR and RPM are of a cascade: the model's hundred best of
-    2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user, 50/50, as
-    an A/B test sees it: CTR {ab_ctr} %, RPM {ab_rpm} %."""
+    2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user's number, 50/50,
+    as an A/B test sees it: CTR {ab_ctr} %, RPM {ab_rpm} %."""
     table = Table((*header, *paper_header), [_row_2(variant, found) for variant in TABLE_2])
     return [Heading("Table 2: what each part is worth"), table, Paragraph(text), Picture("Gains over Base", _GAINS)]
 
@@ -186,7 +186,8 @@ def _bridge_spans(found: Lookup) -> dict[int, Span]:
 def _bits(found: Lookup) -> list[Block]:
     rows = [[str(b), found.text(f"hash_sigma_ratio_{b}", 3), found.interval(f"hash_loss_pt_{b}", 2)] for b in BITS]
     text = """The spread of similarity over its law sqrt(p (1 - p) / bits) (1 = the law holds), and the points of GAUC that LSH-DIN and LSH-SimTier lose
-    against the same modules over exact cosines."""
+    against the same modules over exact cosines. All models have one W_hash, in which fewer bits are the first of more: what another draw of it would
+    change is not in the losses' intervals."""
     blocks: list[Block] = [Heading("Bits of a signature"), Paragraph(text), Table(("bits", "measured / law", "GAUC lost, pt"), rows)]
     if found.number("hash_law_pt") is None:
         return blocks

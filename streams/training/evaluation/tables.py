@@ -2,7 +2,8 @@
 
 Here: the names of the figures and their arithmetic. Not here: text and pictures (report.py).
 A user's value for a model is the mean over the model's seeds. Intervals are 95% bootstrap intervals over users; all figures use the same resamples,
-so differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it.
+so differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it. All models have the same W_hash
+(cells.py), so what another draw of it would change is in neither.
 
     world.<model>.<measure>[_low|_high]        gauc, gauc_new, hr_at_100, recall_at_100, ctr, rpm; of two tasks gauc_buy, gauc_buy_by_click
     world.<model>.gauc_drop_pt[...]            points of GAUC that an ablation loses against AIF
@@ -155,7 +156,8 @@ def _lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interva
 def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interval:
     """The lift in an A/B test, where each user is shown one of the two models: the treatment where a hash of the user's number is odd.
 
-    Measured users are numbered here from `FIRST_USER_ID` on, in their order; the split is of them, whatever their ids are.
+    The number is `FIRST_USER_ID` plus the user's place among those measured, because a cell's file has no ids. Like a hash of the id, it splits users
+    independently of what they do; another hash would be another draw of the same test, with other figures than docs/RESULTS.md has.
     """
     users = range(FIRST_USER_ID, FIRST_USER_ID + len(ours.value_U))
     treated_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % 2 for user in users], float)

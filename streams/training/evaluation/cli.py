@@ -35,7 +35,7 @@ def tables(
     as_json: AsJson = False,
 ) -> None:
     """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
-    _use_one_thread()
+    use_one_thread()
     from streams.training.evaluation.program import TablesOptions, run_tables
 
     cores = len(os.sched_getaffinity(0))
@@ -62,7 +62,7 @@ def data(
 
     What is not given here is taken from the mapping's [evaluation], [train] and [model].
     """
-    _use_one_thread()
+    use_one_thread()
     from streams.training.evaluation.mapped_data import LOSSES, DataOptions, run_data
 
     if loss is not None and loss not in LOSSES:
@@ -71,7 +71,7 @@ def data(
     print_figures(run_data(options).as_dict(), as_json)
 
 
-def _use_one_thread() -> None:
+def use_one_thread() -> None:
     """Sets the number of threads of the numerical libraries to one, before they are imported: each process computes with one thread."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")

@@ -1,12 +1,12 @@
 """`aif eval online`. Only typer and the standard library at module level."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from infra.command import AsJson, command_group, print_figures, say
+from streams.training.evaluation.cli import use_one_thread
 
 
 def register(app: typer.Typer) -> None:
@@ -26,8 +26,7 @@ def online(
     as_json: AsJson = False,
 ) -> None:
     """A world that moves: HR@100 over time of a frozen model and of the same one that follows, and the share of the loss that is recovered."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    use_one_thread()
     if live:
         from streams.training.following.live_bench import measure_live
 

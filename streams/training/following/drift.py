@@ -7,52 +7,8 @@ world's eCPM of that period. Then the follower learns what the period showed: it
 
     recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
 
-What can be recovered at all: the truth of one period ago still finds .94 of the ten best, so a model as good as the one at the start would recover
-.80 to .87 (`ceiling_share`; .82 in the world of seed 0, which is the reported one). A model trained anew on 6,400 requests of the newest period, as
-many as the first one had and 2.7 times what the period showed, comes to little more than the follower: of what is missing, most is not the
-learner's. Share at the periods at which both were measured:
-
-    seed of the world    follower    trained anew    ceiling_share
-    11                   .80         .83             .87
-    12                   .74         .76             .80
-
-A regression of its logits on the world's signals says what is missing: popularity and prices are followed (quality of now 1.5, of before .4 to .5;
-one period late would be 1.5 and .25; frozen 0 and 1.8), tastes are not (interest of now .23 to .27, of before .4, as frozen): the history of a user
-still tells of the old ones. So the model of this plan reads the recency of each behaviour (`ModelSpec.recency`, Eq. 1). It was measured on three worlds,
-one run each; the first rows are of a model without it (start and frozen of world 11 were not kept), the next two of different roundings of the same:
-
-    seed of the world                       0                              11                             12
-                                share  start frozen followed   share  start frozen followed   share  start frozen followed
-    no recency                  .740   .802  .533   .732       .836                           .745   .798  .549   .735
-    recency, as it is           .815   .799  .538   .751       .851   .832  .471   .778       .788   .792  .543   .739
-    the same                    .793   .800  .538   .746
-    additive part alone         .759   .802  .544   .740
-    gate learns 3 times faster  .844   .800  .535   .759       .823   .831  .477   .769       .771   .796  .546   .739
-    gates of a user average 1,
-    and learn 3 times faster    .802   .804  .543   .752                                      .790   .797  .548   .745
-    the same, gate alone        .739   .811  .546   .742
-    a gate for each dimension   .789   .804  .536   .748       .861   .822  .480   .775       .756   .799  .553   .739
-
-Every form with a gate and the additive part follows to .739 to .745 in world 12 and to .746 to .759 in world 0, within .01 of start x late truth: the simplest
-one stays.
-
-Tried before that, without recency (the quick plan, one run each, recovered share). Worlds differ by .1 and a change in one of them by .05 either way, so
-nothing here is proved to be better than what is simplest; the running mean of the weights with a higher rate was, on the two worlds it was chosen on, and
-lost on a third:
-
-    seed of the world                                                  11      12      0
-    constant 4e-3, as it is                                            .836    .745    .73 to .77
-    mean over 20 steps, 6e-3                                           .861    .797    .710
-    mean over 25 steps, 4e-3                                           .845    .739
-    mean over 25 steps, 8e-3                                                   .764
-    4e-3 that falls within each period                                 .818
-    item half at 2.5 times the rate                                    .850    .704
-    its table at 4 times the rate                                      .848    .727
-    Eq. 2-3 of the latest 20 behaviours                                        .741
-    and SimTier of 30, SIM of 5 (a start lower by .013)                        .761
-
-On the world of seed 1: as it is .753; two passes over each round .740; 8e-3 .724; batches of 16 .747; a mean over 100 steps .715, with as many old
-requests again .712: it lags, being longer than a period of 75 steps.
+What can be recovered at all (`ceiling_share`), what a model trained anew for each period recovers, and what else
+was tried: docs/BENCHMARKS.md.
 
 Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
 """
@@ -74,22 +30,24 @@ from schemas.model.spec import ModelSpec
 from schemas.users import UserHistory
 from streams.training.bootstrap import Bootstrap, Interval
 from streams.training.evaluation.questions import ask, score_questions
+from streams.training.evaluation.teacher import teachers_choice
 from streams.training.following.learner import ONLINE_LOSS, OnlineLearner, OnlineOptions
 from streams.training.following.rounds import REQUESTS_MAX
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
-from streams.training.metrics import UserValues, best_columns, hit_rates
+from streams.training.metrics import UserValues, hit_rates
 from streams.training.trainer import TrainOptions, default_spec, fit
 
 K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96
+_EXAM = 32  # number of an independent random stream of the world
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
 class DriftPlan:
-    """Sizes of a run. `steps` train the model that one of the two stays; `recency` is the field of its ModelSpec."""
+    """Sizes of a run. `steps` train the model that both begin with; `recency` is the field of its ModelSpec."""
 
     seed: int = 0
     size: WorldSize = field(default_factory=lambda: WorldSize(items=4_000, users=800, held_out=100, requests_per_user=3))
@@ -104,7 +62,7 @@ class DriftPlan:
 
 @dataclass(frozen=True)
 class DriftCurves:
-    """HR@K of each held-out user at each moment, [T, U] each: of both models, and of the truth of one period ago."""
+    """HR@K of each held-out user at each moment, float64 [T, U] each: of both models, and of the truth of one period ago."""
 
     frozen_TU: np.ndarray
     followed_TU: np.ndarray
@@ -116,7 +74,7 @@ class DriftCurves:
         return slice((len(self.frozen_TU) + 1) // 2, None)
 
     def ceiling_share(self) -> float:
-        """The share that a model recovers which is always as good as the one at the start, of a world that is one period old."""
+        """The share that a model would recover that knows the world of one period ago as well as the one at the start knew its own."""
         start, frozen, truth = (of_TU.mean() for of_TU in (self.frozen_TU[0], self.frozen_TU[self.late], self.late_truth_TU[self.late]))
         return float((start * truth - frozen) / (start - frozen)) if start > frozen else float("nan")
 
@@ -170,7 +128,7 @@ def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, ne
 
 
 def _follow(catalogue: DriftingCatalogue, period: int, view: View, learner: OnlineLearner) -> None:
-    """A period in rounds, as a follower would have it."""
+    """Learns what one period showed, in rounds, as a follower does."""
     view.fold(Events([], [], [], list(catalogue.behaviours(period)), []))
     impressions = list(catalogue.impressions(period))
     for first in range(0, len(impressions), REQUESTS_MAX):
@@ -179,7 +137,7 @@ def _follow(catalogue: DriftingCatalogue, period: int, view: View, learner: Onli
 
 
 class _Exam:
-    """The same users and candidates at every moment; what is right moves."""
+    """Measures HR@K for the same users and candidates at every moment; what moves is the truth."""
 
     def __init__(self, catalogue: DriftingCatalogue, spec: ModelSpec, w_hash_KM: np.ndarray, candidates: int) -> None:
         self._catalogue, self._spec, first = catalogue, spec, catalogue.first
@@ -190,7 +148,7 @@ class _Exam:
         self._rows_UC = np.stack([np.sort(rng.choice(first.item_count, candidates, replace=False)) for _ in catalogue.held_out])
 
     def meet(self, period: int) -> None:
-        """What the held-out users did before the period: of period 0 and 1 their past."""
+        """Appends what the held-out users did in the period before to their histories. Periods 0 and 1 both begin with their past."""
         if period == 1:
             return
         wanted = frozenset(self._catalogue.held_out_ids)
@@ -208,9 +166,7 @@ class _Exam:
         return self._rates(self._true_ecpm(max(0, period - 1)), period)
 
     def _rates(self, scores_UC: np.ndarray, period: int) -> np.ndarray:
-        relevant_UC = np.zeros(scores_UC.shape, bool)
-        np.put_along_axis(relevant_UC, best_columns(self._true_ecpm(period), RELEVANT), True, 1)
-        return hit_rates(scores_UC, relevant_UC, K).value_U
+        return hit_rates(scores_UC, teachers_choice(self._true_ecpm(period), RELEVANT), K).value_U
 
     def _true_ecpm(self, period: int) -> np.ndarray:
         """[U, C]; made once a period."""
@@ -223,9 +179,6 @@ class _Exam:
         data = dataclasses.replace(self._tables, histories=build_histories(self._spec, self._tables.items, asked))
         at = self._catalogue.begin_ms(max(period, 1))
         return ask(data, self._catalogue.held_out_ids, at, FIRST_ITEM_ID + self._rows_UC, {"hour": f"h{at // 3_600_000 % 24}"})
-
-
-_EXAM = 32  # stream of random numbers of the world's generator
 
 
 def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:

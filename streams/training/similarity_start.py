@@ -3,14 +3,14 @@ the similarity of candidate and user.
 
 Here: these weights of a new network. Not here: fitting; every weight can still be learnt.
 Why: with random projections between history and candidate, training has to find their inner product (the simplest collaborative filtering) by chance,
-and a few hundred steps on a shop's purchases do not. The other weights start as usual.
+which a few hundred steps on a shop's purchases do not. The other weights start as usual.
 
-    FFN of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings, as many columns as
-                            fit; not the multimodal one (DIN and SimTier read how like that is)
+    MLP of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings, as many columns as
+                            fit; not the multimodal one, whose similarity DIN and SimTier read
     W_seq (Eq. 1)           identity on the item's vector, so U_j = I_j + (kind, category, features)
     FFN (Eq. 2)             its last layer 0: Eq. 2 starts as the mean of U_j
     P_u, P_s, P_d (head)    identity on Eq. 2, on the mean of a SIM sub-sequence and on DIN: their products with I start as mean
-                            similarities, DIN's of behaviours that count as much as their signatures are alike
+                            similarities, DIN's weighted by how alike the signatures are
 """
 
 import torch
@@ -21,7 +21,7 @@ from schemas.model.item_half import ItemHalf
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 
-_OTHERS = 0.3  # what is left of the start of the other two parts of P_u, profile and Eq. 3, that the sum would drown in
+_OTHERS = 0.3  # the random start of P_u for profile and Eq. 3 is scaled by this; at full size it would drown the mean similarity
 
 
 @torch.no_grad()

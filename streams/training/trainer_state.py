@@ -43,7 +43,7 @@ class TrainerState:
 
 
 def encode_state(state: TrainerState) -> bytes:
-    """The file's bytes."""
+    """The bytes of the file: safetensors, then their SHA-256."""
     tensors = {f"w/{name}": t.detach().contiguous() for name, t in state.weights.items()}
     for number, named in state.moments.items():
         tensors |= {f"m/{number}/{name}": t.detach().contiguous() for name, t in named.items()}
@@ -54,7 +54,7 @@ def encode_state(state: TrainerState) -> bytes:
 
 
 def decode_state(data: bytes, name: str = "the state") -> TrainerState:
-    """The inverse. Raises Corrupted (`bad_trainer_state`), which says `name`."""
+    """The inverse of `encode_state`. Raises Corrupted (`bad_trainer_state`), whose message names the file as `name`."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() == digest:
         data = body  # else it was damaged, or written before states had a digest: then its length is right without one
@@ -65,11 +65,11 @@ def decode_state(data: bytes, name: str = "the state") -> TrainerState:
         if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']}, expected {FORMAT}")
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("m/"):
-                _, number, moment = name.split("/")
+        for key, tensor in tensors.items():
+            if key.startswith("m/"):
+                _, number, moment = key.split("/")
                 moments.setdefault(int(number), {})[moment] = tensor
-        weights = {name.removeprefix("w/"): t for name, t in tensors.items() if name.startswith("w/")}
+        weights = {key.removeprefix("w/"): tensor for key, tensor in tensors.items() if key.startswith("w/")}
         return TrainerState(int(told["step"]), weights, moments, tensors[_LOSSES].numpy(), told["generator"], told["about"])
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise Corrupted(

@@ -1,5 +1,6 @@
 """A killed trainer goes on exactly: the same weights as one that nobody killed, bit for bit."""
 
+import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_a_flipped_bit_is_refused_wherever_it_is(at: float, tmp_path: Path) -> N
     data = bytearray(encode_state(state()))
     data[int(at * len(data))] ^= 4
     (tmp_path / "my.state").write_bytes(data)
+    with pytest.raises(Corrupted, match=r"bad_trainer_state.*my\.state is damaged"):
+        StateFile(tmp_path / "my.state").read()
+
+
+def test_a_whole_file_that_is_no_state_is_refused_by_its_name(tmp_path: Path) -> None:
+    odd = dataclasses.replace(state(), moments={"first": {"step": torch.tensor(4.0)}})  # type: ignore[dict-item]
+    (tmp_path / "my.state").write_bytes(encode_state(odd))
     with pytest.raises(Corrupted, match=r"bad_trainer_state.*my\.state is damaged"):
         StateFile(tmp_path / "my.state").read()
 

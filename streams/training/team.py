@@ -47,7 +47,7 @@ def fit_in_processes(
         meeting = Path(folder) / "meeting"
         context = multiprocessing.get_context("spawn")
         others = [
-            context.Process(target=_help, args=(rank, processes, meeting, network, data, options, states), daemon=True)
+            context.Process(target=_run_rank, args=(rank, processes, meeting, network, data, options, states), daemon=True)
             for rank in range(1, processes)
         ]
         for other in others:
@@ -61,10 +61,10 @@ def fit_in_processes(
             _end(others)
 
 
-def _help(
+def _run_rank(
     rank: int, processes: int, meeting: Path, network: AifNetwork, data: TrainingSet, options: TrainOptions, states: StateFile | None
 ) -> None:
-    """Runs in another process: the same fit, of which only the gradients are used."""
+    """The body of each other process: the same fit, of which only the gradients are used."""
     torch.set_num_threads(1)
     with _open_team(rank, processes, meeting, network) as team:
         fit(network, data, options, states=states, team=team)
@@ -125,7 +125,7 @@ def gather_logits(
 
 
 def _first(value: float) -> float:
-    """What the leading process has."""
+    """The leading process's value, in every process."""
     told = torch.tensor(value, dtype=torch.float64)
     dist.broadcast(told, src=0)
     return float(told)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 3
 _REJECTIONS_SHOWN = 20
+_KINDS_SHOWN = 10
 _TOPICS = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
 Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
 
@@ -143,6 +144,7 @@ def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
     return {
         "items": catalogue.item_count,
         "rejected": len(catalogue.rejections),
+        "rejected_by_reason": dict(catalogue.rejections.counts.most_common(_KINDS_SHOWN)),
         "rejections": [f"{r.file} row {r.row} [{r.section}]: {r.reason}" for r in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
         "told_until": now,
         "behaviours_kept_back": held_back,
@@ -157,7 +159,9 @@ def _say_rejections(catalogue: "MappedCatalogue") -> None:
     for r in named[:_REJECTIONS_SHOWN]:
         say(f"rejected {r.file} row {r.row} [{r.section}]: {r.reason}")
     if (more := len(catalogue.rejections) - min(len(named), _REJECTIONS_SHOWN)) > 0:
-        say(f"and {more} more rows")
+        say(
+            f"and {more:,} more rows; in all {', '.join(f'{what}: {count:,}' for what, count in catalogue.rejections.counts.most_common(_KINDS_SHOWN))}"
+        )
 
 
 def _print_report(report: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Rows that became no event, or of which a part was left out, with file, row and reason.
 
-Memory: the first 1,000 rows are kept with their reasons; up to a million different rows are counted.
+Memory: the first 1,000 rows are kept with their reasons; up to a million different rows are counted, by section and what is wrong with them.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 _NAMED_MAX = 1_000
@@ -21,9 +22,10 @@ class RejectedRow:
 
 @dataclass
 class Rejections:
-    """Every rejected row once; the first 1,000 with their reasons."""
+    """Every rejected row once; the first 1,000 with their reasons. `counts` has their number by "[section] what", where what is a reason up to its colon."""
 
     named: list[RejectedRow] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     _seen: set[tuple[str, str, int]] = field(default_factory=set)
 
     def add(self, section: str, file: str, row: int, reason: str) -> None:
@@ -31,6 +33,7 @@ class Rejections:
         if (key := (section, file, row)) in self._seen or len(self._seen) >= COUNTED_MAX:
             return
         self._seen.add(key)
+        self.counts[f"[{section}] {reason.partition(':')[0]}"] += 1
         if len(self.named) < _NAMED_MAX:
             self.named.append(RejectedRow(section, file, row, reason))
 

@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder for the checkpoints.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the checkpoints; only --dry-run needs none.")] = None,
     model: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=_MODEL_HELP)] = None,
     warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
@@ -87,6 +87,10 @@ def train(
 
     With --follow it runs until SIGTERM or Ctrl-C, prints one JSON line now and then, and goes on exactly where it was killed.
     """
+    if out is None:
+        if not dry_run:
+            raise typer.BadParameter("names the folder for the checkpoints; only --dry-run needs none", param_hint="--out")
+        out = Path()
     from infra.logs import open_logs
     from infra.settings import load_settings
     from schemas.train_choices import decode_assignments

@@ -34,6 +34,16 @@ def test_a_dry_run_shows_counts_three_events_of_each_kind_and_rejected_rows(tmp_
     assert report["rejections"][1] == "log.csv row 1502 [behaviours]: no usable time: column 'at' is 'yesterday'"
 
 
+def test_many_rejected_rows_are_counted_by_section_and_reason(tmp_path: Path) -> None:
+    mapping = write_items(
+        tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n', id=["a", *[""] * 30], v=["1 2"] * 31
+    )
+    result = CliRunner().invoke(build_app(), ["import", str(tmp_path), "--mapping", str(mapping), "--dry-run"])
+    assert result.stderr.count("rejected items.csv") == 20
+    assert "and 40 more rows; in all [items] no usable id: 30, [embeddings] no usable id: 30" in result.stderr
+    assert _run(str(tmp_path), "--mapping", str(mapping), "--dry-run")["rejected_by_reason"]["[items] no usable id"] == 30
+
+
 def test_items_alone_publish_without_impressions(tmp_path: Path) -> None:
     mapping = write_items(tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n', id=["a", "b"])
     result = CliRunner().invoke(build_app(), ["import", str(tmp_path), "--mapping", str(mapping), "--dry-run"])

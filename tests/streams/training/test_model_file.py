@@ -115,14 +115,17 @@ def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults
     given = decode_assignments(["softmax = 0.5", "soft_labels=true"]) | {"steps": 3}
     plan = TrainPlan(tmp_path, path, None, "aif", 0, 1, 1, False, given=given)
     assert plan.train == TrainChoices(learning_rate=0.01, softmax=0.5, steps=3, soft_labels=True)
-    result = CliRunner().invoke(
-        build_app(), ["train", "--model", str(path), "--out", str(tmp_path), "--set", "softmax=0.5", "--dry-run", "--json"]
-    )
+    result = CliRunner().invoke(build_app(), ["train", "--model", str(path), "--set", "softmax=0.5", "--dry-run", "--json"])
     rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(result.stdout)["train"]}
     assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, f"file {path} [train]") and rows["copr"] == (0.3, "default")
     for text, words in (("softmx=1", "did you mean 'softmax'"), ("steps=many", "expected int"), ("steps", "name=value")):
         with pytest.raises(Misconfigured, match=words):
             decode_assignments([text])
+
+
+def test_only_a_dry_run_needs_no_folder_for_checkpoints(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(build_app(), ["train", "--seconds", "1"])
+    assert refused.exit_code == 2 and "folder for the checkpoints" in refused.stderr
 
 
 def test_a_follower_takes_choices_that_mean_something_to_it() -> None:

@@ -28,7 +28,7 @@ from streams.training.trainer_state import TrainerState
 
 ONLINE_LOSS = LossWeights(copr=0.3, click=1.0)
 # choices of [train] that have no meaning for a training that continues a model and has no end
-OF_A_FIT = frozenset({"steps", "seconds", "start", "half_life_days"})
+OF_A_FIT = frozenset({"steps", "seconds", "start", "half_life_days", "thinned"})
 _DEFAULT_CHOICES = TrainChoices()
 _WARM_UP_STEPS = 20  # steps in which the rate rises, because the moments of a new optimiser are not estimates yet
 

@@ -1,0 +1,8 @@
+"""The index: its bytes (FORMAT.md), and what is decided about its versions.
+
+layout.py                 rows, orders, blocks, increments and delta records as bytes
+manifest.py               what a version consists of; digest.py: its digest; snapshot.py: snapshots of shards
+lifecycle.py              the states of a version and the entries that change them: read it first
+control.py                the control log folded; control_entry.py: its entries as bytes
+retention.py              what may be removed, and when
+"""

@@ -32,11 +32,6 @@ class UserHistory:
     profile_offset: int = -1
     behaviours_offset: int = -1
 
-    @property
-    def is_cold(self) -> bool:
-        """Nothing is known of this user."""
-        return not self.profile and not self.behaviours
-
 
 def fold_profile(history: UserHistory, offset: int, features: Mapping[str, Any] | None) -> bool:
     """The latest offset wins; None (a record without a value) forgets the profile. Returns whether anything changed."""

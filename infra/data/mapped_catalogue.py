@@ -126,7 +126,7 @@ class MappedCatalogue:
         states, created_I = self.sources.states, self.sources.item_rows.created_I
         before: dict[str, np.ndarray] | None = None
         told_I = np.zeros(len(created_I), bool)
-        for time_ms in self.sample_times():
+        for time_ms in self.sources.sample_times:
             state = states.state_at(time_ms)
             changed_I = ~told_I
             for name, state_I in state.items():
@@ -136,10 +136,6 @@ class MappedCatalogue:
                 yield from self._updates(places, [time_ms] * len(places), states.features_of(places, state))
             told_I |= changed_I
             before = state
-
-    def sample_times(self) -> list[int]:
-        """The times at which item features are told, oldest first."""
-        return self.sources.sample_times
 
     def _items_of_rows(self) -> Iterator[ItemFeaturesUpdate]:
         """A file with several versions of an item: each row up to the evaluation time is one."""

@@ -38,7 +38,8 @@ class LossWeights:
     outcomes: float = 1.0
 
 
-DEFAULT_LOSS = LossWeights()
+DEFAULT_LOSS = LossWeights()  # COPR and clicks: of a fit and of a follower
+CLICK_LOSS = LossWeights(copr=0.0)
 
 
 def loss_weights(chosen: TrainChoices) -> LossWeights:

@@ -45,4 +45,4 @@ def test_folding_records_again_changes_nothing(log: list[tuple[int, bool]]) -> N
 
 def test_an_empty_record_forgets_the_profile() -> None:
     history = UserHistory()
-    assert fold_profile(history, 0, {"country": "UK"}) and fold_profile(history, 1, None) and history.is_cold
+    assert fold_profile(history, 0, {"country": "UK"}) and fold_profile(history, 1, None) and not history.profile

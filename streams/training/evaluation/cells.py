@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from infra.data.world import WorldSize
+from infra.files import write_file_durably
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -42,7 +42,7 @@ from streams.training.family.codes import with_codes
 from streams.training.family.network import build_network, variant_spec
 from streams.training.family.variant import Variant
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.losses import LossWeights
+from streams.training.losses import CLICK_LOSS, LossWeights
 from streams.training.metrics import UserValues, calibration
 from streams.training.trainer import TrainOptions, TrainReport, fit
 
@@ -84,7 +84,7 @@ class CellPlan:
     def teachers(self) -> "CellPlan":
         """The plan by which `taught_by` is trained: on drawn clicks, because a teacher outside of a simulation has nothing else."""
         assert self.taught_by is not None
-        return dataclasses.replace(self, variant=self.taught_by, taught_by=None, loss=LossWeights(copr=0.0, click=1.0))
+        return dataclasses.replace(self, variant=self.taught_by, taught_by=None, loss=CLICK_LOSS)
 
     @property
     def digest(self) -> str:
@@ -197,9 +197,7 @@ def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:
     users = {name: {"value": v.value_U.tolist(), "weight": v.weight_U.tolist()} for name, v in cell.users.items()}
     content = {"plan": asdict(plan), "model": cell.model, "seed": cell.seed, "numbers": dict(cell.numbers), "users": users}
     path = folder / plan.file_name
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, default=str))
-    temporary.replace(path)
+    write_file_durably(path, json.dumps(content, default=str).encode())
     return path
 
 

@@ -2,6 +2,7 @@
 
 Here: the rates of the same training step, with the same model and items, on both forms of the same impressions. Not here: the step
 (training/trainer.py).
+Both learn from clicks alone: COPR needs pairs within a request, and an ungrouped request has one impression.
 
 Arrays: Q requests, C shown items of a request, X impressions.
 """
@@ -17,11 +18,8 @@ from schemas.model.network import AifNetwork
 from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
-from streams.training.losses import LossWeights
+from streams.training.losses import CLICK_LOSS
 from streams.training.trainer import VectorTable, train_step
-
-# COPR needs pairs within a request, and an ungrouped request has one impression: both forms learn from clicks alone.
-_LOSS = LossWeights(copr=0.0, click=1.0)
 
 
 def ungroup(data: TrainingSet) -> TrainingSet:
@@ -59,7 +57,7 @@ def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, s
     for _ in range(1 + steps):
         started = time.process_time()
         batch = data.batch(chance.choice(len(data), min(requests, len(data)), replace=False), behaviours_max)
-        train_step(network, data, batch, vectors.of, optimiser, _LOSS)
+        train_step(network, data, batch, vectors.of, optimiser, CLICK_LOSS)
         rates.append(int(batch.mask_BC.sum()) / (time.process_time() - started))
     return float(np.median(rates[1:]))
 

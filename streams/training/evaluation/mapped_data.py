@@ -45,7 +45,7 @@ from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import Events, TrainingSet, join_events
-from streams.training.losses import DEFAULT_LOSS, LossWeights
+from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices
 from streams.training.similarity_start import start_from_similarity
@@ -56,7 +56,7 @@ SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyo
 MODEL = "aif"
 LOSSES: Mapping[str, LossWeights] = {
     "copr": DEFAULT_LOSS,
-    "click": LossWeights(copr=0.0, click=1.0),
+    "click": CLICK_LOSS,
     "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0),
 }
 

@@ -13,7 +13,7 @@ from infra.data.world_catalogue import BUY
 from streams.training.evaluation.cells import CellPlan
 from streams.training.evaluation.world_truth import TUNING
 from streams.training.family.variant import AIF, BASE, BRIDGES, FULL, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
-from streams.training.losses import LossWeights
+from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 
 # The family's sizes (fields of a ModelSpec). As in the paper, attention reads a short sequence; older behaviours are read by long_term only.
 SPEC: tuple[tuple[str, Any], ...] = (
@@ -118,20 +118,18 @@ def _renamed(variant: Variant, name: str, title: str) -> Variant:
 
 
 # AIF trained with other losses, and the teacher trained on drawn clicks; by the name of the cell.
-_CLICKS = LossWeights(copr=0.0, click=1.0)
-_COPR = LossWeights(copr=0.3, click=1.0)
 OTHER_LOSSES = {
     lesson.variant.name: lesson
     for lesson in (
         Lesson(_renamed(AIF, "aif_copr_soft", "COPR and the true probability"), LossWeights(copr=0.3, click=1.0, soft_labels=True)),
-        Lesson(_renamed(AIF, "aif_copr_click", "COPR in the true order, and drawn clicks"), _COPR),
+        Lesson(_renamed(AIF, "aif_copr_click", "COPR in the true order, and drawn clicks"), DEFAULT_LOSS),
         Lesson(
             _renamed(AIF, "aif_copr_taught", "COPR in the order of the teacher, who learnt from drawn clicks, and drawn clicks"),
-            _COPR,
+            DEFAULT_LOSS,
             TEACHER,
         ),
-        Lesson(_renamed(AIF, "aif_click", "drawn clicks"), _CLICKS),
-        Lesson(_renamed(TEACHER, "teacher_click", "drawn clicks (the teacher itself)"), _CLICKS),
+        Lesson(_renamed(AIF, "aif_click", "drawn clicks"), CLICK_LOSS),
+        Lesson(_renamed(TEACHER, "teacher_click", "drawn clicks (the teacher itself)"), CLICK_LOSS),
     )
 }
 

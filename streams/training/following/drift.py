@@ -31,7 +31,7 @@ from schemas.users import UserHistory
 from streams.training.bootstrap import Bootstrap, Interval
 from streams.training.evaluation.questions import ask, score_questions
 from streams.training.evaluation.teacher import teachers_choice
-from streams.training.following.learner import ONLINE_LOSS, OnlineLearner, OnlineOptions
+from streams.training.following.learner import OnlineLearner, OnlineOptions
 from streams.training.following.rounds import REQUESTS_MAX
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
@@ -104,7 +104,7 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
     view.fold(known)
     learner = OnlineLearner(
         _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress),
-        OnlineOptions(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX, loss=ONLINE_LOSS),
+        OnlineOptions(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX),
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())
@@ -122,7 +122,7 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
 def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Progress) -> AifNetwork:
     behaviours, impressions = list(catalogue.behaviours(0)), list(catalogue.impressions(0))
     view.fold(Events([], [], [], behaviours, []))
-    options = TrainOptions(steps_max=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed, loss=ONLINE_LOSS)
+    options = TrainOptions(steps_max=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed)
     fit(network, view.join(impressions), options, lambda share: progress("train on the past", share))
     return network
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from infra.bench.report import Figures
 from infra.data.world import WorldSize
+from infra.files import write_file_durably
 from streams.training.following.drift import DriftCurves, DriftPlan, add_drift_figures, run_drift
 from streams.training.following.drift_report import write_picture
 
@@ -55,8 +56,6 @@ def _run_seed(plan: DriftPlan, folder: Path, progress: Progress) -> DriftCurves:
         return DriftCurves(**{name: np.array(raw[name]) for name in _CURVES})
     task = progress.add_task("", total=1.0)
     curves = run_drift(plan, lambda what, share: progress.update(task, description=f"seed {plan.seed}: {what}", completed=share))
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"plan": asdict(plan)} | {name: getattr(curves, name).tolist() for name in _CURVES}))
-    temporary.replace(path)
+    content = {"plan": asdict(plan)} | {name: getattr(curves, name).tolist() for name in _CURVES}
+    write_file_durably(path, json.dumps(content).encode())
     return curves

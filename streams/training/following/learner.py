@@ -12,7 +12,7 @@ Arrays: B requests, C shown items.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
-from streams.training.losses import LossWeights, loss_weights
+from streams.training.losses import DEFAULT_LOSS, LossWeights, loss_weights
 from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, train_step
 from streams.training.trainer_state import TrainerState
 
-ONLINE_LOSS = LossWeights(copr=0.3, click=1.0)
 # choices of [train] that have no meaning for a training that continues a model and has no end
 OF_A_FIT = frozenset({"steps", "seconds", "start", "half_life_days", "thinned"})
 _DEFAULT_CHOICES = TrainChoices()
@@ -44,7 +43,7 @@ class OnlineOptions:
     batch_requests: int = 32
     behaviours_max: int = 256
     seed: int = 0
-    loss: LossWeights = field(default_factory=lambda: ONLINE_LOSS)
+    loss: LossWeights = DEFAULT_LOSS
 
 
 def online_options(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CHOICES) -> OnlineOptions:

@@ -12,13 +12,17 @@ from infra.data.interactions import Interactions
 from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from infra.data.sampled_impressions import KnownUsers
-from infra.data.telling_features import find_telling_features
+from infra.data.telling_features import SUSPICIOUS, find_telling_features
 from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
 _COMING_BACK_LEAST = 0.2  # of the users of the held-out part; in a file that is sorted by user next to none of them is in the part before
 _UNDATED = (
     "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
+)
+_WEAK = (
+    "what was known before may do so, like a price; but if it is made of the whole period (a mean by category is, too), leave it out, or take "
+    "count_days or [item_history]"
 )
 _DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
 _OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every day it is a third
@@ -30,10 +34,18 @@ def find_doubts(sources: MappedSources) -> list[str]:
     """The sentences, an empty list if nothing looks wrong. Raises what loading the sources raises."""
     found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources), _find_own_clicks(sources)]
     return [doubt for doubt in found if doubt is not None] + [
-        f"{place} goes with what happens after the evaluation time more than what came before explains (partial rank correlation "
-        f"{correlation:+.2f}); " + (_DATED if place.startswith("[item_history]") else _UNDATED)
-        for place, correlation in find_telling_features(sources).items()
+        _describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items()
     ]
+
+
+def _describe_telling(place: str, correlation: float) -> str:
+    """What a correlation says of a column: that it tells the future, or that it may."""
+    plain = abs(correlation) >= SUSPICIOUS
+    why = _WEAK if not plain else _DATED if place.startswith("[item_history]") else _UNDATED
+    return (
+        f"{place} goes with what happens after the evaluation time {'' if plain else 'somewhat '}more than what came before explains (partial rank "
+        f"correlation {correlation:+.2f}); {why}"
+    )
 
 
 def _find_other_ids(sources: MappedSources) -> str | None:

@@ -30,20 +30,29 @@ from schemas.features import Kind, Scope
 # From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
 # until the evaluation, have 0.0.
 SUSPICIOUS = 0.5
+# Of numbers without a time, which may sum up anything, already from this one on, if it is four times what chance makes of so many rows: of 240 days with 36
+# held out a mean by category over the whole period has 0.1, a number of which a quarter is what follows 0.3. A price may have as much, and so may a true
+# category, which goes up and down as one: hence only numbers.
+NOTICEABLE = 0.1
+_CHANCES = 4.0
 _LEAST, _MOST = 50, 20_000  # items or users that are looked at: fewer tell nothing, of more a sample is drawn
 _SEEDS = 0
 _TOLD = (Kind.NUMERIC, Kind.CATEGORICAL)
 
 
 def find_telling_features(sources: MappedSources) -> dict[str, float]:
-    """The columns with a suspicious correlation, such as "[items] features.total", and their correlations, rounded. None where there is too little data."""
+    """The columns, such as "[items] features.total", with a suspicious correlation, or numbers without a time with a noticeable one, and their correlations,
+    rounded. None where there is too little data."""
     if sources.period is None or sources.end_ms <= sources.now_ms:
         return {}
     found = {}
     for asked in (*_of_items(sources), *_of_users(sources)):
+        noticeable = max(NOTICEABLE, _CHANCES / len(asked.rows) ** 0.5)
         for name in asked.names:
-            correlation = _strongest([row.get(name) for row in asked.rows], asked.given_PN, asked.after_N)
-            if abs(correlation) >= SUSPICIOUS:
+            values = [row.get(name) for row in asked.rows]
+            correlation = _strongest(values, asked.given_PN, asked.after_N)
+            undated_number = asked.section != "item_history" and all(isinstance(value, float | None) for value in values)
+            if abs(correlation) >= (min(SUSPICIOUS, noticeable) if undated_number else SUSPICIOUS):
                 found[f"[{asked.section}] features.{name}"] = round(correlation, 2)
     return found
 

@@ -126,6 +126,46 @@ def test_what_knows_the_whole_log_is_told_apart_from_what_was_known(tmp_path: Pa
     assert [doubt.split(" goes ")[0] for doubt in doubts] == list(found) and sum("known_after_days" in doubt for doubt in doubts) == 1
 
 
+SUBTLE = """
+[items]
+file = "items.csv"
+id = "id"
+[items.features]
+category_rate = "category_rate"
+weight = "weight"
+maker = "maker"
+price = "price"
+[behaviours]
+file = "log.csv"
+user = "user"
+item = "item"
+time = "day"
+[evaluation]
+from = 2024-02-21
+"""
+
+
+def test_a_mean_by_category_over_the_whole_period_and_a_hint_among_noise_are_named_as_what_may_tell_the_future(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    items, groups = 1_000, 20
+    group_I, height_I = rng.integers(0, groups, items), rng.lognormal(0, 0.7, items)
+    trend_G = rng.normal(0, 0.1, groups)
+    rate_DI = height_I * np.exp(trend_G[group_I] * np.maximum(0, np.arange(DAYS)[:, None] - HELD_OUT_FROM))
+    sold_DI = rng.poisson(rate_DI / rate_DI.mean() * 0.4)
+    after_I = sold_DI[HELD_OUT_FROM:].sum(0)
+    mean_G = np.bincount(group_I, sold_DI.sum(0), groups) / np.bincount(group_I)
+    weight_I = 0.5 * (after_I - after_I.mean()) / after_I.std() + rng.normal(0, 1, items)
+    cells = [(i, mean_G[group_I[i]].round(3), weight_I[i], f"m{rng.integers(30)}", rng.integers(1, 90)) for i in range(items)]
+    _write(tmp_path / "items.csv", "id,category_rate,weight,maker,price", cells)
+    dates = np.datetime64("2024-01-01") + np.arange(DAYS)
+    log = [(int(rng.integers(99)), i, dates[day]) for day in range(DAYS) for i in np.repeat(np.arange(items), sold_DI[day]).tolist()]
+    _write(tmp_path / "log.csv", "user,item,day", log)
+    (tmp_path / "shop.toml").write_text(SUBTLE)
+    sources = MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources
+    assert find_telling_features(sources).keys() == {"[items] features.category_rate", "[items] features.weight"}
+    assert all("somewhat more" in doubt and "a mean by category" in doubt for doubt in find_doubts(sources))
+
+
 def test_categories_of_which_each_has_one_or_all_rows_say_nothing() -> None:
     rng = np.random.default_rng(0)
     after_N, given_N = rng.normal(size=400), rng.normal(size=(1, 400))

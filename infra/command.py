@@ -110,15 +110,24 @@ def print_parts(data: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[s
 
 
 def print_figures(report: Mapping[str, Any], as_json: bool) -> None:
-    """Print what `Figures.as_dict` gives: the whole object as JSON, or a line a figure."""
+    """Print what `Figures.as_dict` gives: the whole object as JSON, or a line a figure, which ends with its interval where there is one."""
     if as_json:
         typer.echo(json.dumps(report, default=str, allow_nan=False))
         return
+    figures = report["figures"]
+    bounds = {name: (f"{name}_low", f"{name}_high") for name in figures if f"{name}_low" in figures and f"{name}_high" in figures}
+    within = {bound for pair in bounds.values() for bound in pair}
     rows = [
-        {"figure": name, "value": "-" if figure["value"] is None else f"{figure['value']:,.6g}", "unit": figure["unit"]}
-        for name, figure in report["figures"].items()
+        {"figure": name, "value": _number(figure), "unit": figure["unit"]}
+        | ({"interval": " to ".join(_number(figures[bound]) for bound in bounds.get(name, ()))} if bounds else {})
+        for name, figure in figures.items()
+        if name not in within
     ]
     print_table("figures", rows, as_json)
+
+
+def _number(figure: Mapping[str, Any]) -> str:
+    return "-" if figure["value"] is None else f"{figure['value']:,.6g}"
 
 
 def say(message: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.index.store import IndexStore
+from infra.index.store import IndexStore, read_if_there
 from schemas.errors import Corrupted, RejectedInput
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
@@ -123,16 +123,17 @@ class EncoderCache:
         return encoder_fingerprint()
 
     def get(self, version: int, checkpoint_sha256: str) -> RowEncoder:
-        """The encoder of a version. Raises Corrupted (the store's copy of the checkpoint fails a check), Unavailable (`missing_file`)."""
+        """The encoder of a version. Raises Corrupted (`checkpoint_damaged`: the store's copy of the checkpoint fails a check, or is gone), Unavailable."""
         key = version, checkpoint_sha256
         if key not in self._encoders:
             path = checkpoint_path(checkpoint_sha256)
-            data = self._store.get(path, CHECKPOINT_BYTES_MAX)
+            data = read_if_there(self._store, path, CHECKPOINT_BYTES_MAX)
             try:
-                self._encoders[key] = RowEncoder(version, read_checkpoint_file(data, checkpoint_sha256))
+                self._encoders[key] = RowEncoder(version, read_checkpoint_file(data or b"", checkpoint_sha256))
             except RejectedInput as error:  # it passed every check before it was put there
-                message = f"{path} of {self._store.url} is damaged ({error}): put the file there that was published for version {version}"
-                raise Corrupted("checkpoint_damaged", message) from error
+                wrong = "is missing" if data is None else f"is damaged ({error.message})"
+                message = f"{path} of {self._store.url}, the model of version {version}, {wrong}; publish the same checkpoint again, which repairs it, "
+                raise Corrupted("checkpoint_damaged", message + "or a new one, which takes its place") from error
         self._encoders.move_to_end(key)
         while len(self._encoders) > self._kept:
             self._encoders.popitem(last=False)

@@ -52,6 +52,10 @@ class Ownership(Protocol):
         """Opens the shards. Returns for each partition the offset to read from."""
         ...
 
+    def takes(self, partition: Partition) -> bool:
+        """Whether records of a partition can be applied now. Until then they are not fetched."""
+        ...
+
     def begin_close(self) -> None:
         """Turns batches away from now on, so that nobody waits for one that can no longer be applied."""
         ...
@@ -122,6 +126,10 @@ class ShellApp(faust.App):
         self.ownership.begin_close()
         await super()._on_partitions_revoked(revoked)
         await self.ownership.close_partitions()
+
+    def takes(self, tp: TP) -> bool:
+        """Whether records of a partition are to be fetched."""
+        return self.ownership.takes((tp.topic.removeprefix(self.prefix), tp.partition))
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Reads `topic` (without prefix) again from `offset`. Records fetched before may still arrive."""

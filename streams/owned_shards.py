@@ -83,6 +83,11 @@ class OwnedShards:
         shard = start_shard(self._folder / f"{number:05d}", number, self._init, self._clock, log, self._store)
         self._tasks[number] = self._make_task(shard)
 
+    def takes(self, partition: Partition) -> bool:
+        """Whether records of a partition can be applied now: not before its shard is admitted."""
+        topic, number = partition
+        return topic not in SHARD_TOPICS or (task := self._tasks.get(number)) is None or task.admitted
+
     def begin_close(self) -> None:
         """Turns batches away."""
         self.closing.set()

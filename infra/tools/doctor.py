@@ -23,6 +23,7 @@ from infra.settings import InfraSettings, explain_settings
 from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
+from schemas.index.manifest import checkpoint_path
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
@@ -51,6 +52,7 @@ def examine(settings: InfraSettings) -> list[Finding]:
         check_broker,
         check_topics,
         check_store,
+        check_checkpoints,
         check_features,
         check_clock,
         check_disk,
@@ -102,6 +104,20 @@ def check_store(settings: InfraSettings) -> Finding:
     entries = len(store.list("control/"))
     check_exclusive_create(store)
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")
+
+
+def check_checkpoints(settings: InfraSettings) -> Finding:
+    """Whether the store's copies of the checkpoints of all versions in use are what their names say. A worker that starts needs them."""
+    store = open_index_store(settings.index.store)
+    damaged, used = [], ControlLog(store).refresh().receiving
+    for status in used:
+        path = checkpoint_path(status.checkpoint_sha256)
+        if not store.exists(path) or store.sha256(path) != status.checkpoint_sha256:
+            damaged.append(f"{path} of version {status.version} ({status.model_id!r})")
+    if damaged:
+        next_step = "publish the same checkpoint again, which repairs it, or a new one, which takes its place"
+        return Finding("checkpoints", FAIL, f"damaged or missing: {', '.join(damaged)}", next_step)
+    return Finding("checkpoints", OK, f"those of {len(used)} versions in use are whole")
 
 
 def check_features(settings: InfraSettings) -> Finding:

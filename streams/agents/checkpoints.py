@@ -23,7 +23,7 @@ from infra.clock import Clock
 from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
-from schemas.errors import RejectedInput, Unavailable
+from schemas.errors import Corrupted, RejectedInput, Unavailable
 from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_record
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
@@ -111,7 +111,7 @@ def handle_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision:
         gate.dry_run(data)
     except RejectedInput as error:
         return _reject(record, error, gate)
-    gate.store.put_bytes(checkpoint_path(announced.sha256), data)
+    _keep_copy(data, announced.sha256, gate.store)
     return _want(record.offset, announced, checkpoint, gate)
 
 
@@ -126,6 +126,15 @@ def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlSta
         message = f"the model's item ids are {id_kind}, the index has {state.init.id_kind}; train with the index's kind"
         raise RejectedInput("checkpoint_id_kind", message)
     return checkpoint
+
+
+def _keep_copy(data: bytes, sha256: str, store: IndexStore) -> None:
+    """Puts the file into the store under its sha256. A copy there of other bytes is not what its name says, so it is damaged, and this one takes its place."""
+    try:
+        store.put_bytes(checkpoint_path(sha256), data)
+    except Corrupted:
+        store.remove(checkpoint_path(sha256))
+        store.put_bytes(checkpoint_path(sha256), data)
 
 
 def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:

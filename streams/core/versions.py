@@ -8,7 +8,8 @@ Invariants:
   planned again, and doing one twice is harmless.
 - Every action of a shard needs the result of the one before it, which is recorded in the shard: no build without `building v` (B6); no seal without a
   full part, nor before the shard has applied what was in its partitions when it first saw the version (B7).
-- A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5).
+- A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5). So it does where the store has lost the checkpoint of v, if it
+  can be done without: the shards wait for the checkpoint of the version that is served, until another one is wanted.
 - Nothing is planned from a log that has an entry this code does not know (B2).
 - A frozen version that is revived goes the way of a new one: start, build, seal. Its build takes over every row that still holds from the last
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
@@ -17,7 +18,7 @@ Invariants:
 A version that is behind in a shard starts again there if it is not published yet; one that servers follow stays behind until it is frozen and revived.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,19 +128,37 @@ class Revision:
     revision: int
 
 
-def plan_shard(state: ControlState, shard: ShardFacts, encoder_fingerprint: str, rewrite_share: float = REWRITE_SHARE) -> list[ShardAction]:
-    """What this shard does next: at most one action for each version, because each action needs the result of the one before it."""
+def plan_shard(
+    state: ControlState,
+    shard: ShardFacts,
+    encoder_fingerprint: str,
+    rewrite_share: float = REWRITE_SHARE,
+    lost: Collection[int] = (),
+) -> list[ShardAction]:
+    """What this shard does next: at most one action for each version, because each action needs the result of the one before it.
+
+    lost: versions whose checkpoint the index store has damaged or lost.
+    """
     if state.init is None or state.unknown_entry:
         return []
     receiving = {status.version: status for status in state.receiving}
     ended = [Stop(shard.number, v) for v in sorted(shard.versions) if v in state.versions and v not in receiving]
-    planned = [_plan_version(status, shard, encoder_fingerprint, rewrite_share) for status in receiving.values()]
+    planned = [
+        _plan_version(status, shard, status.encoder_fingerprint != encoder_fingerprint or status.version in lost, rewrite_share)
+        for status in receiving.values()
+        if status.version not in lost or can_do_without(state, status.version)
+    ]
     return [*ended, *(action for action in planned if action is not None)]
 
 
-def _plan_version(status: VersionStatus, shard: ShardFacts, encoder_fingerprint: str, rewrite_share: float) -> ShardAction | None:
+def can_do_without(state: ControlState, lost: int) -> bool:
+    """Whether shards go on without the rows of a version whose checkpoint is lost. They wait for that of the one that is served, because it would fall behind
+    for good; but no longer once a new version is wanted, which is the way out."""
+    return state.current is None or lost != state.current.version or state.building is not None
+
+
+def _plan_version(status: VersionStatus, shard: ShardFacts, foreign: bool, rewrite_share: float) -> ShardAction | None:
     version, number = status.version, shard.number
-    foreign = status.encoder_fingerprint != encoder_fingerprint
     facts = shard.versions.get(version)
     if facts is None:
         return Start(number, version, behind=foreign)

@@ -273,20 +273,24 @@ class Shard:
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
-    def start_version(self, encoder: Encoder, want_end_offsets: Mapping[str, int], *, behind: bool = False) -> ShardVersion:
-        """Writes `building v`: from the next micro-batch on, its rows and deltas are written. Synced, so that a checkpoint taken after it has it (B6).
+    def start_version(self, encoder: Encoder, want_end_offsets: Mapping[str, int]) -> ShardVersion:
+        """Writes `building v`: from the next micro-batch on, its rows and deltas are written. Synced, so that a checkpoint taken after it has it (B6)."""
+        started = self._start(ShardVersion(encoder.version, encoder.checkpoint_sha256, encoder.fingerprint, False, dict(want_end_offsets)))
+        self._encoders[started.version] = encoder
+        return started
 
-        behind: the fingerprint of this worker's encoder is not the version's; then components are written, but no rows of this version (B5).
-        """
-        started = ShardVersion(
-            encoder.version, encoder.checkpoint_sha256, encoder.fingerprint, behind, dict(want_end_offsets), dict(self.state.next_offsets)
-        )
+    def start_behind(
+        self, version: int, checkpoint_sha256: str, encoder_fingerprint: str, want_end_offsets: Mapping[str, int]
+    ) -> ShardVersion:
+        """The same for a version that this worker has no encoder of, or another one (B5): components are written, but no rows of this version."""
+        return self._start(ShardVersion(version, checkpoint_sha256, encoder_fingerprint, True, dict(want_end_offsets)))
+
+    def _start(self, started: ShardVersion) -> ShardVersion:
+        started = dataclasses.replace(started, building_from_offsets=dict(self.state.next_offsets))
         batch = self._database.new_batch()
         batch.delete_range(INCREMENTS, increment_prefix(started.version), increment_prefix(started.version + 1))
         self._put_version(batch, started)
         failpoint("after-building")
-        if not behind:
-            self._encoders[started.version] = encoder
         return started
 
     def attach_encoder(self, encoder: Encoder) -> None:

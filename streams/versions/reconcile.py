@@ -99,6 +99,7 @@ class Reconciler:
             log_ends,
             clock,
             slices=slices,
+            retry_s=settings.retry_s,
             rewrite_share=settings.rewrite_share,
             build_stall_s_max=settings.build_stall_s_max,
         )

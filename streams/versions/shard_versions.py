@@ -8,12 +8,13 @@ Invariants: as in reconcile.py; and a shard is admitted (its first batch is let 
 with its encoder (A7).
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from pathlib import Path
 
 from infra.clock import Clock
-from schemas.errors import AifError
+from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Init, VersionStatus
 from schemas.index.lifecycle import SERVABLE
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
@@ -29,6 +30,7 @@ from streams.shard.shard import Shard
 from streams.versions.attempts import Attempts
 from streams.versions.log_ends import LogEnds
 from streams.versions.publication import Publication
+from streams.versions.readable_encoders import ReadableEncoders
 from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper, prepare_snapshot
 
 _PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
@@ -49,11 +51,12 @@ class ShardVersions:
         clock: Clock,
         *,
         slices: Path | None,
+        retry_s: float,
         rewrite_share: float,
         build_stall_s_max: float,
     ) -> None:
         self._attempts, self._jobs, self._snapshots, self._publication = attempts, jobs, snapshots, publication
-        self._encoders, self._log_ends, self._clock, self._slices = encoders, log_ends, clock, slices
+        self._encoders, self._log_ends, self._clock, self._slices = ReadableEncoders(encoders, clock, retry_s), log_ends, clock, slices
         self._rewrite_share, self._build_stall_s_max = rewrite_share, build_stall_s_max
         self._seal_points: dict[SealShard, SealPoint] = {}
         self._slices_checked = False
@@ -68,7 +71,10 @@ class ShardVersions:
         """One step of one shard."""
         self._collect(task)
         self._attach_encoders(state, task)
-        for action in plan_shard(state, _read_facts(task), self._fingerprint(state), self._rewrite_share):
+        lost = self._encoders.find_lost(state.receiving)
+        for version, why in lost.items():
+            self._attempts.complain(("lost checkpoint", version), why)
+        for action in plan_shard(state, _read_facts(task), self._fingerprint(state), self._rewrite_share, lost):
             self._attempts.attempt(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
         if state.init is None:
             return
@@ -93,7 +99,8 @@ class ShardVersions:
         return self._encoders.fingerprint if state.receiving else ""
 
     def _attach_encoders(self, state: ControlState, task: OwnedShard) -> None:
-        """After a shard was opened. A version of another encoder (this process runs on another machine than the last owner) is marked behind."""
+        """After a shard was opened. A version of another encoder (this process runs on another machine than the last owner) is marked behind; one whose
+        checkpoint the store has lost stays without."""
         for version in on_shard(task, Shard.needs_encoders):
             if version.version not in state.versions:
                 self._attempts.complain(
@@ -103,13 +110,14 @@ class ShardVersions:
             elif version.encoder_fingerprint != self._encoders.fingerprint:
                 self._perform(state, task, MarkBehind(task.number, version.version))
             elif version.version in {s.version for s in state.receiving}:
-                encoder = self._encoders.get(version.version, version.checkpoint_sha256)
-                on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
+                with contextlib.suppress(Corrupted):
+                    encoder = self._encoders.get(version.version, version.checkpoint_sha256)
+                    on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
 
     def _admit(self, state: ControlState, task: OwnedShard) -> None:
         """Lets batches in, unless a version that servers may follow could not be started. One that is only being built may start later."""
-        facts = _read_facts(task)
-        missing = [s.version for s in state.receiving if s.version not in facts.versions and s.state in SERVABLE]
+        facts, unready = _read_facts(task), {v.version for v in on_shard(task, Shard.needs_encoders)}
+        missing = [s.version for s in state.receiving if s.state in SERVABLE and (s.version not in facts.versions or s.version in unready)]
         if missing:
             self._attempts.report.alarms.append(f"shard {task.number} stays paused: versions {missing} are not started")
             return
@@ -127,7 +135,7 @@ class ShardVersions:
                 self._attempts.announce("stopped", version, shard=shard)
             case MarkBehind(shard, version):
                 on_shard(task, lambda s: s.update_version(version, behind=True))
-                self._attempts.announce("behind", version, shard=shard, reason=f"this worker's encoder is {self._encoders.fingerprint}")
+                self._attempts.announce("behind", version, shard=shard, reason=self._encoders.why_none(version))
             case Build(shard, version) | Rewrite(shard, version):
                 if not self._jobs.has((shard, version)):
                     self._begin_build(state.versions[version], task, action)
@@ -136,10 +144,14 @@ class ShardVersions:
                     self._begin_seal(state.versions[version], task, action)
 
     def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:
-        encoder = self._encoders.get(status.version, status.checkpoint_sha256)
-        ends = self._log_ends.sources_end(task.number)
-        on_shard(task, lambda shard: shard.start_version(encoder, ends, behind=behind))
-        self._attempts.announce("behind" if behind else "building", status.version, shard=task.number)
+        version, sha256, ends = status.version, status.checkpoint_sha256, self._log_ends.sources_end(task.number)
+        if behind:
+            on_shard(task, lambda shard: shard.start_behind(version, sha256, self._encoders.fingerprint, ends))
+        else:
+            encoder = self._encoders.get(version, sha256)
+            on_shard(task, lambda shard: shard.start_version(encoder, ends))
+        kind, reason = ("behind", self._encoders.why_none(version)) if behind else ("building", "")
+        self._attempts.announce(kind, version, shard=task.number, reason=reason)
 
     def _has_reached_its_point(self, task: OwnedShard, action: SealShard) -> bool:
         """Whether the shard has applied what the topics held when the seal's delta position was read; if not, a later step asks again."""

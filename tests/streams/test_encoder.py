@@ -92,5 +92,7 @@ def test_a_checkpoint_that_was_damaged_in_the_store_is_named_with_what_to_do(tmp
     sha256, store = hashlib.sha256(data).hexdigest(), open_index_store(str(tmp_path))
     data[-1] ^= 1
     store.put_bytes(checkpoint_path(sha256), bytes(data))
-    with pytest.raises(Corrupted, match=r"checkpoint_damaged: checkpoints/.*put the file there that was published for version 7"):
+    with pytest.raises(
+        Corrupted, match=r"checkpoint_damaged: checkpoints/.*the model of version 7, is damaged .*; publish the same checkpoint again"
+    ):
         EncoderCache(store).get(7, sha256)

@@ -1,8 +1,10 @@
 """Runs of records in place of records: nothing is lost or moved, and what the group is told. How they get to agents: test_faust_shell.py."""
 
+import asyncio
 from collections import defaultdict
 from types import SimpleNamespace
 
+import pytest
 from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,22 @@ def test_every_record_leaves_once_in_its_partitions_order(counts: dict[int, int]
 def test_partitions_take_turns() -> None:
     runs = RunsInTurn().iterate({MANY: list(range(3 * _RUN_RECORDS_MAX)), FEW: [7]})
     assert [tp for tp, _ in runs] == [MANY, FEW, MANY, MANY]
+
+
+@pytest.mark.parametrize(("takes", "asked"), [({FEW, MANY}, {FEW, MANY}), ({FEW}, {FEW}), (set(), None)])
+def test_what_is_not_taken_yet_is_not_fetched(takes: set[TP], asked: set[TP] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[tuple[set[TP], float]] = []
+
+    async def fetch(_: object, partitions: set[TP], timeout_s: float) -> dict[TP, list[int]]:
+        fetched.append((partitions, timeout_s))
+        return {tp: [1] for tp in partitions}
+
+    monkeypatch.setattr("faust.transport.drivers.aiokafka.Consumer._getmany", fetch)
+    consumer = object.__new__(RunConsumer)
+    consumer.app = SimpleNamespace(takes=lambda tp: tp in takes)  # type: ignore[assignment]
+    assert asyncio.run(consumer._getmany({FEW, MANY}, 1.0)) == {tp: [1] for tp in asked or ()}
+    assert [partitions for partitions, _ in fetched] == ([] if asked is None else [asked])
+    assert all(timeout_s == 1.0 or (len(takes) < 2 and timeout_s < 0.1) for _, timeout_s in fetched), "it looks soon whether more is taken"
 
 
 def test_the_group_goes_on_behind_the_last_run_that_was_acked_and_is_told_once() -> None:

@@ -34,6 +34,9 @@ class SlowOwnership:
             raise Unavailable("disk_full", "no space left on device")
         return {p: self.offsets.get(p, 0) for p in partitions}
 
+    def takes(self, partition: Partition) -> bool:
+        return True
+
     def begin_close(self) -> None: ...
     async def close_partitions(self) -> None: ...
 

@@ -118,6 +118,10 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
         publisher.publish_item(77, 1, known | {"prise": 1.0})
     told = findings()["features"]
     assert told["state"] == "warn" and "'prise' (item 77)" in told["found"] and "did you mean 'price'?" in told["next_step"]
+    assert findings()["checkpoints"]["state"] == "ok"
+    next((tmp_path / "store" / "checkpoints").iterdir()).write_bytes(b"x")
+    told = findings()["checkpoints"]
+    assert told["state"] == "fail" and "of version 0" in told["found"] and "repairs it" in told["next_step"]
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,14 @@ def test_a_good_checkpoint_is_copied_under_its_sha256_and_wanted(world: World, g
     assert [e.kind for e in gate.events] == ["wanted"] and not gate.letters
 
 
+@pytest.mark.parametrize("damaged", [GOOD[:-1] + bytes([GOOD[-1] ^ 1]), GOOD[:-9], GOOD + b"x"])
+def test_a_damaged_copy_is_replaced_by_the_same_checkpoint_published_again(world: World, gate: Gate, damaged: bytes) -> None:
+    path = checkpoint_path(hashlib.sha256(GOOD).hexdigest())
+    world.store.put_bytes(path, damaged)
+    assert handle_checkpoint(announce(gate, 3), gate) is Decision.WANTED
+    assert world.store.get(path) == GOOD
+
+
 def test_a_file_uri_is_decoded_once(gate: Gate) -> None:
     record = announce(gate, 3)
     path = gate.allowed / "with space.safetensors"

@@ -109,6 +109,26 @@ def test_a_shard_does(state: ControlState, versions: dict[int, Facts], offsets: 
     assert plan_shard(state, ShardFacts(1, offsets, versions), OURS) == expected
 
 
+BESIDE = log(*(e for v in (5, 6) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))))
+LOST_CASES = {  # the checkpoint of 5 cannot be read
+    "the version that is served is waited for": (LIVE, {5: Facts(full=FULL)}, []),
+    "also by a new owner": (LIVE, {}, []),
+    "until another one is wanted": (
+        log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(6)),
+        {5: Facts(full=FULL)},
+        [MarkBehind(1, 5), Start(1, 6)],
+    ),
+    "a backup falls behind": (BESIDE, {5: Facts(full=FULL), 6: Facts(full=FULL, sealed_revision=0)}, [MarkBehind(1, 5)]),
+    "one that builds starts without rows": (WANTED, {}, [Start(1, 5, behind=True)]),
+    "and does so once": (WANTED, {5: Facts(behind=True)}, []),
+}
+
+
+@pytest.mark.parametrize(("state", "versions", "expected"), LOST_CASES.values(), ids=LOST_CASES)
+def test_a_shard_whose_version_lost_its_checkpoint(state: ControlState, versions: dict[int, Facts], expected: list[object]) -> None:
+    assert plan_shard(state, ShardFacts(1, DONE, versions), OURS, lost={5}) == expected
+
+
 PUBLISHED = log(want(5), publish(5))
 PROMOTIONS = {
     "nothing published": (WANTED, None),

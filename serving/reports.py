@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from prometheus_client import Counter, Histogram
 from prometheus_client.samples import Sample
 
+from infra.kafka.producer import open_producer
 from infra.metrics import Metrics
 from schemas.events import ServerReport, encode_record
 from schemas.token import VersionToken
@@ -32,6 +33,7 @@ from serving.engine.work import RankResult
 OWN_FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN"})  # statuses in HTTP and gRPC
 PARITY_OFF = 0.01  # difference of a probability: a hundred times the rounding of fp32
 _PROBABILITIES_KEPT = 4_096
+_DELIVERY_S_MAX = 10.0
 _CLOSE_S_MAX = 2.0
 _QUANTILES = (0.05, 0.5, 0.95)
 
@@ -133,9 +135,7 @@ class Reporter:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        producer = Producer(
-            {"bootstrap.servers": self._bootstrap, "allow.auto.create.topics": False, "message.timeout.ms": 10_000, "log_level": 2}
-        )
+        producer = open_producer(self._bootstrap, _DELIVERY_S_MAX)
         while not self._stopped.wait(self._every_s):
             try:
                 self._send(producer, self.make_report())

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException, Producer
 from infra.bench.stage import BenchStage
 from infra.data.catalogue import Catalogue
 from infra.demo.stage import SHARDS
+from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Delivered, Publisher
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
@@ -77,7 +78,7 @@ class Traffic:
             self.error = error
 
     def _publish_until_refused(self, changes: Iterator[ItemFeaturesUpdate]) -> None:
-        raw = Producer({"bootstrap.servers": self._stage.bootstrap_servers, "enable.idempotence": True, "log_level": 0})
+        raw = open_producer(self._stage.bootstrap_servers, _SETTLE_S)
         with self._stage.publisher() as publisher:
             while not self._stopping.wait(_PACE_S):
                 for _ in range(self._per_step):

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
+from infra.kafka.producer import open_producer
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
@@ -50,7 +51,6 @@ from schemas.topics import (
 _DELIVERY_S_MAX = 30.0
 _POLL_S = 0.05
 _PURGED_S_MAX = 1.0
-_QUEUE_KIB_MAX = 64 * 1024
 _PARTITIONS_CACHED_MAX = 1 << 18  # murmur2 in Python costs microseconds; a catalogue's ids come more than once
 # A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.
 _NUMBER_BYTES, _UPDATE_BYTES = 24, 256
@@ -92,7 +92,7 @@ class Publisher:
         self._shard_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=shards))
         self._user_partition_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=user_partitions))
         self._failed, self._first_failure, self._noting = 0, "", threading.Lock()
-        self._producer = _open_producer(bootstrap, delivery_s_max)
+        self._producer = open_producer(bootstrap, delivery_s_max)
         self._ended = threading.Event()
         self._poller = threading.Thread(target=self._serve_callbacks, name="publisher-callbacks", daemon=True)
         self._poller.start()
@@ -299,23 +299,3 @@ def _value_bytes_guess(value: object) -> int:
 
 def _count(sent: Iterable[object]) -> int:
     return sum(1 for _ in sent)
-
-
-def _open_producer(bootstrap: str, delivery_s_max: float) -> Producer:
-    return Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "enable.idempotence": True,
-            "acks": "all",
-            "partitioner": "murmur2_random",
-            # Freshness counts from the moment of the call; bulk records are large already, so nothing is won by waiting.
-            "linger.ms": 0,
-            "message.max.bytes": RECORD_BYTES_MAX + 64 * 1024,
-            "batch.size": 1 << 20,
-            "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
-            "delivery.timeout.ms": int(delivery_s_max * 1_000),
-            "reconnect.backoff.max.ms": 1_000,
-            "allow.auto.create.topics": False,
-            "log_level": 2,
-        }
-    )

@@ -41,6 +41,7 @@ from infra.kafka.dead_letters import (
     decode_dead_letter,
     source_headers,
 )
+from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted, RejectedInput, Unavailable
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
@@ -284,7 +285,7 @@ def run_redrive(
     sent: list[Identity] = []
     failed: list[str] = []
     handed_over = 0
-    producer = _open_producer(bootstrap)
+    producer = open_producer(bootstrap, _FLUSH_S_MAX)
     try:
         for record, _ in zip(records, _paced(per_s), strict=False):
             handed_over += 1
@@ -301,19 +302,6 @@ def run_redrive(
             f"{len(records) - len(sent)} of {len(records)} may not have arrived ({why}); run it again with --take-over, which finds what did",
         )
     return folder
-
-
-def _open_producer(bootstrap: str) -> Producer:
-    return Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "enable.idempotence": True,
-            "acks": "all",
-            "message.max.bytes": 2 * RECORD_BYTES_MAX,  # a record that was read once fits again; by default 1 MB would be refused here
-            "allow.auto.create.topics": False,
-            "log_level": 2,
-        }
-    )
 
 
 def _send(producer: Producer, topic: str, record: Redriven, sent: list[Identity], failed: list[str]) -> None:

@@ -23,6 +23,7 @@ from typing import Protocol
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.sent_letters import SentLetters
 from infra.metrics import Metrics
@@ -81,7 +82,7 @@ class UserDeadLetters:
 
     @cached_property
     def _producer(self) -> Producer:
-        return self._given or Producer(_config(self._bootstrap))  # created on first use: most servers never need it
+        return self._given or open_producer(self._bootstrap, _SETTLE_S_MAX)  # created on first use: most servers never need it
 
     def _run(self) -> None:
         while not self._stopping.wait(_ROUND_S):
@@ -149,17 +150,3 @@ class UserDeadLetters:
                 self._producer.poll(_POLL_S)
             except KafkaException:  # the letter stays missing
                 return
-
-
-def _config(bootstrap: str) -> dict[str, str | int | bool]:
-    return {
-        "bootstrap.servers": bootstrap,
-        "acks": "all",
-        "linger.ms": 5,
-        "message.max.bytes": 8 * MIB,
-        "message.timeout.ms": int(_SETTLE_S_MAX * 1_000),
-        "queue.buffering.max.kbytes": 64 * 1024,
-        "allow.auto.create.topics": False,
-        "reconnect.backoff.max.ms": 1_000,
-        "log_level": 2,
-    }

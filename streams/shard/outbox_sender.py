@@ -9,14 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
+from infra.kafka.producer import open_producer
 from schemas.errors import AifError, Incompatible
-from schemas.limits import RECORD_BYTES_MAX
 from streams.core.outbox import OutboxEntry
 
 _POLL_S = 0.05
-_QUEUE_KIB_MAX = 64 * 1024  # of unacknowledged messages of one shard
 _FLUSH_S_MAX = 5.0
 
 
@@ -39,7 +38,7 @@ class OutboxSender:
     ) -> None:
         self._prefix = prefix
         self._on_confirmed, self._on_failure, self._on_tick = on_confirmed, on_failure, on_tick
-        self._producer = Producer(_config(bootstrap))
+        self._producer = open_producer(bootstrap, 0)  # the outbox keeps what is not delivered
         self._lock = threading.Lock()
         self._waiting: deque[int] = deque()  # sequences in the order of sending, from the oldest without an acknowledgement
         self._acknowledged: set[int] = set()  # of those
@@ -111,18 +110,3 @@ class OutboxSender:
                 "run `aif topics plan`",
             )
         )
-
-
-def _config(bootstrap: str) -> dict[str, str | int | bool]:
-    return {
-        "bootstrap.servers": bootstrap,
-        "enable.idempotence": True,
-        "acks": "all",
-        "partitioner": "murmur2_random",
-        "linger.ms": 0,
-        "message.timeout.ms": 0,  # never: the outbox keeps it anyway
-        "message.max.bytes": RECORD_BYTES_MAX + 256 * 1024,  # more than any topic takes: the broker decides
-        "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
-        "reconnect.backoff.max.ms": 1_000,
-        "log_level": 2,
-    }

@@ -14,6 +14,7 @@ from functools import cached_property
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.redrive import read_dead_letters
 from schemas.errors import AifError, RejectedInput
@@ -96,15 +97,4 @@ class RefusedImpressions:
 
     @cached_property
     def _producer(self) -> Producer:
-        return Producer(
-            {
-                "bootstrap.servers": self._bootstrap,
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": 5,
-                "message.max.bytes": 8 * MIB,
-                "message.timeout.ms": int(_SETTLE_S_MAX * 1000),
-                "allow.auto.create.topics": False,
-                "log_level": 2,
-            }
-        )
+        return open_producer(self._bootstrap, _SETTLE_S_MAX)

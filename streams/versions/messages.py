@@ -10,9 +10,10 @@ import logging
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
 from schemas.events import IndexEvent, Rejection, encode_record
@@ -28,18 +29,7 @@ class VersionMessages:
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
         self._prefix = prefix
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "enable.idempotence": True,
-                "acks": "all",
-                "partitioner": "murmur2_random",
-                "linger.ms": 0,
-                "message.timeout.ms": int(_ACKNOWLEDGED_S_MAX * 1000),
-                "allow.auto.create.topics": False,
-                "log_level": 2,
-            }
-        )
+        self._producer = open_producer(bootstrap, _ACKNOWLEDGED_S_MAX)
 
     def send_dead_letter(self, record: SourceRecord, rejection: Rejection) -> None:
         """Sends and waits for the acknowledgement. Raises Unavailable (`dead_letter_not_sent`)."""

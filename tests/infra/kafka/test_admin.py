@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.kafka import admin, publisher, reader
+from infra.kafka import admin, producer, reader
 from infra.kafka.admin import (
     CLEANUP,
     CONFIG,
@@ -99,7 +99,7 @@ def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypa
 
     for module, client, use in (
         (admin, "AdminClient", lambda: end_offsets("", "missing")),
-        (publisher, "Producer", lambda: publisher.Publisher("", "", "", 1, 1, "int64")),
+        (producer, "Producer", lambda: producer.open_producer("", 1.0)),
         (reader, "Consumer", lambda: reader.TopicFollower("", "missing", {0: 0})),
     ):
         monkeypatch.setattr(module, client, refuse)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.index.store import open_index_store
-from infra.kafka import redrive
 from infra.kafka.admin import apply_topics
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
@@ -128,7 +127,7 @@ class Silent(Producer):
 def test_a_record_of_which_nobody_knows_whether_it_arrived_is_looked_for_and_not_sent_again(
     prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redrive, "Producer", Silent)
+    monkeypatch.setattr("infra.kafka.producer.Producer", Silent)
     with pytest.raises(Unavailable, match=r"not_delivered: 1 of 1 may not have arrived.*--take-over"):
         run("redrive", "item-features", "--code", "not_json", "--rate", "1000")
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]

@@ -1,0 +1,34 @@
+"""The producer behind everything that this project sends: idempotent, acknowledged by all replicas, to topics that exist.
+
+Here: its one configuration. Not here: what is sent, and what becomes of a record that was not delivered: each sender says so itself.
+Invariants: no topic is made by sending to it, because it would have the broker's settings and not those of schemas/topics.py. The key decides the partition as
+in every other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full.
+`close` of the client waits for ever while the broker is away: a sender calls `flush` with a limit, and `purge` for what then is left.
+"""
+
+from confluent_kafka import Producer
+
+from schemas.limits import MIB
+
+_MESSAGE_BYTES_MAX = 8 * MIB  # more than any topic takes: the broker decides
+_QUEUE_KIB_MAX = 64 * 1024
+
+
+def open_producer(bootstrap: str, delivery_s_max: float) -> Producer:
+    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: for ever)."""
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "acks": "all",
+            "partitioner": "murmur2_random",
+            "linger.ms": 0,  # freshness counts from the call, and under load batches form by themselves
+            "batch.size": 1 << 20,
+            "delivery.timeout.ms": int(delivery_s_max * 1_000),
+            "message.max.bytes": _MESSAGE_BYTES_MAX,
+            "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
+            "reconnect.backoff.max.ms": 1_000,
+            "allow.auto.create.topics": False,
+            "log_level": 2,
+        }
+    )

@@ -107,13 +107,24 @@ MOVED_BY_PROMOTE = (
 )
 
 
+# What somebody can do about a version in a state, for the message of a refusal. Most entries are the system's own, and no commands.
+_NEXT_STEP = {
+    State.NONE: "there is no such version: `aif index list`",
+    State.WANTED: "it is being built: wait until it is published (`aif status`), or end that with `aif index abort`",
+    State.PUBLISHED: "possible are `aif index promote`, `approve` and `pin`",
+    State.LIVE: "possible are `aif index pin`, and `aif index rollback`, which goes back to the version before",
+    State.BACKUP: "possible are `aif index promote`, `rollback` and `pin`",
+    State.FROZEN: "its rows stand still: `aif index promote` lets them catch up and makes it live, then it can be pinned; `aif index drop` removes it",
+    **dict.fromkeys(FINAL, "nothing is possible any more: publish its checkpoint again, which makes a new version"),
+}
+
+
 def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
     """The state of a version after an entry that names it; `cause` counts for a `want` alone. Raises Incompatible (`refused_transition`), which says what is
     possible instead."""
     after = _TABLE.get((state, entry, cause if entry is EntryKind.WANT else ""))
     if after is None:
-        possible = sorted({str(e) for s, e, _ in _TABLE if s is state}) or ["nothing: this state is final"]
-        raise Incompatible("refused_transition", f"{entry} is not possible for a version that is {state}; possible: {', '.join(possible)}")
+        raise Incompatible("refused_transition", f"{entry} is not possible for a version that is {state}; {_NEXT_STEP[state]}")
     return after
 
 

@@ -1,6 +1,7 @@
 """`aif index`: what it prints is the fold, what it decides is one entry."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
+from infra.index.cli import index_app
 from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore, open_index_store
 from infra.processes import free_ports
 from schemas.errors import AifError
 from schemas.index.control import Entry
-from schemas.index.lifecycle import EntryKind
+from schemas.index.lifecycle import FINAL, EntryKind, State, next_state
 from tests.infra.index_fixture import publish_version
 
 
@@ -126,6 +128,24 @@ def test_what_is_not_possible_is_refused_with_what_is(store: IndexStore, argumen
         _run("index", *arguments)
     assert raised.value.code in {"unknown_version", "no_backup", "refused_transition"}
     assert store.list("control/") == before
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.NONE])
+def test_a_refusal_names_commands_that_there_are(state: State) -> None:
+    with pytest.raises(AifError, match="refused_transition") as raised:
+        next_state(state, EntryKind.WITHHOLD if state is not State.PUBLISHED else EntryKind.ABORT)
+    named = re.findall(r"`(?:aif (?:index )?)?([a-z]+)`", raised.value.message.partition("; ")[2] or raised.value.message)
+    assert set(named) <= {command.name or command.callback.__name__ for command in index_app.registered_commands if command.callback} | {
+        "status"
+    }
+    assert named or state in FINAL
+
+
+def test_a_frozen_version_cannot_be_pinned_and_is_told_how_it_can(store: IndexStore) -> None:
+    for _ in range(3):
+        publish_version(store)
+    with pytest.raises(AifError, match="`aif index promote` lets them catch up and makes it live, then it can be pinned"):
+        _run("index", "pin", "0")
 
 
 def test_status_says_what_it_can_though_the_broker_is_away(store: IndexStore) -> None:

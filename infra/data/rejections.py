@@ -1,13 +1,14 @@
 """Rows that became no event, or of which a part was left out, with file, row and reason.
 
-Memory: the first 1,000 rows are kept with their reasons; up to a million different rows are counted, by section and what is wrong with them.
+Memory: the first 1,000 rows are kept with their reasons. All are counted, by section and what is wrong with them: a million are known, so that each counts
+once, and those after them count each time they are met.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 _NAMED_MAX = 1_000
-COUNTED_MAX = 1_000_000
+KNOWN_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ class Rejections:
 
     def add(self, section: str, file: str, row: int, reason: str) -> None:
         """Notes a row; the same row of the same section is noted once."""
-        if (key := (section, file, row)) in self._seen or len(self._seen) >= COUNTED_MAX:
+        if (key := (section, file, row)) in self._seen:
             return
-        self._seen.add(key)
+        if len(self._seen) < KNOWN_MAX:
+            self._seen.add(key)
         self.counts[f"[{section}] {reason.partition(':')[0]}"] += 1
         if len(self.named) < _NAMED_MAX:
             self.named.append(RejectedRow(section, file, row, reason))
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return self.counts.total()

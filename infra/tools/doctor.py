@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import os
 import resource
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from infra.command import settings_classes
 from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
+from infra.index.store_clock import fetch_store_time_ms
 from infra.kafka.admin import fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
 from schemas.errors import AifError, suggest
@@ -141,12 +141,7 @@ def check_features(settings: InfraSettings) -> Finding:
 
 def check_clock(settings: InfraSettings) -> Finding:
     """Our clock against the store's, whose file times decide about retention and revisions; freshness needs the publishers' too."""
-    store, path = open_index_store(settings.index.store), f"probes/{secrets.token_hex(8)}"
-    store.put_exclusive(path, b"")
-    try:
-        ahead_s = time.time() - store.modified_ms(path) / 1e3
-    finally:
-        store.remove(path)
+    ahead_s = time.time() - fetch_store_time_ms(open_index_store(settings.index.store)) / 1e3
     state = OK if abs(ahead_s) < _CLOCK_S_WARN else WARN if abs(ahead_s) < _CLOCK_S_FAIL else FAIL
     return Finding("clock", state, f"{ahead_s:+.3f} s against the index store", "" if state == OK else "synchronise the clocks (NTP)")
 

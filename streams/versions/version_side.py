@@ -13,6 +13,7 @@ from pathlib import Path
 from infra.clock import Clock
 from infra.fork_server import Template
 from infra.index.control_log import ControlLog
+from infra.index.store_clock import StoreClock
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint
@@ -73,7 +74,7 @@ class VersionSide:
         self.reconciler = Reconciler(
             control_log,
             store,
-            clock,
+            StoreClock(store, clock),
             _reconcile_settings(settings),
             owned,
             self.builders,

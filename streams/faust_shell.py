@@ -69,10 +69,15 @@ def stop_process(error: BaseException, doing: str) -> NoReturn:
     """Ends this process at once, before Faust can ack or commit anything. Nothing is lost: all that was done is in the shards."""
     decided = isinstance(error, Incompatible | Misconfigured)
     _log.critical("process stops: %s: %s", doing, error, exc_info=None if isinstance(error, AifError) else error)
+    leave_process(EXIT_OPERATOR if decided else EXIT_FAULT)
+
+
+def leave_process(exit_code: int) -> NoReturn:
+    """Ends this process without waiting for anything in it."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stdout.flush()
-    os._exit(EXIT_OPERATOR if decided else EXIT_FAULT)
+    os._exit(exit_code)
 
 
 class NoTables(TableManager):

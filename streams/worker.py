@@ -23,19 +23,20 @@ from pathlib import Path
 from infra.clock import SystemClock
 from infra.fork_server import Template
 from infra.heartbeat import HEARTBEAT_NAME, beat
-from infra.index.control_log import ControlLog, ensure_init
+from infra.index.control_log import ControlLog, check_identity, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
-from schemas.errors import AifError
+from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
 from streams.agents.item_features import handle_item_features
 from streams.agents.new_items import handle_new_items
 from streams.builders.template import open_builder_template
-from streams.faust_shell import ShellApp, add_agent, make_app, stop_process
+from streams.data_directory import hold_directory
+from streams.faust_shell import ShellApp, add_agent, leave_process, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
@@ -46,7 +47,10 @@ from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
 
 _LAG_EVERY_S = 2.0
+_TOPICS_EVERY_S = 5.0
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
+_FAUST_END_S_MAX = 5.0  # without a broker its client waits for ever for the answer to a last commit, which nothing here needs
+_THREAD_END_S_MAX = 5.0
 _log = logging.getLogger("aif.streams.worker")
 
 
@@ -65,6 +69,7 @@ class Worker:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._ready = False
+        self._faust_hangs = False
         # A step that hangs in a store or a broker cannot be cancelled, and Faust does not hear a cancellation while it waits for an agent.
         self._last_resort = threading.Timer(
             _END_S_MAX, stop_process, (TimeoutError(f"it did not end within {_END_S_MAX:g} s"), "asked to stop")
@@ -73,18 +78,21 @@ class Worker:
 
     def prepare(self) -> Init:
         """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit."""
-        settings = self.settings
-        if settings.worker.apply_topics:
-            apply_topics(self.bootstrap, self.prefix, settings.index.shards, settings.index.user_partitions)
-        index = settings.index
-        init = describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+        index = self.settings.index
+        if self.settings.worker.apply_topics:
+            apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
         self.store.remove_dead_scratch()
-        state = ensure_init(self.control_log, init, self.clock.now_ms(), f"worker-{os.getpid()}")
+        state = ensure_init(self.control_log, self._describe_index(), self.clock.now_ms(), f"worker-{os.getpid()}")
         assert state.init is not None
         return state.init
 
+    def _describe_index(self) -> Init:
+        index = self.settings.index
+        return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then closes everything."""
+        held = await asyncio.to_thread(hold_directory, self.folder)
         beating = asyncio.create_task(beat(self.folder / HEARTBEAT_NAME))
         init = await asyncio.to_thread(self.prepare)
         page = open_metrics_page(self._registry, port) if (port := self.settings.worker.metrics_port) else None
@@ -101,7 +109,7 @@ class Worker:
         )
         app = self._make_app(init)
         self.owned.seek = app.seek
-        threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag)]
+        threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag, self._watch_topics)]
         stop = asyncio.Event()
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._ask_to_stop, stop)
@@ -113,11 +121,13 @@ class Worker:
             self._stopping.set()
             self._wake.set()
             await self.owned.close_partitions()
-            for thread in threads:
-                await asyncio.to_thread(thread.join)
+            await asyncio.gather(*(asyncio.to_thread(thread.join, _THREAD_END_S_MAX) for thread in threads))
             if page is not None:
                 await asyncio.to_thread(page[1])
             beating.cancel()
+            held.close()
+        if self._faust_hangs:  # the event loop would wait for it
+            leave_process(0)
 
     def _make_app(self, init: Init) -> ShellApp:
         worker = self.settings.worker
@@ -150,7 +160,15 @@ class Worker:
         if not asked.done():
             stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
         self.owned.begin_close()
-        await app.stop()
+        stopping = asyncio.ensure_future(app.stop())
+        await asyncio.wait({stopping}, timeout=_FAUST_END_S_MAX)
+        if stopping.done():
+            stopping.result()
+        else:
+            _log.warning(
+                "Faust does not end, as without a broker; the shards are closed all the same, and what they could not send waits in them"
+            )
+            self._faust_hangs = True
         ended.cancel()
 
     def _make_task(self, shard: Shard) -> ShardTask:
@@ -222,6 +240,18 @@ class Worker:
         }
         print(json.dumps(line), flush=True)  # noqa: T201 - the one line that a supervisor waits for
         _log.info("worker ready: shards %s", line["shards"])
+
+    # --- topics --------------------------------------------------------------------------------------------------------
+
+    def _watch_topics(self) -> None:
+        """A topic that was deleted and made again, or another cluster at this address, begins at offset 0: its records would be taken for applied ones."""
+        while not self._stopping.wait(_TOPICS_EVERY_S):
+            try:
+                check_identity(self.control_log.state, self._describe_index())
+            except Incompatible as error:
+                stop_process(error, "comparing the topics with those of the index")
+            except Unavailable:
+                continue
 
     # --- numbers -------------------------------------------------------------------------------------------------------
 

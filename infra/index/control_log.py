@@ -117,5 +117,7 @@ def check_identity(state: ControlState, wanted: Init) -> None:
     ]
     if differences:
         raise Incompatible(
-            "other_index", "the index store belongs to another index (" + "; ".join(differences) + "); use another index store"
+            "other_index",
+            f"the index store belongs to another index ({'; '.join(differences)}); use another index store and data directory, and where a topic was deleted "
+            "and made again, publish the catalogue again",
         )

@@ -1,22 +1,29 @@
 """`aif worker` on the real broker: kills, two workers, garbage, refusals, a clean end, numbers of its page. No model and no server."""
 
+import asyncio
 import json
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Producer
 
+from infra.kafka.admin import apply_topics, delete_topics
 from infra.kafka.dead_letters import decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import free_ports, wait_until
 from schemas.events import ItemFeaturesUpdate, NewItem
-from schemas.ids import partition_of
+from schemas.ids import IdKind, partition_of
+from schemas.index.control import ControlState, Init
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from streams.worker import Worker
 from tests.streams.worker_stage import (
     SHARDS,
     WAIT_S,
@@ -223,3 +230,61 @@ def test_the_metrics_page_has_the_right_values_after_a_known_input(stage: Worker
             assert value("aif_lag_seconds", shard=shard, topic=topic) == 0
     assert (value("aif_micro_batch_seconds_count", shard=0) or 0) >= 1
     assert 0 < (value("aif_micro_batch_seconds_sum", shard=0) or 0) < 30
+
+
+class HangingApp:
+    """Faust without a broker: it does not end, and does not hear a cancellation."""
+
+    async def start(self) -> None: ...
+
+    async def wait_until_stopped(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.worker._FAUST_END_S_MAX", 0.05)
+    worker, turned_away = object.__new__(Worker), list[bool]()
+    worker.owned = SimpleNamespace(begin_close=lambda: turned_away.append(True))  # type: ignore[assignment]
+    worker._faust_hangs = False
+
+    async def consume() -> None:
+        stop = asyncio.Event()
+        stop.set()
+        await asyncio.wait_for(worker._consume(HangingApp(), stop), 10.0)  # type: ignore[arg-type]
+
+    asyncio.run(consume())
+    assert turned_away and worker._faust_hangs
+
+
+def test_a_topic_that_is_made_again_under_a_running_worker_ends_it_with_what_to_do(stage: WorkerStage) -> None:
+    """Its offsets begin at 0, where everything was applied: the worker would drop what comes, and never say so."""
+    worker = stage.start_ready()
+    publish(stage, 1)
+    stage.wait_applied(worker)
+    delete_topics(stage.bootstrap, [stage.prefix + ITEM_FEATURES])
+    apply_topics(stage.bootstrap, stage.prefix, SHARDS, 1)
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[1], 9))])
+    assert wait_exit(worker) == 78
+    assert wait_exit(stage.start()) != 0
+    assert "topic id of item-features: index has" in stage.log() and "publish the catalogue again" in stage.log()
+
+
+def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.worker._TOPICS_EVERY_S", 0.01)
+    monkeypatch.setattr("streams.worker.stop_process", lambda error, _: ended.append(error))
+    init = Init(2, 1, IdKind.INT64, {ITEM_FEATURES: ITEM_FEATURES}, {ITEM_FEATURES: "first"})
+    worker, ended, looks = object.__new__(Worker), list[BaseException](), [init, init, replace(init, topic_ids={ITEM_FEATURES: "second"})]
+    worker._stopping = threading.Event()
+    worker.control_log = SimpleNamespace(state=ControlState(init=init))  # type: ignore[assignment]
+
+    def look() -> Init:
+        if len(looks) == 1:
+            worker._stopping.set()
+        return looks.pop(0)
+
+    worker._describe_index = look  # type: ignore[method-assign]
+    worker._watch_topics()
+    assert not looks and len(ended) == 1 and "topic id of item-features: index has first, broker has second" in str(ended[0])

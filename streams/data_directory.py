@@ -1,0 +1,32 @@
+"""A worker's data directory belongs to one process at a time: its scratch folder is emptied at a start, and its heartbeat speaks for one.
+
+Here: `hold_directory`. Not here: single shards in it, which RocksDB locks (streams/shard/start.py).
+"""
+
+import fcntl
+import time
+from pathlib import Path
+from typing import IO
+
+from schemas.errors import Misconfigured
+
+_LOCK_NAME = "lock"
+_FORMER_S_MAX = 30.0  # a former worker may still be ending
+_POLL_S = 0.1
+
+
+def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
+    """The open file that keeps other workers out until it is closed or its process has ended. Raises Misconfigured (`data_dir_in_use`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, end = (folder / _LOCK_NAME).open("ab"), time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                file.close()
+                hint = "give each worker a directory of its own (AIF_WORKER__DATA_DIR), or end the other"
+                message = f"another worker uses {folder}, for {wait_s:g} s already; {hint}"
+                raise Misconfigured("data_dir_in_use", message) from error
+        time.sleep(_POLL_S)

@@ -3,6 +3,7 @@
 version_side.py     the wiring of all this for the worker
 reconcile.py        one step: read the control log, plan (streams/core/versions.py), perform; read it first
 shard_versions.py   its part for one shard: start, build, seal, stop
+readable_encoders.py  encoders of versions, and versions whose checkpoint is lost
 attempts.py         how a step tries things, and its report
 publication.py      from the seals of all shards to a manifest and its `publish` entry
 promotion.py        what goes live by itself: a wish, or a version that passed its canary

@@ -32,7 +32,7 @@ CHECKPOINT_BYTES_MAX = 8 * 1024 * MIB
 CHECKPOINT_HEADER_BYTES_MAX = 16 * MIB  # names, shapes and the manifest, read before any tensor
 HIDDEN_LAYERS_MAX = 8  # of one part of the network
 HIDDEN_MAX = 8_192  # width of one of them
-ENCODE_BLOCK_ROWS = 256  # the one shape in which rows are encoded: a row's bits depend on its batch otherwise
+ENCODE_BLOCK_ROWS = 256  # the one shape in which torch encodes rows: there a row's bits depend on its batch
 REALTIME_BUCKETS_MAX = 256  # a categorical the head reads at ranking time
 
 # --- index ---------------------------------------------------------------------------------------------------------

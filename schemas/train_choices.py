@@ -26,7 +26,6 @@ class TrainChoices:
     start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
     behaviours_max  of a user's history in a batch: the latest
     half_life_days  towards the end of a fit a request so much older than the newest is drawn half as often; 0 = all alike throughout
-    thinned         share of a step's requests of whose history only a random part is seen; 0 = none
     copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
     softmax         each positive against the negatives of its request; suits positives with sampled negatives
     outcomes        of each task beside the click
@@ -39,7 +38,6 @@ class TrainChoices:
     steps: int = 0
     seconds: float = 20.0
     half_life_days: float = 0.0
-    thinned: float = 0.0
     seed: int = 0
     start: str = "random"
     copr: float = 0.3
@@ -58,7 +56,6 @@ class TrainChoices:
         _require("seconds", self.seconds, self.seconds > 0, "above 0")
         half_life = self.half_life_days
         _require("half_life_days", half_life, half_life == 0 or _HALF_LIFE_DAYS_MIN <= half_life < math.inf, "0, or 0.01 or more")
-        _require("thinned", self.thinned, 0 <= self.thinned <= 1, "a share from 0 to 1")
         _require("start", self.start, self.start in STARTS, f"one of {', '.join(STARTS)}")
         weights = [getattr(self, name) for name in _LOSSES]
         for name, weight in zip(_LOSSES, weights, strict=True):

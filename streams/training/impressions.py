@@ -65,11 +65,10 @@ class TrainingSet:
     def __len__(self) -> int:
         return len(self.user_Q)
 
-    def batch(self, requests: np.ndarray, behaviours_max: int, keep: Callable[[np.ndarray], np.ndarray] | None = None) -> Batch:
-        """The requests with these numbers, [B], each with its latest `behaviours_max` behaviours; of these, with those that `keep` leaves of their
-        mask, bool [B, L]."""
+    def batch(self, requests: np.ndarray, behaviours_max: int) -> Batch:
+        """The requests with these numbers, [B], each with its latest `behaviours_max` behaviours."""
         rows_BC, at = torch.from_numpy(self.row_QC[requests]), torch.from_numpy(requests)
-        users, rows_BL = self._users(requests, behaviours_max, keep)
+        users, rows_BL = self._users(requests, behaviours_max)
         return Batch(
             users=users,
             rows_BL=rows_BL,
@@ -82,19 +81,12 @@ class TrainingSet:
             mask_BC=rows_BC != NOT_AN_ITEM,
         )
 
-    def _users(
-        self, requests: np.ndarray, behaviours_max: int, keep: Callable[[np.ndarray], np.ndarray] | None
-    ) -> tuple[UserInputs, Tensor]:
+    def _users(self, requests: np.ndarray, behaviours_max: int) -> tuple[UserInputs, Tensor]:
         user_B, end_B = self.user_Q[requests], self.history_end_Q[requests]
         begin_B = np.maximum(self.histories.begin_U[user_B], end_B - behaviours_max)
         length = max(1, int((end_B - begin_B).max()))
         place_BL = end_B[:, None] - length + np.arange(length)
-        present_BL = place_BL >= begin_B[:, None]
-        if keep is not None:
-            present_BL = keep(present_BL)
-            order_BL = np.argsort(present_BL, axis=1, kind="stable")  # what stays moves to the right
-            place_BL, present_BL = np.take_along_axis(place_BL, order_BL, 1), np.take_along_axis(present_BL, order_BL, 1)
-        mask_BL = torch.from_numpy(present_BL)
+        mask_BL = torch.from_numpy(place_BL >= begin_B[:, None])
         history = torch.from_numpy(np.maximum(place_BL, 0))
         item_BL = self.histories.item_H[history.numpy()]
         time_BL = np.broadcast_to(self.time_Q[requests][:, None], item_BL.shape)

@@ -1,7 +1,7 @@
 """Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
 
-Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), which requests a step takes (request_draw.py) and how
-much of their histories (thinned_histories.py), where data comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
+Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), which requests a step takes (request_draw.py), where
+data comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
 
 The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
 rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
@@ -45,7 +45,6 @@ from streams.training.impressions import Batch, TrainingSet
 from streams.training.length_groups import group_by_length, take_users
 from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
 from streams.training.request_draw import RequestDraw
-from streams.training.thinned_histories import thin_histories
 from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
@@ -64,7 +63,6 @@ class TrainOptions:
     behaviours_max: int = 256
     learning_rate: float = 4e-3
     half_life_days: float = 0.0
-    thinned: float = 0.0
     seed: int = 0
     loss: LossWeights = DEFAULT_LOSS
 
@@ -78,7 +76,6 @@ def train_options(chosen: TrainChoices) -> TrainOptions:
         behaviours_max=chosen.behaviours_max,
         learning_rate=chosen.learning_rate,
         half_life_days=chosen.half_life_days,
-        thinned=chosen.thinned,
         seed=chosen.seed,
         loss=loss_weights(chosen),
     )
@@ -168,8 +165,7 @@ class _Run:
             self._vectors.renew()
         requests = self._draw.draw(self._chance, options.batch_requests, share)
         self._optimiser.learning_rate = options.learning_rate * _schedule(share)
-        keep = (lambda mask_BL: thin_histories(self._chance, mask_BL, options.thinned)) if options.thinned else None
-        batch = data.batch(requests, options.behaviours_max, keep)
+        batch = data.batch(requests, options.behaviours_max)
         found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss, self._team.logits).losses
         self.losses.append((float(found.copr.detach()), float(found.click.detach())))
 

@@ -100,7 +100,6 @@ def test_toml_says_the_same_as_json(tmp_path: Path) -> None:
         ({"start": "warm"}, "start = 'warm'.*similarity"),
         ({"soft_labels": 1}, "soft_labels = 1"),
         ({"half_life_days": 1e-300}, "half_life_days = 1e-300"),
-        ({"thinned": 1.5}, "thinned = 1.5"),
     ],
 )
 def test_a_bad_choice_of_train_is_refused_with_its_name(tmp_path: Path, choices: dict[str, object], words: str) -> None:

@@ -17,9 +17,9 @@ from grpc_reflection.v1alpha import reflection
 
 from schemas.errors import Misconfigured, RejectedInput
 from schemas.limits import BODY_BYTES_MAX
-from serving.protocols.access import Access
 from serving.protocols.front import Front
 from serving.protocols.grpc_api import SERVICE, GrpcApi, abort
+from serving.protocols.grpc_errors import grpc_status
 from serving.protocols.listener import Tls
 from serving.protocols.open_inference import NOT_HERE
 from serving.protocols.ports import bind_port, bracketed, connections_max
@@ -48,7 +48,7 @@ class GrpcListener:
 
     def __init__(self, api: GrpcApi, front: Front, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
         """Binds; nothing is answered before `open`. Raises Misconfigured (`port_taken`, `address_unusable`)."""
-        self._api, self._access, self._tls, self._idle_s = api, front.access, tls, idle_s
+        self._api, self._front, self._tls, self._idle_s = api, front, tls, idle_s
         self._health = health.aio.HealthServicer()
         self._host = host
         self._server, self._port = self._bind(port)
@@ -119,7 +119,7 @@ class GrpcListener:
     def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
         """A server that has not started, on `port` or on any free one (0)."""
         server = grpc.aio.server(
-            interceptors=[] if self._access.open else [_TokenCheck(self._access)],
+            interceptors=[] if self._front.access.open else [_TokenCheck(self._front)],
             options=(*_OPTIONS, *_bounds(int(self._idle_s * 1000))),
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
@@ -127,40 +127,46 @@ class GrpcListener:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, POOL)
-        server.add_generic_rpc_handlers((_OtherMethods(f"{SERVICE} has {', '.join(handlers)}; {NOT_HERE}"),))  # asked last
+        server.add_generic_rpc_handlers((_OtherMethods(self._front, f"{SERVICE} has {', '.join(handlers)}; {NOT_HERE}"),))  # asked last
         return server, _bind(server, self._host, port, self._tls)
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):
     """Ends every call without the token, but those of the health service."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, front: Front) -> None:
+        self._front = front
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]], handler_call_details: Any
     ) -> grpc.RpcMethodHandler:
         if not handler_call_details.method.startswith(_HEALTH):
             try:
-                self._access.check(dict(handler_call_details.invocation_metadata).get("authorization"))
+                self._front.access.check(dict(handler_call_details.invocation_metadata).get("authorization"))
             except RejectedInput as error:
-                return _refusing(error, handler_call_details.method)
+                return _refusing(self._front, error, handler_call_details.method)
         return await continuation(handler_call_details)
 
 
 class _OtherMethods(grpc.GenericRpcHandler):
     """Refuses whatever method no other handler has."""
 
-    def __init__(self, there: str) -> None:
-        self._there = there
+    def __init__(self, front: Front, there: str) -> None:
+        self._front, self._there = front, there
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
         method = handler_call_details.method
-        return _refusing(RejectedInput("no_such_method", f"{method[:80]}: there is no such method; {self._there}"), method)
+        error = RejectedInput("no_such_method", f"{method[:80]}: there is no such method; {self._there}")
+        return _refusing(self._front, error, method)
 
 
-def _refusing(error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
+def _refusing(front: Front, error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
+    """Answers with the error, counted and logged as every other answer. One label for all methods: a client may name any, and each would be a new one."""
+
     async def refuse(requests: Any, context: Any) -> None:
+        status = grpc_status(error).name
+        front.record("grpc other", status, 0.0, ranked=False)
+        front.log("gRPC", method, status, 0.0, 0)
         await abort(context, error, method)
 
     return grpc.stream_unary_rpc_method_handler(refuse)

@@ -1,5 +1,6 @@
 """Who may ask: the token on both ports, TLS on both ports, and no server open to the network by accident."""
 
+import logging
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import tritonclient.http as triton_http
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from infra.processes import wait_until
@@ -30,6 +32,7 @@ from tests.serving.front import Front, open_front
 
 TOKEN = "a-token-of-enough-letters"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
+REFUSED = ("UNAUTHENTICATED", "UNIMPLEMENTED")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,24 @@ def test_the_token_opens_every_client(guarded: Front) -> None:
                 client.infer("prerank", inputs(module))
             with pytest.raises(InferenceServerException, match="unauthorized"):
                 client.infer("prerank", inputs(module), headers={"authorization": "Bearer wrong"})
+
+
+def test_a_refused_call_is_counted_and_logged_on_both_ports(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "serving.access")
+    settings = ServeSection(port=0, token=SecretStr(TOKEN), access_log=True)
+    with capture_logs() as lines, open_front(FakeEngine(), settings=settings) as front:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            httpx.post(front.url + "/v1/rank", headers=headers)
+            with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException):
+                client.infer("prerank", inputs(triton_grpc), headers=headers)
+        with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException, match="no_such_method"):
+            client.get_model_config("prerank", headers=dict(BEARER))
+        requests = front.metrics.counter("requests")
+        counted = {at: requests.labels(*at)._value.get() for at in (("/v1/rank", "401"), *[("grpc other", s) for s in REFUSED])}
+        wait_until(lambda: len(lines) == 5, 10, "five lines")
+    assert counted == {("/v1/rank", "401"): 2, ("grpc other", "UNAUTHENTICATED"): 2, ("grpc other", "UNIMPLEMENTED"): 1}
+    assert sorted(str(one["status"]) for one in lines) == ["401", "401", "UNAUTHENTICATED", "UNAUTHENTICATED", "UNIMPLEMENTED"]
+    assert TOKEN not in str(lines)
 
 
 def test_grpc_guards_its_reflection_and_answers_its_health(guarded: Front) -> None:

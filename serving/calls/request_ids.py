@@ -37,7 +37,7 @@ def decode_candidates(ids: Sequence[Id] | np.ndarray, kind: IdKind, candidates_m
         return np.fromiter(ids, np.int64, len(ids))
     if kind is IdKind.INT64 and kinds == {str} and (numbers := _decode_decimals(ids)) is not None:  # type: ignore[arg-type]
         return numbers
-    if kind is IdKind.TEXT and kinds == {str} and all(map(str.isascii, ids)) and max(map(len, ids)) <= TEXT_ID_BYTES_MAX:  # type: ignore[arg-type]
+    if kind is IdKind.TEXT and kinds == {str} and all(ids) and all(map(str.isascii, ids)) and max(map(len, ids)) <= TEXT_ID_BYTES_MAX:  # type: ignore[arg-type]
         return ids
     decoded = [decode_id(one, kind) for one in ids]
     return np.fromiter(decoded, np.int64, len(decoded)) if kind is IdKind.INT64 else decoded

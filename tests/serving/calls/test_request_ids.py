@@ -25,6 +25,15 @@ def test_numbers_in_text_are_taken_all_at_once_as_they_are_one_by_one(ids: list[
     )
 
 
+@given(st.lists(st.text(max_size=5) | st.sampled_from(["x" * 128, "x" * 129, "\ud800"]), min_size=1, max_size=5))
+@example([""])
+@example(["a", ""])
+def test_text_ids_are_taken_all_at_once_as_they_are_one_by_one(ids: list[str]) -> None:
+    assert _outcome(lambda: list(decode_candidates(ids, IdKind.TEXT, len(ids)))) == _outcome(
+        lambda: [decode_id(one, IdKind.TEXT) for one in ids]
+    )
+
+
 def _outcome(decode: Callable[[], list[Id]]) -> list[Id] | str:
     try:
         return decode()

@@ -28,7 +28,7 @@ import numpy as np
 
 from infra.index.parts import read_full_part, read_incremental_part
 from infra.index.store import IndexStore, open_index_store
-from schemas.errors import AifError, Corrupted
+from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
@@ -131,7 +131,11 @@ class IndexReader:
         self.share = share
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
-        """Maps a slot."""
+        """Maps a slot. Raises Unavailable (`slot_not_received`): a process without a free descriptor gets the message and loses what came with it."""
+        if fd is None:
+            raise Unavailable(
+                "slot_not_received", f"slot {request['slot']} came without its file descriptor; allow more open files (ulimit -n)"
+            )
         self._slots[request["slot"]] = SlotMemory(request["bytes"], fd)
         return {}
 

@@ -71,15 +71,27 @@ class Loader:
         self._slots = []
 
     def load(self, source: Source, slot: int) -> Tables:
-        """Loads and verifies a version into slot 0 or 1. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable; then the slot holds nothing."""
-        if not self._slots:
-            self._open_slots(source)
-        self._send_slots()
+        """Loads and verifies a version into slot 0 or 1. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable; then the slot holds nothing.
+
+        A process that ended while nothing was asked of it (somebody killed it) is noticed by the first message to it, and costs a new process, not a load.
+        """
+        try:
+            self._prepare(source)
+        except Unavailable as error:
+            if error.code != "loader_died":
+                raise
+            self._prepare(source)
         measured = self._ask({"op": "load", "slot": slot, **source.message()})
         layout, memory = source.manifest.layout, self._slots[slot]
         self._has_loaded = True
         plan = plan_slot(layout, memory.size_bytes, measured["rows"], measured["id_bytes"])
         return Tables(layout, plan, open_arrays(plan, memory.buffer))
+
+    def _prepare(self, source: Source) -> None:
+        """Both slots are there, and the process has them."""
+        if not self._slots:
+            self._open_slots(source)
+        self._send_slots()
 
     def _open_slots(self, source: Source) -> None:
         size = self._slot_bytes
@@ -99,7 +111,9 @@ class Loader:
         self._slots = opened
 
     def _send_slots(self) -> None:
-        """Sends the slots that the process does not have yet. One that has ended is noticed by the first message to it."""
+        """Sends the slots that the process does not have yet: all of them to a new one."""
+        if self._child is None or not self._child.alive():
+            self.start()
         while self._sent < len(self._slots):
             memory = self._slots[self._sent]
             self._ask({"op": "open", "slot": self._sent, "bytes": memory.size_bytes}, memory.fd)
@@ -118,9 +132,11 @@ class Loader:
                 socket.send_fds(self._connection, [line], [fd])
             reply = json.loads(self._read_line())
         except (OSError, ValueError) as error:
-            self._stop()
+            code = self._stop()
             raise Unavailable(
-                "loader_died", f"the loader process ended while it was asked for {request['op']} ({error}); it is started again"
+                "loader_died",
+                f"the loader process ended with code {code} (negative: by that signal; -9 is often the lack of memory) while it was asked for"
+                f" {request['op']} ({error}); it is started again",
             ) from error
         if not reply["ok"]:
             raise _error_of(reply)
@@ -136,12 +152,15 @@ class Loader:
             line += data
         return line
 
-    def _stop(self) -> None:
+    def _stop(self) -> int | None:
+        """Ends the process; its exit code, None where there is none."""
+        child = self._child
         if self._connection is not None:
             self._connection.close()
-        if self._child is not None:
-            stop_all([self._child], grace_s=1.0)
+        if child is not None:
+            stop_all([child], grace_s=1.0)
         self._connection, self._child, self._sent = None, None, 0
+        return None if child is None else child.process.returncode
 
 
 def _error_of(reply: dict[str, Any]) -> AifError:

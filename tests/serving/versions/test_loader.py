@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from schemas.index.layout import encode_increment, row_layout
 from schemas.index.manifest import Manifest, encode_manifest, manifest_path
 from serving.engine.changes import decode_changes, encode_ids
 from serving.engine.slots import SlotMemory
-from serving.versions.index_reader import Pace
+from serving.versions.index_reader import IndexReader, Pace
 from serving.versions.loader import Loader, Source
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import Version, item_id, make_version, order
@@ -186,12 +187,36 @@ def test_a_loader_that_was_killed_is_replaced_gives_way_from_its_start_and_loads
     loader.start()
     assert loader._child.pid != killed, "whoever follows the log does not wait until a load fails"
     kill(loader)
-    with pytest.raises(Unavailable, match="loader_died"):
-        loader.load(source, 1)
+    assert loader.load(source, 1).rows == 150, "a process that ended while nothing was asked of it costs no load"
+    kill(loader)
     loader.start()
     child = loader._child.pid
     wait_until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE, 30, "the loader to give way before it has loaded anything")
     assert loader.load(source, 1).rows == 150 and rows_in(first, version.ids[:2]) == [r.tobytes() for r in version.rows[:2]]
+
+
+@pytest.mark.parametrize("dies_at", ["open", "load"])
+def test_a_loader_that_ends_before_it_has_its_slots_costs_no_load_and_in_a_load_it_is_named_with_how_it_ended(
+    dies_at: str, version: Version, store: IndexStore, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, ask, killed = publish(store, version), loader._ask, list[int]()
+
+    def ask_a_dying_one(request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        if request["op"] == dies_at and not killed:
+            killed.append(kill(loader))
+        return ask(request, fd)
+
+    loader._stop()
+    monkeypatch.setattr(loader, "_ask", ask_a_dying_one)
+    if dies_at == "load":
+        with pytest.raises(Unavailable, match=r"loader_died: .*with code -9 .*asked for load"):
+            loader.load(source, 1)
+    assert loader.load(source, 1).rows == 150 and killed
+
+
+def test_a_slot_whose_descriptor_was_lost_on_its_way_is_not_replaced_by_memory_of_its_own() -> None:
+    with pytest.raises(Unavailable, match="slot_not_received"):
+        IndexReader().open({"slot": 0, "bytes": 1 << 16}, None)
 
 
 def test_after_the_first_version_a_load_gives_way_to_requests_of_its_session(version: Version, store: IndexStore) -> None:

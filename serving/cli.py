@@ -144,7 +144,10 @@ def _print_answer(answer: "RankAnswer") -> None:
         for rank, item in enumerate(answer.items, 1)
     ]
     print_table("items", rows, False)
-    age = "unknown" if answer.freshness.age_s is None else f"{answer.freshness.age_s:.1f} s"
-    typer.echo(f"version {answer.version_token}  user half {answer.rung}  newest source record {age} old  {answer.took_ms:.1f} ms")
+    age = "of unknown age" if answer.freshness.age_s is None else f"{answer.freshness.age_s:.1f} s old"
+    typer.echo(
+        f"version {answer.version_token}  user half {answer.rung}  newest source record {age}  {answer.took_ms:.1f} ms in the server"
+    )
     if answer.degraded:
-        typer.echo(f"degraded: {', '.join(answer.degraded)} ({answer.unknown_count} of {answer.candidates} candidates unknown)")
+        unknown = f" ({answer.unknown_count} of {answer.candidates} candidates unknown)" if answer.unknown_count else ""
+        typer.echo(f"degraded: {', '.join(answer.degraded)}{unknown}")

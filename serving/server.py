@@ -118,7 +118,7 @@ class RankingServer:
 
     def stop(self) -> None:
         """Begins to drain; then `run` returns."""
-        self.draining = True
+        self.draining = self.front.leaving = True
         self._stopping.set()
 
     @property

@@ -41,6 +41,7 @@ class Front:
     grpc: str = ""  # host:port
     in_work: Callable[[], int] = lambda: 0
     seen: Callable[[], int] = lambda: 0  # requests that ever came in
+    leave: Callable[[], None] = lambda: None  # as at SIGTERM
     show_ready: Callable[[bool], Any] = lambda ready: None  # to the health service of gRPC
 
     @property
@@ -88,6 +89,7 @@ def _open_front(
     async def run() -> None:
         shared = SharedFront(lambda: front.ready, settings, metrics)
         shared.intake.admit = paced.check_queue
+        front.leave = lambda: setattr(shared, "leaving", True)
         api = HttpApi(shared, Views(lambda: {"rows": engine.rows}, lambda: None))
         if index:
             rank_call = RankCall(paced, users, settings.candidates_max, metrics)

@@ -3,12 +3,14 @@
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from infra.processes import port_is_free, wait_until
 from schemas.errors import Unavailable
 from serving.client import AifClient
 from tests.serving.calls.test_user_rungs import SlowEngine, tell
+from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
 
 
@@ -29,3 +31,14 @@ def test_requests_in_work_are_answered_while_the_port_takes_no_more() -> None:
             engine.release()
             assert [one.result().behaviours for one in waiting] == [1, 1, 1, 1]
             closing.result()
+
+
+def test_a_server_that_will_end_closes_each_connection_with_its_answer() -> None:
+    """So that a client's pool sends its next request on a new connection, to another server, and not on one that is about to be closed."""
+    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url) as client:
+        body, stream = {"user_id": 1, "item_ids": [1]}, "network_stream"
+        first, second = client.post("/v1/rank", json=body), client.post("/v1/rank", json=body)
+        assert "connection" not in second.headers and first.extensions[stream] is second.extensions[stream]
+        front.leave()
+        last, after = client.post("/v1/rank", json=body), client.post("/v1/rank", json=body)
+        assert (last.status_code, last.headers["connection"], after.status_code) == (200, "close", 200)

@@ -123,8 +123,10 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
+    from infra.index.control_log import ControlLog
+    from infra.index.store import open_index_store
     from infra.kafka.open_publisher import open_publisher
-    from schemas.errors import Misconfigured
+    from schemas.errors import Incompatible, Misconfigured
 
     settings = read_settings()
     index, kind = settings.index, catalogue.schema.id_kind
@@ -133,6 +135,13 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
             "id_kind_differs",
             f"the files have {kind} ids, the index has {index.id_kind} ids; set AIF_INDEX__ID_KIND={kind} for every process of a new index"
             + (', or id_kind = "text" in the mapping\'s [schema]' if index.id_kind == "text" else ""),
+        )
+    init = ControlLog(open_index_store(index.store)).refresh().init
+    if init is not None and init.id_kind != kind:
+        raise Incompatible(
+            "id_kind_differs",
+            f"the files have {kind} ids, the index in {index.store} was made for {init.id_kind} ids and would reject each; begin a new one: "
+            f"AIF_INDEX__ID_KIND={kind} with an AIF_INDEX__STORE, AIF_WORKER__DATA_DIR, AIF_USERS__DATA_DIR and AIF_KAFKA__TOPIC_PREFIX of its own",
         )
     return open_publisher(settings, "aif-import")
 

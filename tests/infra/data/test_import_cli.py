@@ -67,6 +67,14 @@ def index(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch
     return topic_prefix
 
 
+def test_ids_that_the_index_was_not_made_for_are_not_sent(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping = write_text_shop(tmp_path)
+    assert CliRunner().invoke(build_app(), ["topics", "apply"]).exit_code == 0
+    monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
+    with pytest.raises(AifError, match=r"was made for int64 ids .* AIF_KAFKA__TOPIC_PREFIX of its own"):
+        _run(str(tmp_path), "--mapping", str(mapping))
+
+
 def test_what_is_imported_is_on_the_topics(index: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mapping = write_text_shop(tmp_path)
     with pytest.raises(AifError, match="AIF_INDEX__ID_KIND=text"):

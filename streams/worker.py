@@ -42,6 +42,7 @@ from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard
+from streams.shard.start import LogRange, check_log, fetch_log_ranges
 from streams.shard.task import ShardTask
 from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics, fetch_ends
@@ -244,14 +245,31 @@ class Worker:
     # --- topics --------------------------------------------------------------------------------------------------------
 
     def _watch_topics(self) -> None:
-        """A topic that was deleted and made again, or another cluster at this address, begins at offset 0: its records would be taken for applied ones."""
+        """A topic that was deleted and made again, or another cluster at this address, begins at offset 0, and a log that lost its end goes on below what was
+        applied: their records would be taken for applied ones. A log has to be too short twice, because a new leader may not know its end at once."""
+        before = ""
         while not self._stopping.wait(_TOPICS_EVERY_S):
             try:
                 check_identity(self.control_log.state, self._describe_index())
+                before = self._find_short_log(before)
             except Incompatible as error:
                 stop_process(error, "comparing the topics with those of the index")
-            except Unavailable:
+            except (Unavailable, CancelledError):  # a broker that is away, a shard that is given away
                 continue
+
+    def _find_short_log(self, before: str) -> str:
+        """A partition that ends before its shard's next offset, or "". Raises Incompatible (`log_shorter`) where that was so `before`."""
+        held = {task.number: task.submit(lambda shard: shard.next_offsets).result() for task in self.owned.tasks}
+        ranges = fetch_log_ranges(self.bootstrap, self.prefix) if held else {}
+        for number, next_offsets in held.items():
+            for topic, offset in next_offsets.items():
+                try:
+                    check_log(number, topic, offset, LogRange(0, ranges[topic][number].end))
+                except Incompatible:
+                    if before == (place := f"{topic}/{number}"):
+                        raise
+                    return place
+        return ""
 
     # --- numbers -------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,13 @@ from infra.kafka.admin import apply_topics, delete_topics
 from infra.kafka.dead_letters import decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import free_ports, wait_until
+from schemas.errors import Incompatible
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import IdKind, partition_of
 from schemas.index.control import ControlState, Init
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from streams.shard.start import LogRange
 from streams.worker import Worker
 from tests.streams.worker_stage import (
     SHARDS,
@@ -286,5 +289,23 @@ def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: p
         return looks.pop(0)
 
     worker._describe_index = look  # type: ignore[method-assign]
+    worker.owned = SimpleNamespace(tasks=[])  # type: ignore[assignment]
     worker._watch_topics()
     assert not looks and len(ended) == 1 and "topic id of item-features: index has first, broker has second" in str(ended[0])
+
+
+def test_a_log_that_lost_its_end_under_a_running_worker_is_found_at_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: Future[dict[str, int]] = Future()
+    applied.set_result({ITEM_FEATURES: 10, NEW_ITEMS: 4})
+    ends = {ITEM_FEATURES: {1: LogRange(0, 10)}, NEW_ITEMS: {1: LogRange(2, 9)}}
+    monkeypatch.setattr("streams.worker.fetch_log_ranges", lambda *_: ends)
+    worker = object.__new__(Worker)
+    worker.bootstrap = worker.prefix = ""
+    worker.owned = SimpleNamespace(tasks=[SimpleNamespace(number=1, submit=lambda _: applied)])  # type: ignore[assignment]
+    assert worker._find_short_log("") == ""
+    ends[ITEM_FEATURES] = {1: LogRange(0, 9)}
+    place = worker._find_short_log("")
+    assert place == "item-features/1"
+    ends[ITEM_FEATURES] = {1: LogRange(0, 8)}
+    with pytest.raises(Incompatible, match="log_shorter: shard 1 continues item-features at offset 10, the log ends at 8"):
+        worker._find_short_log(place)

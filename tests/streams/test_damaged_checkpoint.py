@@ -70,9 +70,9 @@ def test_a_new_checkpoint_replaces_a_live_one_whose_copy_is_damaged(stage: Worke
     assert status.state is State.LIVE
     copy = stage.directory / "index" / checkpoint_path(status.checkpoint_sha256)
     copy.write_bytes(bytes(copy.read_bytes()[:-1]) + b"\xff")
-    publish_backlog(stage)
     worker = stage.start()
     wait_until(lambda: "checkpoint" in stage.log() and "is damaged" in stage.log(), WAIT_S, f"the reason; log: {worker.log_tail()}")
+    publish_backlog(stage)
     publish_checkpoint(stage, 1)
     wait_until(lambda: live(stage) == 1, WAIT_S, f"version 1 to be live; log: {worker.log_tail()}")
     stage.wait_applied(worker)

@@ -12,7 +12,7 @@ from typing import overload
 
 import numpy as np
 
-from infra.joined import Joined, join_some, join_stored
+from infra.joined import Joined, copy_into, join_some, join_stored
 from schemas.errors import Corrupted
 from schemas.index.layout import HASH_FACTOR, ORDER
 from schemas.model.compiled import kernel
@@ -61,10 +61,10 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
 
     def stack(self, width: int) -> tuple[np.ndarray, np.ndarray]:
         """(float32 [R, M], bool [R]) for M = `width`: the embeddings, with zeros where there is none of this width, and where there is one."""
-        out_RT = np.zeros((len(self), 4 * width), np.uint8)
+        out_RM = np.zeros((len(self), width), np.float32)
         has_R = (self.starts_R >= 0) & (self.ends_R - self.starts_R == 4 * width)
-        _copy_values(self.bytes_T, self.starts_R, has_R, out_RT)
-        return out_RT.view(np.float32), has_R
+        _copy_values(self.bytes_T, self.starts_R, has_R, 4 * width, out_RM.reshape(-1).view(np.uint8))
+        return out_RM, has_R
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,10 @@ def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, e
 
 
 @kernel
-def _copy_values(bytes_T: np.ndarray, starts_R: np.ndarray, has_R: np.ndarray, out_RT: np.ndarray) -> None:
+def _copy_values(bytes_T: np.ndarray, starts_R: np.ndarray, has_R: np.ndarray, size: int, out_T: np.ndarray) -> None:
     for r in range(starts_R.shape[0]):
         if has_R[r]:
-            for i in range(out_RT.shape[1]):
-                out_RT[r, i] = bytes_T[starts_R[r] + i]
+            copy_into(bytes_T, starts_R[r], starts_R[r] + size, out_T, size * r)
 
 
 def compile_blocks() -> None:

@@ -86,7 +86,7 @@ def test_the_digest_does_not_depend_on_processes_or_the_size_of_a_slice(world: W
 def test_an_error_comes_back_as_one_of_ours(world: World, pool: BuilderPool) -> None:
     error = pool.submit(job(world, encoder_fingerprint="another machine")).future.exception(60)
     assert getattr(error, "code", "") == "other_encoder"
-    assert getattr(pool.submit(job(world, checkpoint_sha256="0" * 64)).future.exception(60), "code", "") == "missing_file"
+    assert getattr(pool.submit(job(world, checkpoint_sha256="0" * 64)).future.exception(60), "code", "") == "checkpoint_damaged"
     foreign = pool.submit(job(world, slice_rows=None)).future.exception(60)
     assert getattr(foreign, "code", "") == "builder_failed" and "full_part.py" in str(foreign), "a fault of ours is told with its place"
 

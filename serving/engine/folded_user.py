@@ -1,7 +1,7 @@
 """Call 1's last step: the user's part of call 2 is folded through the head's first layer, so that requests need not compute it again.
 
-Here: `FoldedUser`, and `UserFold` that makes it. Not here: the equations of the split (schemas/model/head_split.py, the specification), the use of the
-tables (joint_pass.py). The first layer of a candidate is then
+Here: `FoldedUser`, and `UserFold` that makes it. Not here: the compiled pass (fold_pass.py), the equations of the split (schemas/model/head_split.py, the
+specification), the use of the tables (joint_pass.py). The first layer of a candidate is then
 
     base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
 
@@ -11,13 +11,15 @@ Arrays: G categories of the user and, first, none; D width, P bridge width, N br
 (padded).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from schemas.model.parameters import Parameters
 from schemas.model.vector_blocks import aligned
-from serving.engine.panels import pack_panels, pad_columns
+from serving.engine.fold_pass import FoldOutput, FoldWeights, fold_input, fold_user
+from serving.engine.panels import pad_columns, padded
 from serving.engine.tier_counts import Arranged, arrange_behaviours
 from serving.engine.user_arrays import UserArrays
 from serving.engine.vector_code import LANES, SIGN_CHUNK
@@ -45,76 +47,61 @@ class FoldedUser:
 
 
 class UserFold:
-    """The head's weights that multiply a user's values, of one version: of a segment [width, H], of a projection [width, D]."""
+    """Folds the users of one version."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.spec, weights = parameters.spec, slice_first_layer(parameters)
-        spec = self.spec
+        self._has_sim, self._has_signs = bool(self.spec.schema.sim_category), bool(self.spec.schema.multimodal)
+        none = np.zeros((0, 0), np.float32)
 
-        def transposed(name: str) -> np.ndarray:
-            return np.ascontiguousarray(parameters[name].T)
+        def transposed(name: str, is_there: bool = True) -> np.ndarray:
+            return np.ascontiguousarray(parameters[name].T) if is_there else none
 
-        self._user_UH, self._bias_H = _widened(weights["user"]), pad_columns(parameters["head.first.bias"][None], LANES)
-        self._item_DH, self._user_x_DH = _widened(weights["item"]), _widened(product_weights(weights["user_x"]))
-        self._project_user_UD = transposed("head.project_user.weight")
-        self._bea_PH, self._project_bea_PD = _widened(weights["bea"]), transposed("head.project_bea.weight")
-        if spec.schema.multimodal:
-            self._gain, self._project_din_DD = parameters["head.din_gain"], transposed("head.project_din.weight")
-        if spec.schema.sim_category:
-            self._sim_DH, self._project_sim_DD = _widened(weights["sim"]), transposed("head.project_sim.weight")
+        self._weights = FoldWeights(
+            user_UH=_widened(weights["user"]),
+            bias_H=pad_columns(parameters["head.first.bias"][None], LANES)[0],
+            item_DH=_widened(weights["item"]),
+            user_x_DH=_widened(product_weights(weights["user_x"])),
+            project_user_UD=transposed("head.project_user.weight"),
+            bea_PH=_widened(weights["bea"]),
+            project_bea_PD=transposed("head.project_bea.weight"),
+            sim_DH=_widened(weights["sim"]) if self._has_sim else none,
+            project_sim_DD=transposed("head.project_sim.weight", self._has_sim),
+            gain=parameters["head.din_gain"][0] if self._has_signs else np.float32(0),
+            project_din_DD=transposed("head.project_din.weight", self._has_signs),
+            centred=self.spec.din == "centred",
+        )
         self._context_FH = _widened(weights["context"])
 
     def fold(self, arrays: UserArrays) -> FoldedUser:
-        """The tables of one user. Cost: (N P + K D + G D) H, and a sort of the behaviours' signatures if that saves a block."""
-        user_x_D = arrays.user_U @ self._project_user_UD
-        width, bridges = self.spec.width, self.spec.bridges
-        both = np.empty((width + bridges, self._item_DH.shape[1]), np.float32)
-        np.multiply(self._user_x_DH, user_x_D[:, None], out=both[:width])
-        both[:width] += self._item_DH
-        np.matmul(arrays.bridges_NP, self._bea_PH, out=both[width:])
-        base_GH, sim_GD = self._fold_categories(arrays)
-        signs_KF, sign_start_F = self._fold_signs(arrays)
-        return FoldedUser(
-            categories_G=arrays.categories_G,
-            base_GH=base_GH,
-            user_panels=pack_panels(both),
-            bea_panels=pack_panels(arrays.bridges_NP @ self._project_bea_PD),
-            sim_GD=sim_GD,
-            signs_KF=signs_KF,
-            sign_start_F=sign_start_F,
-            behaviours=arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]),
-        )
+        """The tables of one user, and a sort of the behaviours' signatures if that saves a block."""
+        user = fold_input(arrays, self._has_sim)
+        out = self._open_output(len(user.log_counts_G))
+        fold_user(user, self._weights, np.zeros(self.spec.width, np.float32), out)
+        behaviours = arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S])
+        return FoldedUser(arrays.categories_G, *out, behaviours)
 
     def fold_context(self, context_F: np.ndarray) -> np.ndarray:
         """[H]: the part of the request's context."""
         return np.asarray(context_F @ self._context_FH)
 
-    def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
-        """(base, sim): first the row for categories that are not in the history, then one row per category of the history."""
-        constant_1H = arrays.user_U @ self._user_UH + self._bias_H
-        if not self.spec.schema.sim_category:
-            return constant_1H, np.zeros((1, 0), np.float32)
-        groups, width = arrays.means_GD.shape
-        base_GH, sim_GD = aligned((groups + 1, constant_1H.shape[1])), np.zeros((groups + 1, width), np.float32)
-        sub_GD = np.concatenate([arrays.means_GD, arrays.log_counts_G[:, None]], axis=1)
-        base_GH[0] = constant_1H[0]
-        np.add(sub_GD @ self._sim_DH, constant_1H, out=base_GH[1:])
-        np.matmul(arrays.means_GD, self._project_sim_DD, out=sim_GD[1:])
-        return base_GH, sim_GD
-
-    def _fold_signs(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
-        """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
-        if not self.spec.schema.multimodal:
-            return np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
-        (bits, width), centred = arrays.din_cross_KD.shape, self.spec.din == "centred"
-        signs_KF, start_F = aligned((bits, -(-2 * width // SIGN_CHUNK) * SIGN_CHUNK)), aligned((-(-2 * width // SIGN_CHUNK) * SIGN_CHUNK,))
-        rows = bits * np.maximum(arrays.din_count, np.float32(1)) if centred else np.float32(2 * bits)
-        np.multiply(arrays.din_cross_KD, self._gain / rows, out=signs_KF[:, :width])
-        np.matmul(signs_KF[:, :width], self._project_din_DD, out=signs_KF[:, width : 2 * width])
-        if not centred:
-            start_F[:width] = arrays.din_sum_D * (self._gain / np.float32(2))
-            start_F[width : 2 * width] = start_F[:width] @ self._project_din_DD
-        return signs_KF, start_F
+    def _open_output(self, groups: int) -> FoldOutput:
+        """Memory for a user with so many categories, in one piece, of which each array begins on a cache line."""
+        spec, hidden = self.spec, len(self._weights.bias_H)
+        signs = padded(2 * spec.width, SIGN_CHUNK) if self._has_signs else 0
+        shapes = FoldOutput(
+            base_GH=(groups + 1, hidden),
+            user_panels=((spec.width + spec.bridges) * hidden,),
+            bea_panels=(spec.bridges * padded(spec.width),),
+            sim_GD=(groups + 1, spec.width if self._has_sim else 0),
+            signs_KF=(spec.hash_bits if signs else 0, signs),
+            sign_start_F=(signs,),
+        )
+        memory, at, arrays = aligned((sum(padded(math.prod(shape)) for shape in shapes),)), 0, list[np.ndarray]()
+        for shape in shapes:
+            arrays.append(memory[at : at + math.prod(shape)].reshape(shape))
+            at += padded(math.prod(shape))
+        return FoldOutput(*arrays)
 
 
 def _widened(segment_HE: np.ndarray) -> np.ndarray:

@@ -3,19 +3,33 @@
 import numpy as np
 import pytest
 
+import serving.engine.attention
+import serving.engine.fold_pass
+import serving.engine.history_pass
 import serving.engine.joint_pass
 import serving.engine.lookup
 import serving.engine.tables
 import serving.engine.tier_counts
+import serving.engine.user_vectors
 from schemas.ids import IdKind
 from serving.engine.candidates import find_candidates
 from serving.engine.cpu import CpuScorer
 from serving.engine.scorers import compile_kernels
+from serving.engine.state_bytes import decode_state, encode_state
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version
 
-MODULES = (serving.engine.joint_pass, serving.engine.lookup, serving.engine.tables, serving.engine.tier_counts)
+MODULES = (
+    serving.engine.attention,
+    serving.engine.fold_pass,
+    serving.engine.history_pass,
+    serving.engine.joint_pass,
+    serving.engine.lookup,
+    serving.engine.tables,
+    serving.engine.tier_counts,
+    serving.engine.user_vectors,
+)
 
 
 def compiled_forms() -> dict[str, int]:
@@ -36,7 +50,9 @@ def test_no_model_and_no_request_compiles_anything_after_the_start(name: str) ->
         find_candidates(version.tables, read_only)
     slots = find_candidates(version.tables, ids).slots_K
     for work in (UserWork(), UserWork(PROFILE, make_behaviours(version, 30))):
-        scorer.score(scorer.user_state(work), slots, CONTEXT)
+        state = scorer.user_state(work)
+        scorer.score(state, slots, CONTEXT)
+        scorer.score(decode_state(encode_state(state)), slots, CONTEXT)
     after = compiled_forms()
     assert {n: (before[n], after[n]) for n in after if after[n] > max(1, before[n])} == {}
     assert {n for n in after if after[n] > before[n]} == set()

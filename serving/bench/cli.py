@@ -78,15 +78,19 @@ def bench_table4(
     candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
     behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
     p99_ms: Annotated[float, typer.Option(min=0, help="The p99 at which throughput is compared; 0 = five times the base's mean.")] = 0.0,
+    rows: Annotated[str, typer.Option(help="Only these beside the base, with commas between; aif takes two minutes, all take eight.")] = "",
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
     """The paper's Table 4 row for row: response time, throughput at a fixed p99, extra storage, against the sequential base of the same run."""
     from infra.logs import open_logs
-    from serving.bench.table4 import Table4Plan, measure_table4, table_rows
+    from serving.bench.table4 import ROW_NAMES, Table4Plan, measure_table4, table_rows
 
     open_logs("bench", "warning")
-    plan = Table4Plan(items, min(candidates, items), behaviours, p99_ms=p99_ms)
+    chosen = tuple(name for name in rows.split(",") if name)
+    if unknown := set(chosen) - set(ROW_NAMES):
+        raise typer.BadParameter(f"--rows: there is no {', '.join(sorted(unknown))}, expected some of {', '.join(ROW_NAMES)}")
+    plan = Table4Plan(items, min(candidates, items), behaviours, p99_ms=p99_ms, rows=chosen)
     figures = measure_table4(plan.quick() if quick else plan)
     _print("table4", figures, table_rows(figures), as_json)
 

@@ -35,12 +35,13 @@ BOUND = 5.0  # the p99 at which throughput is compared, as a multiple of the bas
 RATE_MAX = 1.4  # the highest rate that is tried, as a multiple of the rate of one request after another; above 1, because user halves run beside rankings
 _WAIT_S = 600.0
 _WARM = 3
+ROW_NAMES = tuple(row.name for row in ROWS)
 MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
 
 
 @dataclass(frozen=True, slots=True)
 class Table4Plan:
-    """The synthetic world, and how much is measured. `p99_ms` 0: `BOUND` times the base's mean response time."""
+    """The synthetic world, and how much is measured. `p99_ms` 0: `BOUND` times the base's mean response time; `rows`: those beside the base, () = all."""
 
     items: int = 200_000
     candidates: int = 10_000
@@ -51,6 +52,7 @@ class Table4Plan:
     steps: int = 5
     seconds: float = 3.0
     p99_ms: float = 0.0
+    rows: tuple[str, ...] = ()
 
     def quick(self) -> "Table4Plan":
         """A look, not a measurement."""
@@ -97,7 +99,7 @@ def measure_table4(plan: Table4Plan) -> Figures:
     share_the_interpreter()  # as in a server
     world = open_rank_world(plan.items)
     try:
-        traffic, rows = _Traffic(world, plan), _admit_rows(world)
+        traffic, rows = _Traffic(world, plan), _admit_rows(world, plan)
         say(f"response times of {plan.calls} requests a row ...")
         for number in range(-_WARM, plan.calls):
             for one in rows:
@@ -116,10 +118,15 @@ def measure_table4(plan: Table4Plan) -> Figures:
     return figures
 
 
-def _admit_rows(world: RankWorld) -> list[_Measured]:
-    """Adds every row to the engine as a version of its own; the row with all of AIF is the engine's own version."""
+def _choose_rows(names: Sequence[str]) -> list[Row]:
+    """The base and these rows, or all."""
+    return [row for row in ROWS if row is ROWS[0] or not names or row.name in names]
+
+
+def _admit_rows(world: RankWorld, plan: Table4Plan) -> list[_Measured]:
+    """Adds every row of the plan to the engine as a version of its own; the row with all of AIF is the engine's own version."""
     raw, rows = draw_raw_features(world), list[_Measured]()
-    for number, row in enumerate(ROWS):
+    for number, row in enumerate(_choose_rows(plan.rows)):
         version = VERSION if row.name == "aif" else VERSION + 1 + number
         if row.name != "aif":
             scorer: Scorer = RowScorer(row, world, raw, version)
@@ -184,7 +191,7 @@ def _more_pct(value: float, base: float) -> float:
 def table_rows(figures: Figures) -> list[dict[str, str]]:
     """The rows to print: each figure beside the paper's."""
     rows = []
-    for row in ROWS:
+    for row in _choose_rows(figures.config["rows"]):
         cells = {"method": row.name}
         for measure in MEASURES:
             value = figures.value(f"{row.name}.{measure}")

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 from infra.bench.load import OK, REFUSED
 from infra.bench.report import Figures
 from schemas.errors import Unavailable
+from serving.bench.cli import bench_table4
 from serving.bench.open_loop import Request, find_rate_max, send_requests
 from serving.bench.table4 import MEASURES, Table4Plan, measure_table4, table_rows
 from serving.bench.table4_rows import ROWS, RowScorer, draw_raw_features
@@ -58,6 +60,13 @@ def test_a_quick_run_has_every_figure_of_every_row_and_prints_the_papers_table()
     assert (figures.value("async.item_bytes"), figures.value("bea.item_bytes"), figures.value("long_lsh.item_bytes")) == (64, 16, 17)
     assert figures.value("aif.state_bytes") and not figures.value("sim.state_bytes")
     assert isinstance(figures, Figures) and [row["method"] for row in table_rows(figures)] == [row.name for row in ROWS]
+
+
+def test_of_the_rows_only_the_chosen_ones_are_measured_beside_the_base() -> None:
+    plan = Table4Plan(items=10_000, candidates=600, behaviours=30, users=2, calls=2, rounds=1, steps=1, seconds=0.05, rows=("aif",))
+    assert [row["method"] for row in table_rows(measure_table4(plan))] == ["cold", "aif"]
+    with pytest.raises(typer.BadParameter, match="there is no aiff, expected some of cold, async"):
+        bench_table4(rows="cold,aiff")
 
 
 class SlowEngine:

@@ -5,7 +5,7 @@ Not here: which row has which parts (table4_rows.py). The row with all of AIF is
 
 Inputs of the first layer, X columns; a row has some of them (place -1: not this one):
 
-    raw features | I [D] | w V [D] | DIN [D] | sub-sequence [D] | tiers [2 tiers] | given [G]
+    raw features | I [D] | w V [D] | DIN [D] | tiers [2 tiers] | given [G] | sub-sequence [D]
 
 Arrays: C candidates of the share, B of a block, X inputs, H hidden width, D width, G columns that were computed before (torch's, for the direct form).
 """
@@ -25,6 +25,7 @@ from serving.engine.joint_pass import (
     join_realtime,
     join_tiers,
     multiply,
+    order_candidates,
     prefetch_rows,
     run_later_layers,
     sum_signs,
@@ -40,9 +41,9 @@ class Places(NamedTuple):
     item: int
     bea: int
     din: int
-    sim: int
     tiers: int
     given: int
+    sim: int
     inputs: int
     width: int
 
@@ -53,10 +54,6 @@ def _gather_row_block(
 ) -> None:
     """Fills the block's starts of the sums, the item's own columns, and w V."""
     for i in range(slots_B.shape[0]):
-        category, entry = columns.category[slots_B[i]], 0
-        if 0 < category < weights.entry_of_category.shape[0]:
-            entry = weights.entry_of_category[category]
-        scratch.entry_B[i] = entry
         for h in range(weights.first_width):
             scratch.first_BH[i, h] = user.base_GH[0, h] + user.context_H[h]
         for n in range(columns.bridge.shape[1]):
@@ -78,12 +75,14 @@ def _join_row_block(
     user: RequestUser,
     places: Places,
     slots_B: np.ndarray,
+    entry_B: np.ndarray,
     near_BE: np.ndarray,
-    given_BG: np.ndarray,
+    places_B: np.ndarray,
+    given_CG: np.ndarray,
     scratch: Scratch,
 ) -> None:
     """Fills the parts of inputs_BX that depend on user and item."""
-    width = places.width
+    width, has_sim = places.width, entry_B[0] > 0
     if places.din >= 0:
         sum_signs(columns, user, slots_B, scratch.signs_BF)
     for i in range(slots_B.shape[0]):
@@ -97,22 +96,25 @@ def _join_row_block(
                 x[places.din + d] = scratch.signs_BF[i, d] if has else np.float32(0)
         if places.tiers >= 0:
             join_tiers(weights, user, has, near_BE[i], places.tiers, x)
-        if places.sim >= 0:
+        if has_sim:
+            entry = entry_B[i]
             for d in range(width):
-                x[places.sim + d] = user.sim_GD[scratch.entry_B[i], d]
+                x[places.sim + d] = user.sim_GD[entry, d]
         if places.raw >= 0:
             join_realtime(columns, weights, slot, places.raw, x)
         if places.given >= 0:
-            for g in range(given_BG.shape[1]):
-                x[places.given + g] = given_BG[i, g]
+            for g in range(given_CG.shape[1]):
+                x[places.given + g] = given_CG[places_B[i], g]
 
 
 @part
-def _run_row_layers(weights: VersionWeights, places: Places, rows: int, scratch: Scratch) -> None:
-    """Runs the layers; the block's logits [BLOCK, padded tasks] are in the array that the last layer wrote."""
+def _run_row_layers(weights: VersionWeights, places: Places, rows: int, has_sim: bool, scratch: Scratch) -> None:
+    """Runs the layers; the block's logits [BLOCK, padded tasks] are in the array that the last layer wrote. Sub-sequences as in the engine's pass."""
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     at, at_stride, joint = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], address(weights.joint_panels)
-    multiply(rows, inputs, stride, joint, places.inputs, weights.first_width, at, at_stride, scratch.first_BH, np.float32(0))
+    used = places.inputs if has_sim or places.sim < 0 else places.sim
+    first_BH, width, least = scratch.first_BH, weights.first_width, np.float32(0)
+    multiply(rows, inputs, stride, joint, used, width, at, at_stride, first_BH, least, places.inputs)
     run_later_layers(weights, rows, scratch)
 
 
@@ -128,15 +130,18 @@ def score_row(
     logits_CT: np.ndarray,
 ) -> None:
     """Writes the logits float32 [C, T] of the slots. `scratch` must belong to the calling thread alone."""
+    with_sim, count = order_candidates(columns, weights, slots_C, scratch), slots_C.shape[0]
+    ordered_C = scratch.slots_C[:count]
     if places.tiers >= 0:
-        count_tiers(columns, weights, user, slots_C, scratch)
-    for at in range(0, slots_C.shape[0], BLOCK):
-        end = min(slots_C.shape[0], at + BLOCK)
-        prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
-        _gather_row_block(columns, weights, user, places, slots_C[at:end], scratch)
-        _join_row_block(columns, weights, user, places, slots_C[at:end], scratch.near_CE[at:end], given_CG[at:end], scratch)
-        _run_row_layers(weights, places, end - at, scratch)
+        count_tiers(columns, weights, user, ordered_C, scratch)
+    for at in range(0, count, BLOCK):
+        end = min(count, at + BLOCK)
+        prefetch_rows(columns, ordered_C[end : min(count, end + BLOCK)])
+        slots_B, entry_B, places_B = ordered_C[at:end], scratch.entry_C[at:end], scratch.places_C[at:end]
+        _gather_row_block(columns, weights, user, places, slots_B, scratch)
+        _join_row_block(columns, weights, user, places, slots_B, entry_B, scratch.near_CE[at:end], places_B, given_CG, scratch)
+        _run_row_layers(weights, places, end - at, at < with_sim, scratch)
         logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):
             for t in range(logits_CT.shape[1]):
-                logits_CT[i, t] = logits_BH[i - at, t]
+                logits_CT[places_B[i - at], t] = logits_BH[i - at, t]

@@ -153,9 +153,9 @@ class RowScorer:
             "item": width if "item" in self._parts else 0,
             "bea": width if "bea" in self._parts else 0,
             "din": width if "hash" in self._parts else 0,
-            "sim": width if "sim" in self._parts else 0,
             "tiers": tiers if "hash" in self._parts else 0,
             "given": width + tiers if "direct" in self._parts else 0,
+            "sim": width if "sim" in self._parts else 0,
         }
         at, places = 0, dict[str, int]()
         for name, size in sizes.items():

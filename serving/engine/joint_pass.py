@@ -3,6 +3,7 @@
 Here: `score_part`, what one thread does with its share of the candidates. Not here: the user's and the version's tables (folded_user.py,
 version_weights.py), threads (workers.py), vector code (vector_code.py, tier_counts.py).
 
+    order        candidates of the user's own categories first: the other blocks leave the sub-sequences out, which would be products with zeros
     signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache
     then for BLOCK candidates at a time:
     inputs_BX    columns of the rows, widened, times the user's tables (the legend is in version_weights.py); rows of the next block are prefetched
@@ -30,7 +31,7 @@ from serving.engine.version_weights import VersionWeights
 
 BLOCK = 8 * TILE_ROWS
 _BYTES_TOGETHER = 2  # of a signature
-_AHEAD = 16  # signatures prefetched ahead
+_AHEAD = 16  # candidates prefetched ahead
 
 
 class Columns(NamedTuple):
@@ -64,7 +65,7 @@ class RequestUser(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch memory of one thread."""
+    """Scratch memory of one thread. places_C, slots_C, entry_C: see `order_candidates`."""
 
     inputs_BX: np.ndarray
     first_BH: np.ndarray
@@ -72,7 +73,9 @@ class Scratch(NamedTuple):
     joined_BD: np.ndarray
     zeros_D: np.ndarray
     signs_BF: np.ndarray
-    entry_B: np.ndarray
+    places_C: np.ndarray
+    slots_C: np.ndarray
+    entry_C: np.ndarray
     words_CQ: np.ndarray
     near_CE: np.ndarray
     tables_QXL: np.ndarray
@@ -90,7 +93,9 @@ def open_scratch(weights: VersionWeights, width: int, words: int, candidates: in
         joined_BD=aligned((BLOCK, padded(width))),
         zeros_D=aligned((padded(width),)),
         signs_BF=aligned((BLOCK, padded(2 * width, SIGN_CHUNK))),
-        entry_B=np.zeros(BLOCK, np.int64),
+        places_C=np.zeros(candidates, np.int64),
+        slots_C=np.zeros(candidates, np.int64),
+        entry_C=np.zeros(candidates, np.int64),
         words_CQ=aligned((candidates, words), np.uint64),
         near_CE=aligned((candidates, len(weights.distance_max_E)), np.int32),
         tables_QXL=aligned((words, TABLE_ROWS, BEHAVIOUR_LANES), np.uint64),
@@ -113,6 +118,28 @@ def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
                     table[chunk, nibble, value + 4, f] = low - a + b
                     table[chunk, nibble, value + 8, f] = low + a - b
                     table[chunk, nibble, value + 12, f] = low + a + b
+
+
+@part
+def order_candidates(columns: Columns, weights: VersionWeights, slots_C: np.ndarray, scratch: Scratch) -> int:
+    """Puts the candidates of the user's own categories first: scratch.places_C = places in slots_C, with their slots and their rows of the user's tables
+    (0 = none). Returns how many have one."""
+    category, entries = columns.category, weights.entry_of_category
+    first, last = 0, slots_C.shape[0]
+    for i in range(slots_C.shape[0]):
+        if i + _AHEAD < slots_C.shape[0]:
+            prefetch(address(category) + 4 * slots_C[i + _AHEAD])
+        own, entry = category[slots_C[i]], 0
+        if 0 < own < entries.shape[0]:
+            entry = entries[own]
+        if entry > 0:
+            at = first
+            first += 1
+        else:
+            last -= 1
+            at = last
+        scratch.places_C[at], scratch.slots_C[at], scratch.entry_C[at] = i, slots_C[i], entry
+    return first
 
 
 @part
@@ -155,7 +182,6 @@ def prefetch_rows(columns: Columns, slots_B: np.ndarray) -> None:
         prefetch(address(bridge) + 2 * slot * bridge.shape[1])
         for at in range(0, 4 * realtime.shape[1], 64):
             prefetch(address(realtime) + 4 * slot * realtime.shape[1] + at)
-        prefetch(address(columns.category) + 4 * slot)
         prefetch(address(columns.has_signature) + slot)
         prefetch(address(columns.signature) + slot * columns.signature.shape[1])
 
@@ -236,11 +262,13 @@ def multiply(
     start_stride: int,
     out_BH: np.ndarray,
     least: float,
+    stored: int = 0,
 ) -> None:
-    """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. The other ints are addresses and strides."""
+    """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. `stored`: how deep the panels are, if deeper than what
+    is read of them. The other ints are addresses and strides."""
     out, stride = address(out_BH), 4 * out_BH.shape[1]
     for column in range(0, width, PANEL):
-        panel = panels + 4 * column * depth
+        panel = panels + 4 * column * max(depth, stored)
         for row in range(0, rows, TILE_ROWS):
             source, first, into = inputs + row * input_stride, start + row * start_stride + 4 * column, out + row * stride + 4 * column
             if width - column >= PANEL:
@@ -250,14 +278,13 @@ def multiply(
 
 
 @part
-def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, scratch: Scratch) -> None:
+def _gather_block(
+    columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, entry_B: np.ndarray, scratch: Scratch
+) -> None:
     """I and w of a block, and what is a product of them alone: base rows where the first layer's sums start, and w bea_ND."""
     width, bridges, first_width = columns.vector.shape[1], columns.bridge.shape[1], weights.first_width
     for i in range(slots_B.shape[0]):
-        category, entry = columns.category[slots_B[i]], 0
-        if 0 < category < weights.entry_of_category.shape[0]:
-            entry = weights.entry_of_category[category]
-        scratch.entry_B[i] = entry
+        entry = entry_B[i]
         for h in range(first_width):
             scratch.first_BH[i, h] = user.base_GH[entry, h] + user.context_H[h]
         _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
@@ -268,10 +295,17 @@ def _gather_block(columns: Columns, weights: VersionWeights, user: RequestUser, 
 
 @part
 def _join_block(
-    columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, near_BE: np.ndarray, scratch: Scratch
+    columns: Columns,
+    weights: VersionWeights,
+    user: RequestUser,
+    slots_B: np.ndarray,
+    entry_B: np.ndarray,
+    near_BE: np.ndarray,
+    scratch: Scratch,
 ) -> None:
-    """The joint parts of inputs_BX."""
+    """The joint parts of inputs_BX; sub-sequences only where an entry is above 0, and zeros in the rest of such a block."""
     width, at_bea = columns.vector.shape[1], columns.vector.shape[1] + columns.bridge.shape[1]
+    has_sim = entry_B[0] > 0
     if weights.at_din >= 0:
         sum_signs(columns, user, slots_B, scratch.signs_BF)
     for i in range(slots_B.shape[0]):
@@ -282,9 +316,10 @@ def _join_block(
             has = columns.has_signature[slot]
             _join_signs(has, width, scratch.signs_BF[i], weights.at_din, x)
             join_tiers(weights, user, has, near_BE[i], weights.at_tiers, x)
-        if weights.at_sim >= 0:
+        if has_sim:
+            entry = entry_B[i]
             for d in range(width):
-                x[weights.at_sim + d] = user.sim_GD[scratch.entry_B[i], d] * x[d]
+                x[weights.at_sim + d] = user.sim_GD[entry, d] * x[d]
         join_realtime(columns, weights, slot, weights.at_realtime, x)
 
 
@@ -303,16 +338,17 @@ def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> No
 
 
 @part
-def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, scratch: Scratch) -> None:
-    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote."""
+def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, has_sim: bool, scratch: Scratch) -> None:
+    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote. Without `has_sim` the sub-sequences are left out."""
     layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
     at, at_stride, width = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], weights.first_width
     multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, last)
-    joint = address(weights.joint_panels)
+    joint, stored = address(weights.joint_panels), weights.inputs - depth
+    used = stored if has_sim or weights.at_sim < 0 else weights.at_sim - depth
     least = none if layers > 0 else last
-    multiply(rows, inputs + 4 * depth, stride, joint, weights.inputs - depth, width, at, at_stride, scratch.first_BH, least)
+    multiply(rows, inputs + 4 * depth, stride, joint, used, width, at, at_stride, scratch.first_BH, least, stored)
     run_later_layers(weights, rows, scratch)
 
 
@@ -321,15 +357,18 @@ def score_part(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch, logits_CT: np.ndarray
 ) -> None:
     """Logits float32 [C, T] of live slots. `scratch` belongs to one thread."""
+    with_sim, count = order_candidates(columns, weights, slots_C, scratch), slots_C.shape[0]
+    ordered_C = scratch.slots_C[:count]
     if weights.at_tiers >= 0:
-        count_tiers(columns, weights, user, slots_C, scratch)
-    for at in range(0, slots_C.shape[0], BLOCK):
-        end = min(slots_C.shape[0], at + BLOCK)
-        prefetch_rows(columns, slots_C[end : min(slots_C.shape[0], end + BLOCK)])
-        _gather_block(columns, weights, user, slots_C[at:end], scratch)
-        _join_block(columns, weights, user, slots_C[at:end], scratch.near_CE[at:end], scratch)
-        _run_layers(columns, weights, user, end - at, scratch)
+        count_tiers(columns, weights, user, ordered_C, scratch)
+    for at in range(0, count, BLOCK):
+        end = min(count, at + BLOCK)
+        prefetch_rows(columns, ordered_C[end : min(count, end + BLOCK)])
+        slots_B, entry_B = ordered_C[at:end], scratch.entry_C[at:end]
+        _gather_block(columns, weights, user, slots_B, entry_B, scratch)
+        _join_block(columns, weights, user, slots_B, entry_B, scratch.near_CE[at:end], scratch)
+        _run_layers(columns, weights, user, end - at, at < with_sim, scratch)
         logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):
             for t in range(logits_CT.shape[1]):
-                logits_CT[i, t] = logits_BH[i - at, t]
+                logits_CT[scratch.places_C[i], t] = logits_BH[i - at, t]

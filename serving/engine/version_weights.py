@@ -3,7 +3,7 @@
 Here: these arrays for the compiled pass, made once per version. Not here: the user's part (folded_user.py), the pass (joint_pass.py).
 Inputs of the first layer, X columns in this order; a part that the model does not have is left out (its place is -1):
 
-    I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | SIM_P o I [D] | tiers [2 tiers] | realtime
+    I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | tiers [2 tiers] | realtime | SIM_P o I [D]
 
 Arrays: X inputs, D width, N bridges, H widths of hidden layers, E edges.
 """
@@ -24,10 +24,10 @@ from serving.engine.vector_code import LANES
 
 
 class VersionWeights(NamedTuple):
-    """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at, depth, padded width) in `rest`;
-    at_* = first column of a part among the inputs; distance_max_E, masks_EP, low: see `Limits`; entry_of_category int32 = row of the user's
-    tables by category, all zeros between two requests; realtime_*: numbers and rows of
-    the real-time columns, as `RealtimeFeatures` orders them."""
+    """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at,
+    depth, padded width) in `rest`; at_* = first column of a part among the inputs; distance_max_E, masks_EP, low: see `Limits`; entry_of_category int32 =
+    row of the user's tables by category, all zeros between two requests; realtime_*: numbers and rows of the real-time columns, as `RealtimeFeatures`
+    orders them."""
 
     joint_panels: np.ndarray
     layers: np.ndarray
@@ -68,9 +68,9 @@ def fold_version(parameters: Parameters) -> VersionWeights:
     parts = {"bea_x": product_weights(weights["bea_x"])}
     if spec.schema.multimodal:
         parts |= {"din": weights["din"], "din_x": product_weights(weights["din_x"])}
-    if spec.schema.sim_category:
-        parts["sim_x"] = product_weights(weights["sim_x"])
     parts |= {name: weights[name] for name in ("tiers", "realtime") if name in weights}
+    if spec.schema.sim_category:  # last, so that the pass can leave them out
+        parts["sim_x"] = product_weights(weights["sim_x"])
     at, places = spec.width + spec.bridges, {}
     for name, part in parts.items():
         places[name], at = at, at + part.shape[1]

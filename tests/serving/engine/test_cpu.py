@@ -10,6 +10,7 @@ from schemas.model.score import rank_scores
 from serving.engine.changes import encode_ids
 from serving.engine.cpu import CpuScorer
 from serving.engine.device_state import join_behaviours
+from serving.engine.joint_pass import BLOCK
 from serving.engine.work import UserWork
 from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
 from tests.schemas.model.samples import SPECS
@@ -65,6 +66,17 @@ def test_a_candidates_score_does_not_depend_on_the_others_nor_on_the_cut_into_bl
     whole, probabilities = scorer.score(state, slots, CONTEXT)
     cut = np.concatenate([scorer.score(state, slots[at : at + 37], CONTEXT)[0] for at in range(0, 300, 37)])
     assert np.allclose(whole, cut, rtol=1e-6) and probabilities.shape == (300, 1)
+
+
+def test_candidates_of_the_users_own_categories_come_first_in_the_pass_and_keep_their_places_in_the_answer() -> None:
+    version = make_version(SPECS["full"])
+    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
+    state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 3)))
+    own = np.isin(version.tables.columns["category"][slots], state.arrays.categories_G)
+    assert own.any() and not own[:BLOCK].all() and (~own).sum() > 2 * BLOCK, "blocks with sub-sequences and blocks without"
+    whole = scorer.score(state, slots, CONTEXT)[0]
+    for some in (own, ~own):
+        assert np.allclose(whole[some], scorer.score(state, slots[some], CONTEXT)[0], rtol=1e-6)
 
 
 def test_shares_of_several_threads_give_the_scores_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,8 +360,8 @@ def _entry_created_before_written(world: World, _: Boundary) -> Sequence[Replace
 def _another_encoder_goes_on(_: World, __: Boundary) -> Sequence[Replacement]:
     plan = streams.core.versions._plan_version
 
-    def plan_version(status: VersionStatus, shard: ShardFacts, _: str, rewrite_share: float) -> ShardAction | None:
-        return plan(status, shard, status.encoder_fingerprint, rewrite_share)
+    def plan_version(status: VersionStatus, shard: ShardFacts, _: bool, rewrite_share: float) -> ShardAction | None:
+        return plan(status, shard, False, rewrite_share)
 
     def attach_encoders(versions: ShardVersions, _: ControlState, task: Any) -> None:
         for known in on_shard(task, Shard.needs_encoders):

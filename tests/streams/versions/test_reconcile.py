@@ -208,7 +208,7 @@ def test_an_error_of_one_version_is_reported_and_does_not_stop_the_others(world:
     path = next(p for p in world.store.list("checkpoints/") if p != f"checkpoints/{world.manifest(4).checkpoint_sha256}.safetensors")
     world.store.remove(path)
     report = worker.step()
-    assert len(report.errors) == 1 and "missing_file" in report.errors[0]
+    assert len(report.errors) == 1 and "checkpoint_damaged" in report.errors[0]
     world.publish_items(upsert(7, 9, price=3.0))
     worker.step()
     assert world.reader(4) == world.oracle(4)

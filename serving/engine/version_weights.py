@@ -24,10 +24,9 @@ from serving.engine.vector_code import LANES
 
 
 class VersionWeights(NamedTuple):
-    """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at,
-    depth, padded width) in `rest`; at_* = first column of a part among the inputs; distance_max_E, masks_EP, low: see `Limits`; entry_of_category int32 =
-    row of the user's tables by category, all zeros between two requests; realtime_*: numbers and rows of the real-time columns, as `RealtimeFeatures`
-    orders them."""
+    """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at, depth, padded width) in `rest`; at_* = first
+    column of a part among the inputs; distance_max_E, masks_EP, low: see `Limits`; entry_of_category int32 = row of the user's tables by category, all
+    zeros between two requests; realtime_*: numbers and rows of the real-time columns, as `RealtimeFeatures` orders them."""
 
     joint_panels: np.ndarray
     layers: np.ndarray

@@ -30,9 +30,8 @@ class Front:
         self.inference = OpenInference(ready, settings.deadline_ms, settings.candidates_max)
         self.access = Access(settings.token)
         self.intake = Intake(settings.requests_max)
-        self.leaving = (
-            False  # the process will end: HTTP answers close their connections, so that no request is sent on one that is about to go
-        )
+        # The process will end: HTTP answers close their connections, so that no request is sent on one that is about to go.
+        self.leaving = False
         self._counters: dict[tuple[str, str], Counter] = {}
         self._histograms: dict[str, Histogram] = {}
 

@@ -15,7 +15,8 @@ Invariants:
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
 - Before a revision is sealed, the full part is written anew if the last sealed incremental part had grown past a share of it.
 
-A version that is behind in a shard starts again there if it is not published yet; one that servers follow stays behind until it is frozen and revived.
+A version that is behind in a shard starts again there if it is not published yet, nor sealed there (streams/versions/shard_versions.py looks); one that
+servers follow stays behind until it is frozen and revived.
 """
 
 from collections.abc import Collection, Mapping, Sequence

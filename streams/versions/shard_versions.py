@@ -4,8 +4,8 @@
 
 Here: performing that plan, and taking in what builders have finished. Not here: the plan (core/versions.py), the work of builders and what they are
 doing (streams/builders), what concerns the whole index (reconcile.py).
-Invariants: as in reconcile.py; and a shard is admitted (its first batch is let in) only when every version that servers may follow is recorded in it
-with its encoder (A7).
+Invariants: as in reconcile.py; and a shard is admitted (its first batch is let in) only when every version that receives rows is recorded in it
+with its encoder, or as behind (A7).
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from pathlib import Path
 from infra.clock import Clock
 from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Init, VersionStatus
-from schemas.index.lifecycle import SERVABLE
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
 from schemas.index.snapshot import ShardSnapshot
 from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
@@ -24,7 +23,7 @@ from streams.builders.running_jobs import JobKey, OwnedShard, RunningJob, Runnin
 from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.shard_state import ShardVersion
-from streams.core.versions import Build, MarkBehind, Rewrite, SealShard, ShardAction, ShardFacts, Start, Stop, plan_shard
+from streams.core.versions import Build, MarkBehind, Revision, Rewrite, SealShard, ShardAction, ShardFacts, Start, Stop, plan_shard
 from streams.encoders import Encoders
 from streams.shard.shard import Shard
 from streams.versions.attempts import Attempts
@@ -115,9 +114,10 @@ class ShardVersions:
                     on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
 
     def _admit(self, state: ControlState, task: OwnedShard) -> None:
-        """Lets batches in, unless a version that servers may follow could not be started. One that is only being built may start later."""
+        """Lets batches in, unless a version could not be started. Not even one that is only being built may start later: the former owner's seal may be
+        published, and servers would go on from it without what is applied until then."""
         facts, unready = _read_facts(task), {v.version for v in on_shard(task, Shard.needs_encoders)}
-        missing = [s.version for s in state.receiving if s.state in SERVABLE and (s.version not in facts.versions or s.version in unready)]
+        missing = [s.version for s in state.receiving if s.version not in facts.versions or s.version in unready]
         if missing:
             self._attempts.report.alarms.append(f"shard {task.number} stays paused: versions {missing} are not started")
             return
@@ -129,6 +129,8 @@ class ShardVersions:
             case Start(_, version, behind):
                 self._start(state.versions[version], task, behind)
             case Stop(shard, version):
+                if self._may_be_published(state, action):
+                    return
                 self._jobs.abandon((shard, version))
                 remove_slices(self._slices, shard, version)
                 on_shard(task, lambda s: s.stop_version(version))
@@ -142,6 +144,13 @@ class ShardVersions:
             case SealShard(shard, version):
                 if not self._jobs.has((shard, version)) and self._has_reached_its_point(task, action):
                     self._begin_seal(state.versions[version], task, action)
+
+    def _may_be_published(self, state: ControlState, stop: Stop) -> bool:
+        """Whether a version that is behind in a shard, and would start again there, has a seal of that shard: servers that follow it from there would never
+        have what was applied while the shard was behind, so it stays behind."""
+        status = state.versions[stop.version]
+        wanted = status.wanted_revision if status in state.receiving else None
+        return wanted is not None and stop.shard in self._publication.read_seals(status, Revision(stop.version, wanted))
 
     def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:
         version, sha256, ends = status.version, status.checkpoint_sha256, self._log_ends.sources_end(task.number)

@@ -5,11 +5,13 @@ Here: the schema of the simulated catalogue and `SimEncoder`. Rows are remembere
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from schemas.errors import Corrupted
 from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_realtime
 from schemas.index.layout import RowLayout, row_layout
 from schemas.model.spec import ModelSpec
@@ -97,10 +99,14 @@ def encoder_of(version: int, checkpoint_sha256: str, fingerprint: str = FINGERPR
 
 
 class SimEncoders:
-    """streams/encoders.py `Encoders` for one process."""
+    """streams/encoders.py `Encoders` for one process. What it has read once it keeps; `lost`: sha256 of the checkpoints that are damaged now."""
 
-    def __init__(self, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
+    def __init__(self, fingerprint: str, lost: AbstractSet[str] = frozenset()) -> None:
+        self.fingerprint, self._lost = fingerprint, lost
+        self._read = set[str]()
 
     def get(self, version: int, checkpoint_sha256: str) -> SimEncoder:
+        if checkpoint_sha256 in self._lost and checkpoint_sha256 not in self._read:
+            raise Corrupted("checkpoint_damaged", f"the checkpoint of version {version}")
+        self._read.add(checkpoint_sha256)
         return encoder_of(version, checkpoint_sha256, self.fingerprint)

@@ -122,6 +122,7 @@ class History:
             (self.operate, 6),
             (self.wait, 4),
             (self.retain, 2),
+            (self.lose_checkpoint, 12 if world.is_losing else 0),
         )
 
     def _grow_old(self) -> None:
@@ -257,6 +258,17 @@ class History:
                 for number in [n for n, owner in self.group.owner.items() if owner is worker]:
                     self.group.give(number, worker, knows=True)
 
+    def lose_checkpoint(self) -> None:
+        """The index store's copy of a version's checkpoint is damaged, and a worker that has read it may die; or what was damaged is repaired."""
+        lost, world = self.world.lost, self.world
+        if lost and world.random.random() < 0.3:
+            lost.clear()
+            return
+        lost.update(s.checkpoint_sha256 for s in newest_state(world).receiving if world.random.random() < 0.7)
+        world.say("checkpoints are lost: %s", sorted(lost))
+        if world.random.random() < 0.7:
+            self.kill()
+
     def wait(self) -> None:
         """Time passes: snapshots and revisions become due."""
         self.world.clock.seconds += self.world.random.choice((1.0, 0.7 * RESEAL_S, 1.1 * RESEAL_S))
@@ -302,6 +314,7 @@ class History:
         world.calm = True
         if world.is_upgrading:
             self._end_upgrade()
+        world.lost.clear()
         self.group.settle()
         for _ in range(ROUNDS_MAX):
             before = self._fingerprint()
@@ -329,7 +342,7 @@ class History:
         for worker in self.workers:
             if worker.log.refresh().newest_decided + 1 < self.world.checkpoints.end:
                 worker.decide_checkpoint()
-            if worker.tasks or worker.report.errors:
+            if worker.tasks or worker.report.errors or worker.report.alarms:
                 worker.reconcile()
                 is_busy = is_busy or bool(worker.report.done or worker.jobs)
             while worker.jobs:

@@ -374,3 +374,12 @@ def _another_encoder_goes_on(_: World, __: Boundary) -> Sequence[Replacement]:
         (streams.builders.full_part, "check_encoder", lambda *_: None),
         (streams.builders.sealer, "check_encoder", lambda *_: None),
     ]
+
+
+@_plant(
+    "a version that was behind in a shard starts again there, though an earlier seal of the shard may be published",
+    "watermark",
+    "served at rest",
+)
+def _sealed_and_started_again(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(ShardVersions, "_may_be_published", lambda *_: False)]

@@ -70,7 +70,7 @@ class Worker:
         self.alive = True
         self.tasks: dict[int, Task] = {}
         self.jobs: list[Ticket] = []
-        self.encoders = SimEncoders(self.fingerprint)
+        self.encoders = SimEncoders(self.fingerprint, self.world.lost)
         self.log = QuickLog(self.world.store)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.log,

@@ -109,6 +109,8 @@ class World:
         self.shards = shards
         self.items = 8 if seed // 8 % 2 else 3  # of a shard: few of which each changes often, or more of which some stay as they are
         self.is_upgrading = seed % 9 == 5  # workers start with one of two encoders
+        self.is_losing = seed % 9 == 7  # the index store loses checkpoints of versions, and has them again
+        self.lost: set[str] = set()  # sha256 of those that are lost now
         self.init = _init(shards)
         self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
         self.checkpoints = Topic()

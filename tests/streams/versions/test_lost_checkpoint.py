@@ -1,15 +1,20 @@
 """The index store has damaged or lost the checkpoint of a version: what its shards do without it, and how they come back."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from schemas.errors import Unavailable
 from schemas.index.lifecycle import State
 from schemas.index.manifest import checkpoint_path
+from streams.encoder import EncoderCache, RowEncoder
+from streams.versions.publication import Publication
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World, checkpoint_bytes, encoder_of
 from tests.streams.versions.test_reconcile import current, fill
 
+RETRIED_S = 60.0  # after that a step that failed is tried again
 PATH = checkpoint_path(encoder_of(1).checkpoint_sha256)
 
 
@@ -111,4 +116,46 @@ def test_a_build_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world: 
     for _ in range(14):
         worker.step()
     assert current(world).live == 3 and world.reader(3) == world.oracle(3, 1)
+    worker.close()
+
+
+def test_a_new_owner_lets_nothing_in_before_it_has_started_a_version_whose_former_owner_may_have_sealed_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.want(3, seed=1)
+
+    def get(cache: EncoderCache, version: int, sha256: str, read: Callable[..., RowEncoder] = EncoderCache.get) -> RowEncoder:
+        if version == 3:
+            raise Unavailable("store_fault", "does not answer")
+        return read(cache, version, sha256)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EncoderCache, "get", get)
+        worker = Worker(world)
+        report = worker.step()
+    assert not worker.tasks[0].admitted and any("[3] are not started" in text for text in report.alarms)
+    world.clock.seconds += RETRIED_S
+    worker.step()
+    assert worker.tasks[0].admitted and not worker.tasks[0].shard.versions[3].behind
+    worker.close()
+
+
+def test_a_version_that_was_behind_stays_so_where_a_seal_of_the_shard_may_be_published(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Publication, "create_manifest", lambda *_: (_ for _ in ()).throw(Unavailable("store_fault", "does not answer")))
+    world.want(3, seed=1)
+    worker = Worker(world)
+    for _ in range(10):
+        worker.step()
+    shard = worker.tasks[0].shard
+    assert shard.versions[3].sealed_revision == 0 and current(world).versions[3].state is State.WANTED
+    shard.update_version(3, behind=True)
+    for _ in range(3):
+        worker.step()
+    assert shard.versions[3].behind
+    monkeypatch.undo()
+    world.clock.seconds += RETRIED_S
+    worker.step()
+    assert current(world).live == 3 and shard.versions[3].behind
     worker.close()

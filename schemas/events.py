@@ -308,11 +308,10 @@ def describe_errors(error: ValidationError, shown: int = 3) -> str:
     """The first few validation errors in one line: place, problem, value. pydantic must build all errors to name one, so of too many none is named."""
     if error.error_count() > _ERRORS_NAMED_MAX:
         return f"{error.error_count()} faults, too many to be named; expected the shape in the JSON schema of this topic"
+    # Where something is missing, pydantic's input is all that is around it.
     parts = [
         f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}"
-        + (
-            "" if e["type"] == "missing" else f" (got {str(e.get('input'))[:60]!r})"
-        )  # where nothing is, pydantic shows all that is around it
+        + ("" if e["type"] == "missing" else f" (got {str(e.get('input'))[:60]!r})")
         for e in error.errors(include_url=False)[:shown]
     ]
     more = error.error_count() - len(parts)

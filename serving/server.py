@@ -86,7 +86,6 @@ class RankingServer:
         parity_settings = settings.engine.parity_share, settings.engine.parity_every_s
         self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
         self.users: UserFollower | None = None
-        self.draining = False
         self._calmed = False
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.front.intake.admit = self.paced.check_queue
@@ -118,7 +117,7 @@ class RankingServer:
 
     def stop(self) -> None:
         """Begins to drain; then `run` returns."""
-        self.draining = self.front.leaving = True
+        self.front.draining = True
         self._stopping.set()
 
     @property
@@ -201,7 +200,7 @@ class RankingServer:
             self.known.show()
 
     def _ready(self) -> tuple[bool, str]:
-        return readiness(self.versions, self.users, self.draining)
+        return readiness(self.versions, self.users, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:
         return server_status(self.engine.status(), self.versions, self.users, len(self.pool), self._ready())

@@ -31,7 +31,7 @@ class Front:
         self.access = Access(settings.token)
         self.intake = Intake(settings.requests_max)
         # The process will end: HTTP answers close their connections, so that no request is sent on one that is about to go.
-        self.leaving = False
+        self.draining = False
         self._counters: dict[tuple[str, str], Counter] = {}
         self._histograms: dict[str, Histogram] = {}
 

@@ -79,7 +79,7 @@ class HttpApi:
         received_s = time.monotonic()
         with self._front.intake.enter():
             reply = await self._reply(scope, protocol, received_s)
-        closing = [("connection", "close")] if self._front.leaving else []
+        closing = [("connection", "close")] if self._front.draining else []
         protocol.response_bytes(reply.status, [("content-type", reply.content_type), *reply.headers, *closing], reply.body)
         self._record(scope, reply, time.monotonic() - received_s)
         if reply.status == TOO_MANY:

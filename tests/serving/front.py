@@ -89,7 +89,7 @@ def _open_front(
     async def run() -> None:
         shared = SharedFront(lambda: front.ready, settings, metrics)
         shared.intake.admit = paced.check_queue
-        front.leave = lambda: setattr(shared, "leaving", True)
+        front.leave = lambda: setattr(shared, "draining", True)
         api = HttpApi(shared, Views(lambda: {"rows": engine.rows}, lambda: None))
         if index:
             rank_call = RankCall(paced, users, settings.candidates_max, metrics)

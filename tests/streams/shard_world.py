@@ -11,9 +11,9 @@ import numpy as np
 
 from infra.kafka.reader import SourceRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_realtime
-from schemas.ids import IdKind, partition_of
+from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import Init
-from schemas.index.layout import RowLayout, row_layout
+from schemas.index.layout import RowLayout, decode_increment, row_layout
 from schemas.model.spec import ModelSpec
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, Shard, open_shard
@@ -149,6 +149,12 @@ def rows_of(shard: Shard, version: int) -> dict[bytes, bytes]:
     """Increment values of a version by index key."""
     prefix = version.to_bytes(8, "big")
     return {k[8:]: v for k, v in shard._database.scan(INCREMENTS) if k.startswith(prefix)}
+
+
+def row_of(shard: Shard, version: int, item: int) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Order and row of an item in the increments of a version, as `decode_increment` gives them; None where it has none."""
+    value = rows_of(shard, version).get(encode_index_key(item))
+    return None if value is None else decode_increment(HashEncoder(version).layout, value)
 
 
 def in_runs(records: Sequence[SourceRecord], sizes: Iterable[int]) -> list[list[SourceRecord]]:

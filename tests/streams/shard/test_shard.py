@@ -18,7 +18,7 @@ from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
 from streams.shard.reader import open_shard_reader
-from streams.shard.shard import Shard, open_shard
+from streams.shard.shard import open_shard
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -30,16 +30,12 @@ from tests.streams.shard_world import (
     features_record,
     new_items_record,
     open_test_shard,
+    row_of,
     rows_of,
     upsert,
 )
 
 A, B, C = ITEMS[:3]
-
-
-def row_of(shard: Shard, version: int, item: int) -> tuple[np.ndarray, np.ndarray | None] | None:
-    value = rows_of(shard, version).get(encode_index_key(item))
-    return None if value is None else decode_increment(HashEncoder(version).layout, value)
 
 
 def test_components_counters_and_next_offsets_survive_a_restart(tmp_path: Path) -> None:

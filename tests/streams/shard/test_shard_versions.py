@@ -3,15 +3,14 @@
 import itertools
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import encode_index_key
-from schemas.index.layout import decode_delta, decode_increment, is_newer
+from schemas.index.layout import decode_delta, is_newer
 from schemas.index.manifest import Part, PartFile
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
-from streams.shard.shard import Shard, open_shard
+from streams.shard.shard import open_shard
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -22,16 +21,12 @@ from tests.streams.shard_world import (
     features_record,
     new_items_record,
     open_test_shard,
+    row_of,
     rows_of,
     upsert,
 )
 
 A, B, C = ITEMS[:3]
-
-
-def row_of(shard: Shard, version: int, item: int) -> tuple[np.ndarray, np.ndarray | None] | None:
-    value = rows_of(shard, version).get(encode_index_key(item))
-    return None if value is None else decode_increment(HashEncoder(version).layout, value)
 
 
 def test_every_version_receives_rows_and_deltas_in_shard_order(tmp_path: Path) -> None:

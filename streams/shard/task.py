@@ -162,21 +162,22 @@ class ShardTask:
             return
         self._ticking = True
         with contextlib.suppress(Unavailable):
-            self.submit(self._tick)
+            self.submit(self._tick).add_done_callback(self._end_tick)
 
     def _tick(self, shard: Shard) -> None:
-        try:
-            self._remove_confirmed(shard)
-            if entries := shard.write_watermark():
-                self._send_new(shard, entries)
-        finally:
-            self._ticking = False
+        self._remove_confirmed(shard)
+        if entries := shard.write_watermark():
+            self._send_new(shard, entries)
+
+    def _end_tick(self, _: Future[None]) -> None:
+        """Not at the end of `_tick`, which does not begin while the database cannot be opened again."""
+        self._ticking = False
 
     def _remove_confirmed(self, shard: Shard) -> None:
-        if self._confirmed > self._confirming:
+        if (confirmed := self._confirmed) > self._confirming:
             failpoint("before-outbox-confirm")
-            self._confirming = self._confirmed
-            shard.confirm_outbox(self._confirming)
+            shard.confirm_outbox(confirmed)
+            self._confirming = confirmed
 
     # --- end ---------------------------------------------------------------------------------------------------------
 

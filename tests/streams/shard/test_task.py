@@ -15,6 +15,7 @@ from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
+from streams.shard.shard import Shard
 from streams.shard.task import ShardTask
 from tests.streams.shard_world import (
     INIT,
@@ -117,6 +118,31 @@ def test_a_shard_without_batches_also_comes_back_from_a_full_disk(tmp_path: Path
         task.submit(full).result()
     task.submit(lambda s: s.start_version(HashEncoder(3), {})).result()
     task.close()
+
+
+def test_a_tick_that_comes_while_the_disk_is_full_does_not_end_the_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ticks the offsets of a shard that changes no row are told to nobody, and what the broker has stays in the outbox until a restart."""
+    task, sender = open_task(tmp_path / "s")
+    asyncio.run(task.apply([features_record(0, upsert(A, 1))]))
+
+    def fail(*_: object) -> None:
+        raise Unavailable("disk_full", "no space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Shard, "confirm_outbox", fail)
+        full.setattr(Shard, "recover", fail)
+        task.confirmed(sender.sent[-1].sequence)
+        for _ in range(3):
+            task.tick()
+            task._executor.submit(lambda: None).result()
+    monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.0)
+    task.tick()
+    left = task.submit(lambda s: s.pending_outbox(100)).result()
+    task.close()
+    assert [decode_delta({}, e.value or b"").header.next_offsets for e in left] == [(1, 0)], (
+        "what was confirmed is gone, the offsets are told again"
+    )
+    assert left == sender.sent[1:]
 
 
 def test_a_version_whose_stop_is_there_though_its_write_failed_gets_no_more_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def run_tables(options: TablesOptions) -> Figures:
         run_cells(plan.tuning_cells, folder, options.processes)
     cells = read_cells(plan.cells, folder) if options.finished else run_cells(plan.cells, folder, options.processes)
     _add_progress(figures, plan, cells)
-    add_world_figures(figures, cells)
+    add_world_figures(figures, cells, plan.cells[0].truth.user_ids)
     add_tuning_figures(figures, [(tuned, cell) for tuned in plan.tuning_cells if (cell := read_cell(folder, tuned)) is not None])
     _add_truth(figures, plan)
     _add_costs(figures)

@@ -122,7 +122,7 @@ def _table_2(found: Lookup) -> list[Block]:
     ab_ctr, ab_rpm = (found.interval(f"world.ab.aif.{name}_lift_pct", 2) for name in ("ctr", "rpm"))
     text = f"""Gap between Base and Base(full features): {found.interval("gauc_gap_pt", 2)} points of GAUC (paper 7.83); AIF closes
     {found.interval("aif_share_of_gap", 1, 100)} % of it (paper 93.1 %). CTR and RPM are of a cascade: the model's hundred best of
-    2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user's number, 50/50,
+    2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user's id, 50/50,
     as an A/B test sees it: CTR {ab_ctr} %, RPM {ab_rpm} %."""
     table = Table((*header, *paper_header), [_row_2(variant, found) for variant in TABLE_2])
     return [Heading("Table 2: what each part is worth"), table, Paragraph(text), Picture("Gains over Base", _GAINS)]

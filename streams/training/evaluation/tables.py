@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from infra.bench.report import Figures
-from infra.data.world_catalogue import FIRST_USER_ID
+from schemas.ids import Id
 from streams.training.bootstrap import Bootstrap, Interval
 from streams.training.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
 from streams.training.evaluation.cells import Cell, CellPlan
@@ -50,8 +50,8 @@ def _mean(values: Sequence[UserValues]) -> UserValues:
     return UserValues(np.mean([v.value_U for v in values], axis=0), values[0].weight_U)
 
 
-def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
-    """Adds all figures of the world and returns the measures by model. A model without cells gets no figure."""
+def add_world_figures(figures: Figures, cells: Sequence[Cell], users: Sequence[Id]) -> ByModel:
+    """Adds all figures of the world and returns the measures by model. A model without cells gets no figure. `users`: the ids [U] of the measured."""
     models = average_seeds(cells)
     if BASE.name in models:  # "Base with +15% candidates" is Base itself, ranking more candidates
         base = models[BASE.name]
@@ -61,7 +61,7 @@ def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
         for name in MEASURES:
             if name in measures:
                 figures.add_interval(f"world.{model}.{name}", bootstrap.interval(measures[name]), "" if name != "rpm" else "per 1000")
-    _add_table_2(figures, models, bootstrap)
+    _add_table_2(figures, models, bootstrap, users)
     _add_table_3(figures, models, bootstrap)
     _add_bits(figures, models, bootstrap)
     _add_teacher(figures, models, bootstrap)
@@ -69,7 +69,7 @@ def add_world_figures(figures: Figures, cells: Sequence[Cell]) -> ByModel:
     return models
 
 
-def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
+def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap, users: Sequence[Id]) -> None:
     if {BASE.name, FULL.name, AIF.name} <= models.keys():
         base, full, aif = (models[v.name]["gauc"] for v in (BASE, FULL, AIF))
         figures.add_interval("gauc_gap_pt", bootstrap.interval_of(lambda mean: 100 * (mean(full) - mean(base))), "pt")
@@ -85,7 +85,7 @@ def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
                 ours, theirs = measures[name], models[BASE.name][name]
                 figures.add_interval(f"world.{model}.{name}_lift_pct", _lift(bootstrap, ours, theirs), "%")
                 if model == AIF.name:
-                    figures.add_interval(f"world.ab.{model}.{name}_lift_pct", _split_lift(bootstrap, ours, theirs), "%")
+                    figures.add_interval(f"world.ab.{model}.{name}_lift_pct", _split_lift(bootstrap, ours, theirs, users), "%")
 
 
 def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
@@ -153,13 +153,8 @@ def _lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interva
     return bootstrap.interval_of(lambda mean: 100 * (mean(ours) / mean(theirs) - 1))
 
 
-def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interval:
-    """The lift in an A/B test, where each user is shown one of the two models: the treatment where a hash of the user's number is odd.
-
-    The number is `FIRST_USER_ID` plus the user's place among those measured, because a cell's file has no ids. Like a hash of the id, it splits users
-    independently of what they do; another hash would be another draw of the same test, with other figures than docs/RESULTS.md has.
-    """
-    users = range(FIRST_USER_ID, FIRST_USER_ID + len(ours.value_U))
+def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues, users: Sequence[Id]) -> Interval:
+    """The lift in an A/B test, where each user is shown one of the two models: the treatment where a hash of the user's id is odd."""
     treated_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % 2 for user in users], float)
     treatment, control = UserValues(ours.value_U, treated_U), UserValues(theirs.value_U, 1 - treated_U)
     return _lift(bootstrap, treatment, control)

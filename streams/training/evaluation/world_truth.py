@@ -67,6 +67,11 @@ class WorldTruth:
         first = size.users + round(_TUNING_SHARE * size.held_out)
         return np.arange(size.users, first) if self.fold == TUNING else np.arange(first, size.users + size.held_out)
 
+    @property
+    def user_ids(self) -> list[Id]:
+        """The ids [U] of the fold's users."""
+        return (FIRST_USER_ID + self.held_out).tolist()  # type: ignore[no-any-return]
+
     @functools.cached_property
     def near(self) -> np.ndarray:
         """Item numbers int64 [U, C], drawn as those of impressions are: every second one from the user's interests."""
@@ -95,8 +100,7 @@ class WorldTruth:
 
     def questions(self, data: TrainingSet, rows_UC: np.ndarray) -> TrainingSet:
         """The held-out users' candidates as questions to a network."""
-        users: list[Id] = (FIRST_USER_ID + self.held_out).tolist()
-        return ask(data, users, NOW_MS, FIRST_ITEM_ID + rows_UC, _CONTEXT)
+        return ask(data, self.user_ids, NOW_MS, FIRST_ITEM_ID + rows_UC, _CONTEXT)
 
     def bids(self, rows_UC: np.ndarray) -> np.ndarray:
         """The bids of candidates, [U, C]."""

@@ -31,7 +31,7 @@ class RoundCounts:
 @dataclass(frozen=True, slots=True)
 class HealthBounds:
     """`late_s_max` bounds the median age of the newest round's impressions by their own times (infinity: no bound). The shares are of all rounds in
-    the window together."""
+    the window together. One bad one alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
 
     late_s_max: float = 900.0
     unreadable_share_max: float = 0.05
@@ -51,6 +51,6 @@ def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds
         ("unknown", total.unknown, total.shown, bounds.unknown_share_max, "shown items are not known"),
         ("not finite", total.refused, total.steps + total.refused, bounds.refused_share_max, "steps had no finite gradient"),
     ):
-        if of and bad / of > share_max:
+        if bad > share_max * of and (bad > 1 or share_max == 0):
             found.append(f"{name}: {bad} of the newest {of} {what}, expected at most {share_max:.0%}")
     return tuple(found)

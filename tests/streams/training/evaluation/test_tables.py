@@ -1,6 +1,8 @@
 """Figures from cells: paired, averaged over seeds, named as promised; and a report that holds nothing but them."""
 
+import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from infra.bench.report import Figures
 from schemas.errors import Misconfigured
+from schemas.ids import Id
 from streams.training.evaluation.cells import Cell
 from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
 from streams.training.evaluation.program import TablesOptions, run_tables
@@ -33,9 +36,9 @@ def cells() -> list[Cell]:
     return [cell(model, seed, gauc) for seed in range(2) for model, gauc in GAUCS.items()]
 
 
-def figures_of(of: list[Cell]) -> Figures:
+def figures_of(of: list[Cell], users: Sequence[Id] = range(USERS)) -> Figures:
     figures = Figures("eval tables")
-    add_world_figures(figures, of)
+    add_world_figures(figures, of, users)
     return figures
 
 
@@ -77,6 +80,25 @@ def test_an_ab_test_sees_the_lift_with_a_wider_interval_than_the_same_users_unde
 
     assert width("world.ab.aif.ctr_lift_pct") > 3 * width("world.aif.ctr_lift_pct") > 0
     assert figures.value("world.aif.ctr_lift_pct") == pytest.approx(100 * (0.795 / 0.7 - 1), abs=0.5)
+
+
+def test_an_ab_test_splits_users_by_their_ids_wherever_they_stand() -> None:
+    """Who is in which half is told by the id: the same users in another order are split alike, the same places with other ids are not."""
+    rng, ids = np.random.default_rng(0), list(range(7_000, 7_000 + USERS))
+    order = rng.permutation(USERS)
+
+    def lift(users: list[int], order: np.ndarray) -> float:
+        placed = [
+            dataclasses.replace(c, users={name: UserValues(v.value_U[order], v.weight_U[order]) for name, v in c.users.items()})
+            for c in cells()
+        ]
+        value = figures_of(placed, users).value("world.ab.aif.ctr_lift_pct")
+        assert value is not None
+        return value
+
+    as_it_was = lift(ids, np.arange(USERS))
+    assert lift([ids[n] for n in order], order) == pytest.approx(as_it_was)
+    assert lift([user + USERS for user in ids], np.arange(USERS)) != pytest.approx(as_it_was)
 
 
 def test_the_plans_hold_every_model_of_the_tables() -> None:

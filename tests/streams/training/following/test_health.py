@@ -20,7 +20,7 @@ def test_good_data_may_be_published() -> None:
         (GOOD, 901.0, "late: the newest impression is 901 s old, expected at most 900 s"),
         (RoundCounts(100, 90, 1_000, 0, 4, 0), 1.0, "unreadable: 90 of the newest 100"),
         (RoundCounts(100, 0, 1_000, 500, 4, 0), 1.0, "unknown: 500 of the newest 1000"),
-        (RoundCounts(100, 0, 1_000, 0, 3, 1), 1.0, "not finite: 1 of the newest 4"),
+        (RoundCounts(100, 0, 1_000, 0, 2, 2), 1.0, "not finite: 2 of the newest 4"),
     ],
     ids=lambda v: v.split(":")[0] if isinstance(v, str) else "",
 )
@@ -30,9 +30,18 @@ def test_each_fault_is_named_with_its_count_and_its_bound(bad: RoundCounts, age_
 
 
 def test_a_little_of_it_is_borne_and_more_is_not() -> None:
-    some = RoundCounts(100, 5, 1_000, 200, 19, 1)
+    some = RoundCounts(100, 5, 1_000, 200, 38, 2)
     assert find_faults([some], 1.0, HealthBounds()) == ()
     assert len(find_faults([some + RoundCounts(unreadable=1, unknown=1, refused=1)], 1.0, HealthBounds())) == 3
+
+
+def test_one_bad_one_of_few_is_no_share_yet_and_two_are() -> None:
+    """The first record that a follower meets may be the one that does not read: nothing is told by it about the others."""
+    one, two = RoundCounts(records=1, unreadable=1), RoundCounts(records=3, unreadable=2)
+    assert find_faults([one], None, HealthBounds()) == ()
+    assert len(find_faults([two], None, HealthBounds())) == 1
+    assert len(find_faults([one], None, HealthBounds(unreadable_share_max=0.0))) == 1  # who bears none is told of the first
+    assert find_faults([RoundCounts(0, 0, 0, 0, 0, 0)], None, HealthBounds(unreadable_share_max=0.0)) == ()
 
 
 def test_lateness_may_be_left_out() -> None:

@@ -1,13 +1,17 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
-Here: the sentences, and what is found by counting: ids that differ, times of another unit, a file without order, clicks among the behaviours. Not here: whether
+Here: the sentences, and what is found by counting: ids that differ, times of another unit, a file without order, clicks among the behaviours,
+requests without a contrast. Not here: whether
 a column tells the future (telling_features.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from infra.data.columns import plain
 from infra.data.interactions import Interactions
 from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
@@ -27,12 +31,19 @@ _WEAK = (
 _DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
 _OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every day it is a third
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
+_CONTRAST_LEAST = 0.05  # of the requests with a click; where two items are shown and half of what is shown is clicked it is two thirds
 _FIRST_YEAR = 1980  # no log of a shop is older
 
 
 def find_doubts(sources: MappedSources) -> list[str]:
     """The sentences, an empty list if nothing looks wrong. Raises what loading the sources raises."""
-    found = [_find_other_ids(sources), _find_other_clock(sources), _find_no_order(sources), _find_own_clicks(sources)]
+    found = [
+        _find_other_ids(sources),
+        _find_other_clock(sources),
+        _find_no_order(sources),
+        _find_own_clicks(sources),
+        _find_no_contrast(sources),
+    ]
     return [doubt for doubt in found if doubt is not None] + [
         _describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items()
     ]
@@ -110,6 +121,38 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
         f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to a day before the click: a history ends before its request, and "
         "these tell what it clicked; leave [behaviours] out, or give both the same clock"
     )
+
+
+def _find_no_contrast(sources: MappedSources) -> str | None:
+    """Requests that hold clicks only or none: rows of a log that stand alone, or ids of requests that differ with the click."""
+    clicked = _clicks_by_request(sources)
+    with_click = [flags for flags in clicked.values() if any(flags)]
+    if len(with_click) < _CLICKS_LEAST or (share := sum(not all(flags) for flags in with_click) / len(with_click)) >= _CONTRAST_LEAST:
+        return None
+    alone = sum(len(flags) == 1 for flags in clicked.values()) / len(clicked)
+    return (
+        f"only {share:.0%} of the requests of [impressions] with a click hold something that was not clicked, too ({alone:.0%} of all hold one row), and an "
+        "order is learnt from the two together; name as request what was shown together and does not tell the click, for example an hour of the user's: "
+        "request = { column = \"time\", pattern = '^(.*T\\d\\d)' } of texts, '^(\\d{7})' of seconds"
+    )
+
+
+def _clicks_by_request(sources: MappedSources) -> dict[tuple[object, object], list[bool]]:
+    """Whether the rows of each request were clicked, of the first users of the file; empty where it tells no impressions."""
+    shown, users = sources.shown, None
+    found: dict[tuple[object, object], list[bool]] = {}
+    for rows in shown.table.blocks() if shown is not None else ():
+        assert shown is not None
+        cells = plain(rows.array("user"))
+        users = pc.unique(cells).drop_null()[:_USERS_MOST] if users is None else users
+        chosen = np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False))
+        request = rows.array("request" if rows.has("request") else "time")
+        clicked_R = shown.clicked(rows)[chosen].tolist()
+        for user, name, click in zip(
+            cells.take(pa.array(chosen)).to_pylist(), request.take(pa.array(chosen)).to_pylist(), clicked_R, strict=True
+        ):
+            found.setdefault((user, name), []).append(click)
+    return found
 
 
 def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:

@@ -53,3 +53,32 @@ def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path
     )
     doubts = find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources)
     assert ["100% of the clicks" in doubt and "same clock" in doubt for doubt in doubts] == [True] * is_said
+
+
+SHOWN = """[items]\nfile = "shown.csv"\nid = "item"\n[impressions]\nfile = "shown.csv"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n"""
+
+
+@pytest.mark.parametrize(
+    ("request_cell", "grouped", "words"),
+    [
+        ("r{n}", 'request = "request"', ""),
+        (
+            "r{n}-{click}",
+            'request = "request"',
+            "only 0% of the requests of [impressions] with a click hold something that was not clicked, too (50% of",
+        ),
+        ("", "", "with a click hold something that was not clicked, too (100% of all hold one row)"),
+        ("", "request = { column = \"at\", pattern = '^(\\d{7})' }", ""),
+    ],
+)
+def test_requests_that_hold_clicks_alone_are_named(tmp_path: Path, request_cell: str, grouped: str, words: str) -> None:
+    """Three items of a request, one of them clicked: with an id for all, with one that tells the click, and with none and a time each."""
+    rows = []
+    for n in range(200):
+        for k in range(3):
+            click = int(k == n % 3)
+            rows.append(f"{request_cell.format(n=n, click=click)},u{n % 9},i{(n + k) % 7},{1_700_000_000 + 40_000 * n + k},{click}\n")
+    (tmp_path / "shown.csv").write_text("request,user,item,at,clicked\n" + "".join(rows))
+    (tmp_path / "shop.toml").write_text(SHOWN + grouped)
+    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
+    assert words in doubts and bool(words) == bool(doubts)

@@ -16,7 +16,7 @@ import numpy as np
 import safetensors.numpy
 
 from schemas.errors import AifError, RejectedInput
-from schemas.limits import CHECKPOINT_BYTES_MAX, CHECKPOINT_HEADER_BYTES_MAX, HIDDEN_LAYERS_MAX
+from schemas.limits import CHECKPOINT_BYTES_MAX, CHECKPOINT_HEADER_BYTES_MAX
 from schemas.model.lsh import W_HASH_ABS_MAX, W_HASH_GRID_BITS, is_on_grid, lsh_version
 from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec, decode_model_spec
@@ -74,14 +74,7 @@ def read_checkpoint_file(
 
 def _expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes by the spec alone: before anything of their size is allocated."""
-    try:
-        shapes = parameter_shapes(spec)
-    except (TypeError, ValueError) as error:
-        raise RejectedInput("checkpoint_spec", f"no network can be built from the spec: {error}") from error
-    odd = [(name, shape) for name, shape in shapes.items() if not all(isinstance(size, int) and size >= 0 for size in shape)]
-    if odd:
-        raise RejectedInput("checkpoint_spec", f"no network can be built from the spec: {odd[0][0]} would have the shape {list(odd[0][1])}")
-    return shapes | ({W_HASH: (spec.hash_bits, spec.schema.mm_width)} if spec.schema.multimodal else {})
+    return parameter_shapes(spec) | ({W_HASH: (spec.hash_bits, spec.schema.mm_width)} if spec.schema.multimodal else {})
 
 
 def _read_bounded(source: str | os.PathLike[str] | bytes) -> bytes:
@@ -138,11 +131,8 @@ def _decode_spec(manifest: Mapping[str, Any], expected_schema_fingerprint: str |
     try:
         spec = decode_model_spec(manifest["spec"])
         fingerprint = spec.schema.fingerprint
-        layers = max(map(len, (spec.item_hidden, spec.user_hidden, spec.bridge_hidden, spec.head_hidden)))
     except (AifError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RejectedInput("checkpoint_spec", f"the model spec does not read: {error}") from error
-    if layers > HIDDEN_LAYERS_MAX:
-        raise RejectedInput("checkpoint_spec", f"{layers} hidden layers in one part, expected at most {HIDDEN_LAYERS_MAX}")
     for source, expected in (("manifest", manifest.get("schema_fingerprint")), ("announcement", expected_schema_fingerprint)):
         if expected is not None and fingerprint != expected:
             message = f"feature schema has fingerprint {fingerprint}, the {source} says {expected}; publish it with its own schema"

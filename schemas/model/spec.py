@@ -7,15 +7,35 @@ The paper overloads d and d'. Here: `width` (async vector, its d), `bridge_width
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import Misconfigured
 from schemas.features import FeatureSchema, decode_feature_schema
-from schemas.limits import BEHAVIOURS_PER_USER_MAX, BRIDGES_MAX, HASH_BITS_MAX, RECENCY_SCALES_MAX, TASKS_MAX, TIERS_MAX, WIDTH_MAX
+from schemas.limits import (
+    BEHAVIOURS_PER_USER_MAX,
+    BRIDGES_MAX,
+    HASH_BITS_MAX,
+    HASH_BUCKETS_MAX,
+    HIDDEN_LAYERS_MAX,
+    HIDDEN_MAX,
+    RECENCY_SCALES_MAX,
+    TASKS_MAX,
+    TIERS_MAX,
+    WIDTH_MAX,
+)
 from schemas.model.score import BID, Terms, decode_rank_by
 
+# Least and most of each size: what is outside makes no network, or one that no machine holds.
+_BOUNDS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("width", "bridge_width", "embedding_width"), (1, WIDTH_MAX)),
+    "bridges": (1, BRIDGES_MAX),
+    "hash_bits": (8, HASH_BITS_MAX),
+    "item_id_buckets": (0, HASH_BUCKETS_MAX),
+    **dict.fromkeys(("item_hidden", "user_hidden", "bridge_hidden", "head_hidden"), (1, HIDDEN_MAX)),
+    **dict.fromkeys(("attended_behaviours", "simtier_behaviours", "sim_behaviours", "recency"), (1, BEHAVIOURS_PER_USER_MAX)),
+}
 _LATER = frozenset({"recency"})  # fields that older checkpoints lack: not in the JSON where they are off
 
 
@@ -63,26 +83,22 @@ class ModelSpec:
             if not condition:
                 raise Misconfigured("bad_model_spec", message)
 
-        require(
-            1 <= self.width <= WIDTH_MAX and 1 <= self.bridge_width <= WIDTH_MAX,
-            f"width {self.width}, bridge_width {self.bridge_width}: 1 to {WIDTH_MAX}",
-        )
-        require(1 <= self.bridges <= BRIDGES_MAX, f"bridges = {self.bridges}, expected 1 to {BRIDGES_MAX}")
-        require(
-            0 < self.hash_bits <= HASH_BITS_MAX and self.hash_bits % 8 == 0,
-            f"hash_bits = {self.hash_bits}, expected a multiple of 8 up to {HASH_BITS_MAX}",
-        )
-        tiers = f"tier_edges = {self.tier_edges}, expected fewer than {TIERS_MAX} numbers that ascend"
-        require(list(self.tier_edges) == sorted(set(self.tier_edges)) and len(self.tier_edges) < TIERS_MAX, tiers)
+        for name, (least, most) in _BOUNDS.items():
+            many = name.endswith("_hidden") or name == "recency"
+            listed = getattr(self, name) if many else (getattr(self, name),)
+            bounds = f"{name} = {', '.join(map(str, listed))}, expected {'each ' if len(listed) > 1 else ''}{least} to {most:,}, whole"
+            require(all(type(number) is int and least <= number <= most for number in listed), bounds)
+            layers = f"{name} has {len(listed)} layers, expected at most {HIDDEN_LAYERS_MAX}"
+            require(name == "recency" or len(listed) <= HIDDEN_LAYERS_MAX, layers)
+        require(self.hash_bits % 8 == 0, f"hash_bits = {self.hash_bits}, expected a multiple of 8")
+        tiers = f"tier_edges = {', '.join(map(str, self.tier_edges))}, expected 1 to {TIERS_MAX - 1} ascending numbers from 0 to 1"
+        shares = all(isinstance(edge, int | float) and 0 <= edge <= 1 for edge in self.tier_edges)
+        require(shares and _ascend(self.tier_edges) and 1 <= len(self.tier_edges) < TIERS_MAX, tiers)
         require(1 <= len(self.tasks) <= TASKS_MAX, f"1 to {TASKS_MAX} tasks, got {self.tasks}")
         require(self.din in ("centred", "raw"), f"din = {self.din!r}, expected centred or raw")
         require(len(set(self.tasks)) == len(self.tasks) and BID not in self.tasks, f"tasks need names of their own, got {self.tasks}")
-        require(
-            list(self.recency) == sorted(set(self.recency))
-            and len(self.recency) <= RECENCY_SCALES_MAX
-            and all(isinstance(scale, int) and 1 <= scale <= BEHAVIOURS_PER_USER_MAX for scale in self.recency),
-            f"recency = {self.recency}, expected at most {RECENCY_SCALES_MAX} ascending whole numbers from 1 to {BEHAVIOURS_PER_USER_MAX:,}",
-        )
+        scales = f"recency = {self.recency}, expected at most {RECENCY_SCALES_MAX} ascending scales"
+        require(_ascend(self.recency) and len(self.recency) <= RECENCY_SCALES_MAX, scales)
         self._check_rank_by(require)
 
     def _check_rank_by(self, require: Callable[[bool, str], None]) -> None:
@@ -121,6 +137,10 @@ class ModelSpec:
     def fingerprint(self) -> str:
         """16 hex digits that change whenever a size, a choice or the feature schema changes."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _ascend(numbers: Sequence[float]) -> bool:
+    return list(numbers) == sorted(set(numbers))
 
 
 def decode_model_spec(raw: Mapping[str, Any]) -> ModelSpec:

@@ -77,15 +77,15 @@ REJECTED = {
     "another format": (lambda: rebuild(None, lambda m: m.update(format=9)), {}, "checkpoint_format", "9"),
     "a model id that is no text": (lambda: rebuild(None, lambda m: m.update(model_id=[])), {}, "checkpoint_format", "model_id"),
     "a spec that does not read": (lambda: rebuild(None, lambda m: m["spec"].update(width=-1)), {}, "checkpoint_spec", "-1"),
-    "a width that is no whole number": (lambda: rebuild(None, lambda m: m["spec"].update(width=8.5)), {}, "checkpoint_spec", "network"),
-    "a hidden width of text": (lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=["x"])), {}, "checkpoint_spec", "network"),
-    "too many layers": (lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=[4] * 99)), {}, "checkpoint_spec", "99"),
-    "a spec of great size": (
-        lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=[10**9, 10**9])),
+    "a width that is no whole number": (lambda: rebuild(None, lambda m: m["spec"].update(width=8.5)), {}, "checkpoint_spec", "width = 8.5"),
+    "a hidden width of text": (
+        lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=["x"])),
         {},
-        "checkpoint_tensors",
-        "missing",
+        "checkpoint_spec",
+        "item_hidden = x",
     ),
+    "too many layers": (lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=[4] * 99)), {}, "checkpoint_spec", "99"),
+    "a spec of great size": (lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=[10**9])), {}, "checkpoint_spec", "item_hidden"),
     "a manifest fingerprint that lies": (
         lambda: rebuild(None, lambda m: m.update(schema_fingerprint="x")),
         {},
@@ -128,6 +128,21 @@ def test_a_bad_checkpoint_is_refused_with_its_own_code_and_a_message_that_names_
     with pytest.raises(RejectedInput, match=message) as refused:
         read_checkpoint(make(), **expected)
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize("name", ["attended_behaviours", "simtier_behaviours", "sim_behaviours"])
+@pytest.mark.parametrize("number", [0, -3, 2.5, True, "9", None, [3], 10**12])
+def test_a_number_of_behaviours_that_no_tensor_has_a_shape_of_is_refused_all_the_same(name, number):
+    with pytest.raises(RejectedInput, match=name) as refused:
+        read_checkpoint(rebuild(None, lambda m: m["spec"].update({name: number})))
+    assert refused.value.code == "checkpoint_spec"
+
+
+@pytest.mark.parametrize("edges", [[], [float("nan")], [0.5, 0.5], [0.9, 0.1], [-0.5], [2.0], ["x"], 0.5])
+def test_tiers_that_are_none_are_refused(edges):
+    with pytest.raises(RejectedInput) as refused:
+        read_checkpoint(rebuild(None, lambda m: m["spec"].update(tier_edges=edges)))
+    assert refused.value.code == "checkpoint_spec"
 
 
 def test_a_file_beyond_the_bound_is_refused_before_it_is_read(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ from tests.schemas.catalogue import small_schema
         ('{"schema": SCHEMA, "model": {"embedding_width": 0}}', r"embedding_width = 0, expected 1 to 512"),
         ('{"schema": SCHEMA, "model": {"item_id_buckets": 1000000000000}}', r"item_id_buckets = 1000000000000, expected 0 to"),
         ('{"schema": SCHEMA, "model": {"sim_behaviours": -1}}', r"sim_behaviours = -1, expected 1 to"),
-        ('{"schema": SCHEMA, "model": {"tier_edges": [NaN]}}', r"tier_edges = nan, expected 0 to 1"),
+        ('{"schema": SCHEMA, "model": {"tier_edges": [NaN]}}', r"tier_edges = nan, expected 1 to 63 ascending numbers from 0 to 1"),
         ('{"schema": SCHEMA, "model": {"hash_bit": 3}}', r"\[model\].*did you mean 'hash_bits'"),
         ('{"schema": SCHEMA, "tain": {}}', r"\[tain\].*did you mean 'train'"),
     ],

@@ -25,6 +25,7 @@ from pydantic import SecretStr
 from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.limits import CARRIED_STATE_BYTES_MAX
+from schemas.token import VersionToken, decode_token
 from serving.engine.state_bytes import NamedState, decode_state, encode_state
 from serving.engine.work import UserState
 
@@ -36,7 +37,7 @@ _FORM = b"aif user state 1"
 class Carried:
     """A state that came with call 2, and the token of the version that it was made on."""
 
-    token: str
+    token: VersionToken
     state: UserState
 
 
@@ -48,11 +49,11 @@ class CarriedStates:
         self._index, self._ttl_s, self._clock = index.encode(), ttl_s, clock
         self.events: Counter[str] = Counter()
 
-    def seal(self, user: Id, token: str, state: UserState) -> str | None:
+    def seal(self, user: Id, token: VersionToken, state: UserState) -> str | None:
         """The text for the client; None if it would be larger than call 2 accepts. Raises RejectedInput (`user_state_off`)."""
         key = self._expect_key()
         assert isinstance(state, NamedState)
-        head = json.dumps({"user": user, "token": token, "made_ms": int(self._clock() * 1000)}).encode()
+        head = json.dumps({"user": user, "token": str(token), "made_ms": int(self._clock() * 1000)}).encode()
         signed = len(head).to_bytes(_LENGTH_BYTES, "little") + head + encode_state(state)
         if _MAC_BYTES + len(signed) > CARRIED_STATE_BYTES_MAX:
             self.events["too_large"] += 1
@@ -78,7 +79,7 @@ class CarriedStates:
             self.events["expired"] += 1
             return None
         self.events["opened"] += 1
-        return Carried(head["token"], decode_state(signed[end:]))
+        return Carried(decode_token(head["token"]), decode_state(signed[end:]))
 
     def _expect_key(self) -> bytes:
         if self._key is None:

@@ -31,11 +31,11 @@ class UserCall:
         pinned = check_consistency(request.consistency, token)
         found = await self._users.find(asked)
         self._engine.check_user(found.work(None), deadline.left_s())
-        state, version_token = await self._state(asked, found, token, pinned, deadline)
-        user_state = self._users.carried.seal(asked.user, version_token, state) if request.carry_state else None
+        state, used = await self._state(asked, found, token, pinned, deadline)
+        user_state = self._users.carried.seal(asked.user, used, state) if request.carry_state else None
         return UserAnswer(
             request_id=asked.request_id,
-            version_token=version_token,
+            version_token=str(used),
             cold_user=state.cold,
             behaviours=state.behaviours,
             behaviours_without_row=state.behaviours_without_row,
@@ -46,16 +46,16 @@ class UserCall:
 
     async def _state(
         self, asked: Asked, found: FoundUser, token: VersionToken | None, pinned: bool, deadline: Deadline
-    ) -> tuple[UserState, str]:
+    ) -> tuple[UserState, VersionToken]:
         """(state, token of its version): the kept state if it is fresh, else a new one."""
         version = choose_version(self._engine, token, pinned)
         if version is None:  # nothing is live, and the engine raises the error that says so
             result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
-            return result.state, str(result.token)
+            return result.state, result.token
         lease = self._users.pool.find(asked.key(version.version), found.offsets) if asked.given is None else None
         if lease is not None:
             with lease:
-                return lease.state, str(version)
+                return lease.state, version
         try:
             result = await self._users.fly(self._engine, asked, found, version.version).wait(deadline)
         except Incompatible as error:  # the version was dropped in between
@@ -63,4 +63,4 @@ class UserCall:
                 raise
             result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
             self._users.keep(asked, found, result.state)
-        return result.state, str(result.token)
+        return result.state, result.token

@@ -49,7 +49,7 @@ class UserRungs:
         if version is None or asked.given is not None:  # a request with its own history makes its user half itself
             found = await self._users.find(asked)
             return Half(Rung.INLINE, work=found.work(version and version.version), found=found)
-        if asked.carried is not None and asked.carried.state.version == version.version:
+        if asked.carried is not None and asked.carried.token.is_compatible(version):
             return Half(Rung.CARRIED, asked.carried.state)
         lease = self._kept(asked, version.version)
         if lease is not None:

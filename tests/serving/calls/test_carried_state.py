@@ -86,9 +86,13 @@ def test_off_by_default_and_then_said_so(engine: Engine) -> None:
                 ask()
 
 
-def test_a_state_of_a_version_that_is_gone_is_a_lost_state(version: Version, engine: Engine, state: UserState) -> None:
-    carried = CarriedStates(KEY, "index", 600)
-    text = carried.seal(7, "99.0-" + "0" * 8, dataclasses.replace(state, version=99))  # type: ignore[type-var]
+@pytest.mark.parametrize(
+    "token",
+    [VersionToken(99, 0, "0" * 8), VersionToken(1, 0, "2" * 8)],
+    ids=["a version that is gone", "a version of the same number of an index that was made anew"],
+)
+def test_a_state_of_another_version_is_a_lost_state(version: Version, engine: Engine, state: UserState, token: VersionToken) -> None:
+    text = CarriedStates(KEY, "index", 600).seal(7, token, dataclasses.replace(state, version=token.version))  # type: ignore[type-var]
     with open_server(engine) as front, AifClient(front.url) as client:
         answer = client.rank(7, version.ids[:5], user_state=text)
         assert answer.rung == "inline" and "version_changed" in answer.degraded
@@ -103,7 +107,7 @@ def test_a_state_of_a_version_that_is_gone_is_a_lost_state(version: Version, eng
     ],
 )
 def test_another_key_index_or_user_is_refused(state: UserState, other: CarriedStates, user: int, reason: str) -> None:
-    text = CarriedStates(KEY, "index", 600).seal(7, str(TOKEN), state)
+    text = CarriedStates(KEY, "index", 600).seal(7, TOKEN, state)
     assert text is not None
     with pytest.raises(RejectedInput, match=reason):
         other.open(text, user)
@@ -112,7 +116,7 @@ def test_another_key_index_or_user_is_refused(state: UserState, other: CarriedSt
 
 def test_every_flipped_bit_is_found_before_anything_is_decoded(state: UserState) -> None:
     carried = CarriedStates(KEY, "index", 600)
-    raw = bytearray(base64.b64decode(carried.seal(7, str(TOKEN), state) or ""))
+    raw = bytearray(base64.b64decode(carried.seal(7, TOKEN, state) or ""))
     for place in (0, 31, 32, 36, 40, len(raw) // 2, len(raw) - 1):
         raw[place] ^= 1
         with pytest.raises(RejectedInput, match="not signed"):
@@ -124,19 +128,19 @@ def test_every_flipped_bit_is_found_before_anything_is_decoded(state: UserState)
 def test_an_old_state_is_lost_and_one_that_is_too_large_is_not_handed_out(state: UserState, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     carried = CarriedStates(KEY, "index", 600, clock=clock)
-    text = carried.seal("seven", str(TOKEN), state)
+    text = carried.seal("seven", TOKEN, state)
     assert text is not None and len(text) < CARRIED_STATE_BYTES_MAX
     clock.now_s += 601
     assert carried.open(text, "seven") is None and carried.events["expired"] == 1
     monkeypatch.setattr("serving.calls.carried_state.CARRIED_STATE_BYTES_MAX", 100)
-    assert carried.seal("seven", str(TOKEN), state) is None and carried.events["too_large"] == 1
+    assert carried.seal("seven", TOKEN, state) is None and carried.events["too_large"] == 1
 
 
 @pytest.mark.parametrize("kind", IdKind)
 def test_a_state_comes_back_as_it_was_for_both_kinds_of_ids(kind: IdKind, state: UserState) -> None:
     carried = CarriedStates(KEY, "index", 600)
     user = 7 if kind is IdKind.INT64 else "seven"
-    opened = carried.open(carried.seal(user, str(TOKEN), state) or "", user)
-    assert opened is not None and opened.token == str(TOKEN)
+    opened = carried.open(carried.seal(user, TOKEN, state) or "", user)
+    assert opened is not None and opened.token == TOKEN
     about = ("version", "behaviours", "behaviours_without_row", "cold")
     assert all(getattr(opened.state, name) == getattr(state, name) for name in about)

@@ -178,8 +178,8 @@ def test_at_least_waits_for_the_watermark_and_then_answers(front: Front, client:
 
 
 def test_at_least_past_the_deadline_names_the_watermark_it_reached(client: AifClient) -> None:
-    with pytest.raises(Unavailable, match="at offset 3 after 40 ms, asked for at least 4") as caught:
-        client.rank(1, [1], consistency=AtLeast(topic="new-items", partition=0, offset=4), deadline_ms=40)
+    with pytest.raises(Unavailable, match="at offset 3 after 400 ms, asked for at least 4") as caught:
+        client.rank(1, [1], consistency=AtLeast(topic="new-items", partition=0, offset=4), deadline_ms=400)
     assert caught.value.code == "watermark_not_reached"
 
 

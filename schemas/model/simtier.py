@@ -17,7 +17,8 @@ from torch import Tensor
 from schemas.model.hamming import equal_bits
 from schemas.model.lsh import equal_bits_min, lsh_similarity
 
-PAIRS_PER_CHUNK = 1 << 18  # 1 MiB of float32: a chunk of the pair matrix stays in cache while its thresholds are counted
+# Of the pair matrix at a time: 1 MiB of float32, which a cache holds while the thresholds are counted; on a GPU, where each chunk costs launches, 256 MiB.
+PAIRS_PER_CHUNK, PAIRS_PER_LAUNCH = 1 << 18, 1 << 26
 
 
 def simtier_reference(items_CW: np.ndarray, sequence_SW: np.ndarray, tier_edges: Sequence[float]) -> np.ndarray:
@@ -34,9 +35,11 @@ def simtier_counts(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_B
     The counts of a candidate without a signature are meaningless; `simtier_features` sets them to zero.
     """
     users, candidates, _ = candidates_BCK.shape
-    rows = max(1, PAIRS_PER_CHUNK // max(1, users * sequence_BSK.shape[1]))
+    pairs = PAIRS_PER_CHUNK if candidates_BCK.device.type == "cpu" else PAIRS_PER_LAUNCH
+    rows = max(1, pairs // max(1, users * sequence_BSK.shape[1]))
     total_B1 = has_signature_BS.sum(dim=1, keepdim=True).float()
-    chunks = [_at_least(candidates_BCK[:, at : at + rows], sequence_BSK, has_signature_BS, tier_edges) for at in range(0, candidates, rows)]
+    starts = range(0, max(1, candidates), rows)
+    chunks = [_at_least(candidates_BCK[:, at : at + rows], sequence_BSK, has_signature_BS, tier_edges) for at in starts]
     cumulative_BCN = torch.cat([total_B1[:, :, None].expand(users, candidates, 1), torch.cat(chunks, dim=1)], dim=2)
     counts_BCN = cumulative_BCN.clone()
     counts_BCN[..., :-1] -= cumulative_BCN[..., 1:]

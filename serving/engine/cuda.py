@@ -19,8 +19,6 @@ from serving.engine.device_state import DeviceUserState, build_device_state, sta
 from serving.engine.tables import Applied, Tables
 from serving.engine.work import UserState, UserWork
 
-BLOCK = 16_384  # bounds the pair matrix of SimTier
-
 
 class CudaScorer:
     """One version's network and columns on a device. The look-up and the slot's own columns stay on the CPU."""
@@ -49,16 +47,10 @@ class CudaScorer:
     @torch.inference_mode()
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
-        spec, states, slots = self.network.spec, states_on(state, self.device), torch.from_numpy(slots_C).to(self.device)
-        request = map_tensors(encode_context(spec, context), lambda t: t.to(self.device))
-        scores, probabilities = [torch.empty(0)], [torch.empty(0, len(spec.tasks))]
-        for at in range(0, len(slots_C), BLOCK):
-            rows = self._rows(slots[at : at + BLOCK], request)
-            logits_BCT = joint_logits_split(self.network.head, states, rows)
-            scores_BC, probabilities_BCT = self.network.scores(logits_BCT, rows.bid_BC)
-            scores.append(scores_BC[0].cpu())
-            probabilities.append(probabilities_BCT[0].cpu())
-        return torch.cat(scores).numpy(), torch.cat(probabilities).numpy()
+        states, slots = states_on(state, self.device), torch.from_numpy(slots_C).to(self.device)
+        rows = self._rows(slots, map_tensors(encode_context(self.network.spec, context), lambda t: t.to(self.device)))
+        scores_BC, probabilities_BCT = self.network.scores(joint_logits_split(self.network.head, states, rows), rows.bid_BC)
+        return scores_BC[0].cpu().numpy(), probabilities_BCT[0].cpu().numpy()
 
     def _rows(self, slots_C: torch.Tensor, context: Any) -> CandidateRows:
         spec, count = self.network.spec, len(slots_C)

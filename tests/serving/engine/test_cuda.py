@@ -6,12 +6,14 @@ import torch
 
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
+from schemas.model.head_split import joint_logits_split
+from schemas.model.inputs import map_tensors
 from serving.engine.changes import decode_changes, encode_ids
 from serving.engine.cpu import CpuScorer
 from serving.engine.cuda import CudaScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, order
+from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version, order
 from tests.serving.engine.test_cpu import probability_tolerance
 
 DEVICES = [
@@ -41,3 +43,23 @@ def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name
         assert np.abs(probabilities - wanted_probabilities).max() <= 4 * probability_tolerance(version)
         assert np.allclose(scores, wanted_scores, rtol=1e-4, atol=1e-6)
     assert not np.array_equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_candidate_is_an_empty_answer(device: str) -> None:
+    version = make_version(SPECS["full"], 20)
+    scorer = CudaScorer(version.network, 1, version.tables, device)
+    scores, probabilities = scorer.score(scorer.user_state(UserWork()), np.zeros(0, np.int64), CONTEXT)
+    assert (scores.shape, probabilities.shape) == ((0,), (0, 1))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_call_two_on_a_device_touches_no_tensor_of_another(name: str) -> None:
+    """Torch's device "meta" has shapes and no values; as on a GPU, an operation on tensors of two devices fails there."""
+    version = make_version(SPECS[name], 20)
+    states = CudaScorer(version.network, 1, version.tables, "cpu").user_state(UserWork(PROFILE, make_behaviours(version, 9))).tensors
+    states, rows = (map_tensors(one, lambda t: t.to("meta")) for one in (states, candidate_rows(version.spec, version.rows)))
+    with torch.inference_mode():
+        logits = joint_logits_split(version.network.to("meta").head, states, rows)
+        scores, _ = version.network.scores(logits, rows.bid_BC)
+    assert scores.device.type == "meta" and scores.dtype is torch.float32

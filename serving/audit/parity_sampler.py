@@ -24,13 +24,12 @@ import structlog
 
 from infra.metrics import Metrics
 from schemas.ids import Id
-from schemas.model.parameters import Parameters, parameters_of
+from schemas.model.parameters import Parameters
 from serving.audit.reference_answer import score_plainly
 from serving.core.parity_figures import ParityFigures, compare_answer
 from serving.engine.candidates import find_candidates
-from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
-from serving.engine.resident import Resident, Scorer
+from serving.engine.resident import Resident
 from serving.engine.state_bytes import NamedState
 from serving.engine.user_arrays import arrays_of
 from serving.engine.work import RankResult, RankWork
@@ -42,7 +41,7 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
 class _Copied:
     """Copies of what the reference needs, which no later change of the slot can touch."""
 
-    scorer: Scorer
+    parameters: Parameters
     ids: Sequence[Id]
     rows_C: np.ndarray
 
@@ -91,7 +90,7 @@ class ParitySampler:
             return None
         found = find_candidates(resident.tables, work.item_ids)
         ids = found.ids_K.tolist() if isinstance(found.ids_K, np.ndarray) else found.ids_K
-        return _Copied(resident.scorer, ids, _copy_rows(resident, found.slots_K))
+        return _Copied(resident.scorer.parameters, ids, _copy_rows(resident, found.slots_K))
 
     def _check(self, copied: "Future[_Copied | None]", work: RankWork, result: RankResult) -> None:
         try:
@@ -114,10 +113,6 @@ class ParitySampler:
         self._metrics.counter("parity_samples").labels(outcome).inc()
 
 
-def _parameters_of(scorer: Scorer) -> Parameters:
-    return scorer.parameters if isinstance(scorer, CpuScorer) else parameters_of(scorer.network)  # type: ignore[attr-defined]
-
-
 def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
     rows_C = np.zeros(len(slots_C), resident.tables.layout.dtype)
     for name, column in resident.tables.columns.items():
@@ -130,6 +125,6 @@ def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) ->
     if not copied.ids:
         return ParityFigures(0.0, 1.0)
     state = arrays_of(result.state.named_arrays())
-    scores_C, probabilities_CT = score_plainly(_parameters_of(copied.scorer), state, copied.rows_C, context)
+    scores_C, probabilities_CT = score_plainly(copied.parameters, state, copied.rows_C, context)
     place = {one: at for at, one in enumerate(copied.ids)}
     return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)

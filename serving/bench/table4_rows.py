@@ -139,7 +139,8 @@ class RowScorer:
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
         self.row, self.version, self._world, self._raw = row, version, world, raw
         self._half, self._parts = world.scorer.half, row.parts
-        self._first_layer = slice_first_layer(world.scorer.parameters)
+        self.parameters = world.scorer.parameters
+        self._first_layer = slice_first_layer(self.parameters)
         self._places = self._plan_places()
         self._columns, self._weights = self._cut_columns(), self._fold_weights()
         self._scratch: list[Scratch] = []

@@ -14,7 +14,8 @@ import torch
 
 from schemas.model.head_split import joint_logits_split
 from schemas.model.inputs import CandidateRows, encode_context, map_tensors
-from schemas.model.network import AifNetwork
+from schemas.model.network import build_network
+from schemas.model.parameters import Parameters
 from serving.engine.device_state import DeviceUserState, build_device_state, states_on
 from serving.engine.tables import Applied, Tables
 from serving.engine.work import UserState, UserWork
@@ -25,10 +26,11 @@ class CudaScorer:
 
     user_beside = False  # the device is one queue, and the engine's thread the one that fills it
 
-    def __init__(self, network: AifNetwork, version: int, tables: Tables, device: str = "cuda") -> None:
+    def __init__(self, parameters: Parameters, version: int, tables: Tables, device: str = "cuda") -> None:
         self.device = torch.device(device)
         torch.backends.cuda.matmul.allow_tf32 = False  # exact forms are fp32
-        self.network, self.version, self.tables = network.to(self.device).eval(), version, tables
+        self.parameters, self.version, self.tables = parameters, version, tables
+        self.network = build_network(parameters).to(self.device)
         self._columns = {name: torch.from_numpy(column.copy()).to(self.device) for name, column in tables.columns.items()}
 
     def user_state(self, work: UserWork) -> DeviceUserState:

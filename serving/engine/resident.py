@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from schemas.model.parameters import Parameters
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
 from serving.engine.arrivals import Arrivals
@@ -21,6 +22,10 @@ from serving.engine.work import UserState, UserWork, VersionReport
 
 class Scorer(Protocol):
     """Computes both calls on one version's tables. Used by the engine's thread."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """The version's model."""
 
     @property
     def user_beside(self) -> bool:

@@ -32,11 +32,10 @@ def open_scorer(device: str, parameters: Parameters, version: int, tables: Table
         return CpuScorer(parameters, version, tables)
     import torch
 
-    from schemas.model.network import build_network
     from serving.engine.cuda import CudaScorer
 
     torch.set_num_threads(1)  # OpenMP's spinning workers would take the core of the engine's own thread
-    return CudaScorer(build_network(parameters), version, tables, device)
+    return CudaScorer(parameters, version, tables, device)
 
 
 @functools.cache

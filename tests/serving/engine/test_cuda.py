@@ -31,7 +31,7 @@ def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name
     on_cpu = CpuScorer(version.parameters, 1, version.tables)
     wanted = [on_cpu.score(on_cpu.user_state(work), slots, CONTEXT)]
     other = make_version(SPECS[name])
-    on_device = CudaScorer(other.network, 1, other.tables, device)
+    on_device = CudaScorer(other.parameters, 1, other.tables, device)
     found = [on_device.score(on_device.user_state(work), slots, CONTEXT)]
     pairs = [(encode_index_key(i), encode_increment(order(2), version.rows[at - 1])) for at, i in enumerate(version.ids[:20])]
     changes = decode_changes(row_layout(version.spec), pairs)
@@ -48,7 +48,7 @@ def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_candidate_is_an_empty_answer(device: str) -> None:
     version = make_version(SPECS["full"], 20)
-    scorer = CudaScorer(version.network, 1, version.tables, device)
+    scorer = CudaScorer(version.parameters, 1, version.tables, device)
     scores, probabilities = scorer.score(scorer.user_state(UserWork()), np.zeros(0, np.int64), CONTEXT)
     assert (scores.shape, probabilities.shape) == ((0,), (0, 1))
 
@@ -57,7 +57,7 @@ def test_no_candidate_is_an_empty_answer(device: str) -> None:
 def test_call_two_on_a_device_touches_no_tensor_of_another(name: str) -> None:
     """Torch's device "meta" has shapes and no values; as on a GPU, an operation on tensors of two devices fails there."""
     version = make_version(SPECS[name], 20)
-    states = CudaScorer(version.network, 1, version.tables, "cpu").user_state(UserWork(PROFILE, make_behaviours(version, 9))).tensors
+    states = CudaScorer(version.parameters, 1, version.tables, "cpu").user_state(UserWork(PROFILE, make_behaviours(version, 9))).tensors
     states, rows = (map_tensors(one, lambda t: t.to("meta")) for one in (states, candidate_rows(version.spec, version.rows)))
     with torch.inference_mode():
         logits = joint_logits_split(version.network.to("meta").head, states, rows)

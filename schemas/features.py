@@ -32,9 +32,6 @@ from schemas.limits import (
     REALTIME_BUCKETS_MAX,
 )
 
-FeatureValue = int | float | str | bool | None | Sequence[int] | Sequence[float] | Sequence[str]
-
-
 NUMBER_MAX = 1e6  # one absurd value must not make a row, and so a whole answer, infinite
 BID_MAX = 1e12
 

@@ -44,11 +44,6 @@ def build_din_sums(projected_BLD: Tensor, signs_BLK: Tensor, has_signature_BL: T
     return DinSums(sum_BD, signs_BLK.transpose(1, 2) @ projected_BLD, has_signature_BL.sum(dim=1).to(projected_BLD.dtype))
 
 
-def merge_din_sums(earlier: DinSums, later: DinSums) -> DinSums:
-    """The sums of a history that was cut in two. The later part of one behaviour is the rank-1 update, O(K D) whatever came before."""
-    return DinSums(earlier.sum_BD + later.sum_BD, earlier.cross_BKD + later.cross_BKD, earlier.count_B + later.count_B)
-
-
 def din_from_sums(candidates_BCK: Tensor, sums: DinSums, form: str) -> Tensor:
     """Eq. 8 from the sums: [B, C, D]. Equal to `din_reference` up to rounding.
 

@@ -46,11 +46,6 @@ class KnownUser:
     behaviours: BehaviourColumns
     offsets: HistoryOffsets
 
-    @property
-    def is_cold(self) -> bool:
-        """Nothing is known of this user."""
-        return not self.profile and not self.behaviours
-
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:

@@ -4,7 +4,7 @@
 
 Here: the wiring, users with long histories in the server's own view, and one line of JSON on standard output when the port is open. Not here: the load
 (overload.py, affinity.py). The process ends when its standard input does. CORES are the numbers of the cores for the ports; the engine has as many
-threads as the process had cores when it started.
+threads as the process had cores when it started, and stays on those.
 """
 
 import asyncio
@@ -75,8 +75,8 @@ def main() -> None:
     """See the module."""
     open_logs("overload", "warning", "text")  # nothing but the address may go into the pipe: nobody reads on
     items, users, behaviours, candidates = map(int, sys.argv[1:5])
-    os.sched_setaffinity(0, map(int, sys.argv[6].split(",")))  # of threads started from here on; the engine's are counted already
     world = open_rank_world(items)
+    os.sched_setaffinity(0, map(int, sys.argv[6].split(",")))  # of this thread and those it starts from here on; the engine's runs already
     np.save(sys.argv[5], np.stack(world.requests(candidates, REQUESTS)))
     with tempfile.TemporaryDirectory() as folder:
         bounds = StoreBounds(decoded_users_max=users, decoded_behaviours_max=users * behaviours)

@@ -40,7 +40,7 @@ class AifClient:
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
         """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities.
 
-        Raises Misconfigured (`bad_url`, `tls_unusable`).
+        Raises Misconfigured (`bad_url`, `tls_unusable`); a request to a server whose certificate is not trusted raises it, too (`tls_untrusted`).
         """
         if not url.startswith(("http://", "https://")):
             raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
@@ -170,6 +170,11 @@ class AifClient:
         try:
             answer = self._http.request(method, path, content=content, headers={"content-type": "application/json"} if content else None)
         except httpx.RequestError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Misconfigured(
+                    "tls_untrusted",
+                    f"{self.url} has a certificate that is not trusted here ({error}); name its PEM file: AIF_SERVE__TLS_CERT, or ca=",
+                ) from error
             raise Unavailable("server_unreachable", f"{self.url} does not answer ({error}); is `aif serve` running there?") from error
         if answer.status_code != 200:
             raise decode_error(answer)

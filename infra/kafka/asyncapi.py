@@ -11,7 +11,7 @@ from typing import Any
 import schemas
 from infra.files import write_file_durably
 from schemas.events import RECORDS, encode_headers, json_schema
-from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, SERVER_REPORTS, TOPICS, Topic
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, MODEL_CHECKPOINTS, SERVER_REPORTS, TOPICS, Topic
 
 _KAFKA_BINDING = "0.5.0"
 _INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, SERVER_REPORTS))
@@ -19,8 +19,13 @@ _ABOUT = (
     "A topic's name is the deployment's prefix (AIF_KAFKA__TOPIC_PREFIX, by default `aif.`) and the address. A record holds 1 to 256 updates. "
     "The partition is murmur2 of the id as text, as Java's clients choose it for the key; librdkafka (confluent-kafka, kcat) needs "
     "partitioner=murmur2_random. A batch has no key and only ids of the partition that it names. Anything else is rejected: `wrong_partition`. "
+    "Which features a model knows, and of which kind, is in its checkpoint (`aif model show FILE`), not here: one that it does not know is kept and not read, "
+    "and a value of another kind (a text for a number) counts as missing; `aif doctor` names both. Of model-checkpoints, size_bytes and sha256 are the file's, "
+    "feature_schema is the schema_fingerprint that `aif model show FILE` prints, and uri a path or file:// below a folder of the worker's "
+    "AIF_BUILD__CHECKPOINT_ROOTS. "
     "On item-features a key without a value deletes the item. Headers may be left out. What is rejected goes to dlq.<address> with the reason (`aif dlq list`)."
 )
+_KEYS = {MODEL_CHECKPOINTS: "the model_id, or any", INDEX_EVENTS: "the version as text", SERVER_REPORTS: "the server's name"}
 _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
 
 
@@ -123,7 +128,7 @@ def _messages() -> dict[str, Any]:
             "name": INDEX_DELTAS,
             "contentType": "application/octet-stream",
             "payload": binary,
-            "summary": "FORMAT.md section 8",
+            "summary": "rows that changed, little-endian: schemas/index/FORMAT.md, section 8",
         },
         "dead-letter": {
             "name": "dead-letter",
@@ -135,10 +140,11 @@ def _messages() -> dict[str, Any]:
 
 
 def _key_of(topic: str) -> str:
-    updates = json_schema(topic)["properties"].get("updates")
-    if topic == SERVER_REPORTS:
-        return "the server's name"
-    return "the id as text; empty for a batch" if updates else "the id as text"
+    if topic in _KEYS:
+        return _KEYS[topic]
+    of_users = next(t for t in TOPICS if t.name == topic).partitions == "M"
+    owner = f"the {'user' if of_users else 'item'}'s id as text"
+    return f"{owner}; none for a batch" if "updates" in json_schema(topic)["properties"] else owner
 
 
 def _schemas() -> dict[str, Any]:

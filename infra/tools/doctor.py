@@ -103,6 +103,8 @@ def check_store(settings: InfraSettings) -> Finding:
     store = open_index_store(settings.index.store)
     entries = len(store.list("control/"))
     check_exclusive_create(store)
+    if not entries:
+        return Finding("store", OK, f"{store.url} is empty: no worker has begun an index here", "where one has, look at AIF_INDEX__STORE")
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")
 
 
@@ -121,8 +123,9 @@ def check_checkpoints(settings: InfraSettings) -> Finding:
 
 
 def check_features(settings: InfraSettings) -> Finding:
-    """Whether the model of the served version knows the features of the newest updates of items."""
-    from infra.tools.unknown_features import find_unknown_features, read_newest_updates, read_schema  # these load the model's file format
+    """Whether the model of the served version knows the features of the newest updates of items, and reads their values."""
+    # These load the model's file format.
+    from infra.tools.unknown_features import find_unknown_features, find_unread_values, read_newest_updates, read_schema
 
     store = open_index_store(settings.index.store)
     served = ControlLog(store).refresh().current
@@ -131,6 +134,11 @@ def check_features(settings: InfraSettings) -> Finding:
     schema, kind = read_schema(store, served.checkpoint_sha256), IdKind(settings.index.id_kind)
     updates = read_newest_updates(settings.bootstrap_servers(), settings.kafka.topic_prefix, kind, _ASK_S_MAX)
     unknown = find_unknown_features(schema, updates)
+    unread = find_unread_values(schema, updates)
+    if unread and not unknown:
+        named = (f"{name!r} is {value!r:.40} and not {kind.value} (item {item})" for name, (item, value, kind) in unread.items())
+        told = f"of the newest {len(updates)} updates these values count as missing: {', '.join(list(named)[:_NAMES_SHOWN])}"
+        return Finding("features", WARN, told, "publish them as the kind that the model has, as `aif model show` lists them")
     if not unknown:
         return Finding("features", OK, f"version {served.version} knows every feature of the newest {len(updates)} updates")
     names = ", ".join(f"{name!r} (item {item})" for name, item in list(unknown.items())[:_NAMES_SHOWN])

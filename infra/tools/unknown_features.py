@@ -1,8 +1,9 @@
-"""Features in item-features that the model of the served version does not know: a check of `aif doctor`.
+"""Features in item-features that the model of the served version does not know or cannot read: a check of `aif doctor`.
 
 An update is accepted whatever its features are called, because acceptance must not depend on the model that is live (A2): a name that the model does not have
-counts for nothing, and a misspelt one does, too. Here: such names among the newest updates, each with an item that has it. Not here: what a model makes of
-the features that it knows (schemas/features.py), updates that are rejected (infra/kafka/redrive.py).
+counts for nothing, and a misspelt one does, too; a value of another kind, like the price "12,50", counts as missing. Here: such names and values among the
+newest updates, each with an item that has it. Not here: what a model makes of a value (schemas/features.py), updates that are rejected
+(infra/kafka/redrive.py).
 Invariant: some records of some partitions are read, however many there are.
 """
 
@@ -12,7 +13,7 @@ from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_updates
-from schemas.features import FeatureSchema, Scope
+from schemas.features import FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
 from schemas.index.manifest import checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
@@ -21,6 +22,12 @@ from schemas.topics import ITEM_FEATURES
 
 _RECORDS_MAX, _PARTITIONS_MAX = 20, 16  # newest records of a partition; partitions
 _STALL_S_MAX = 5.0
+_SUITING: dict[Kind, type | tuple[type, ...]] = {
+    Kind.NUMERIC: (int, float),
+    Kind.CATEGORICAL: (int, str),
+    Kind.BAG: list,
+    Kind.EMBEDDING: list,
+}
 
 
 def find_unknown_features(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpdate]) -> dict[str, Id]:
@@ -31,6 +38,21 @@ def find_unknown_features(schema: FeatureSchema, updates: Iterable[ItemFeaturesU
         for name, value in update.features.items():
             if name not in known and value is not None:
                 found.setdefault(name, update.item_id)
+    return found
+
+
+def find_unread_values(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpdate]) -> dict[str, tuple[Id, object, Kind]]:
+    """Names of features of items with a value that the model takes as missing: the first item that has one, the value, and the kind that it should be of."""
+    known = {feature.name: feature for feature in schema.of(Scope.ITEM)}
+    found: dict[str, tuple[Id, object, Kind]] = {}
+    for update in updates:
+        for name, value in update.features.items():
+            feature = known.get(name)
+            if feature is None or value is None:
+                continue
+            as_wide = feature.kind is not Kind.EMBEDDING or (isinstance(value, list) and len(value) == feature.width)
+            if not (isinstance(value, _SUITING[feature.kind]) and as_wide):
+                found.setdefault(name, (update.item_id, value, feature.kind))
     return found
 
 

@@ -108,12 +108,17 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
     after = findings()
     healthy = ("settings", "broker", "topics", "store", "features", "clock", "device", "libraries")
     assert {check: after[check]["state"] for check in healthy} == dict.fromkeys(healthy, "ok")
+    assert "is empty" in after["store"]["found"]
     publish_version(open_index_store(str(tmp_path / "store")))
+    assert "entries in the control log" in findings()["store"]["found"]
     monkeypatch.setattr(unknown_features, "read_schema", lambda *_: small_schema())
     known = {"price": 2.5, "category": None}
     with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
         publisher.publish_items(ItemFeaturesUpdate(item_id=n, version=1, features=known | {"another": None}) for n in range(9))
     assert findings()["features"]["found"] == "version 0 knows every feature of the newest 9 updates"
+    with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
+        publisher.publish_item(76, 1, known | {"price": "12,50"})
+    assert "these values count as missing: 'price' is '12,50' and not numeric (item 76)" in findings()["features"]["found"]
     with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
         publisher.publish_item(77, 1, known | {"prise": 1.0})
     told = findings()["features"]

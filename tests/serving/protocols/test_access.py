@@ -137,6 +137,8 @@ def test_both_ports_speak_tls_with_a_certificate(certificate: Tls) -> None:
             assert client.ready() and len(client.rank(1, [1, 2, 3]).items) == 3
         with AifClient(front.url, token=TOKEN) as stranger:
             assert not stranger.ready(), "nobody vouches for this certificate"
+            with pytest.raises(Misconfigured, match="AIF_SERVE__TLS_CERT"):
+                stranger.rank(1, [1, 2, 3])
         with pytest.raises(httpx.TransportError):
             httpx.get(front.url.replace("https", "http") + "/v2/health/live")
         context = ssl.create_default_context(cafile=certificate.cert)

@@ -115,8 +115,13 @@ def redrive(
     bootstrap, prefix, store = settings.bootstrap_servers(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
     sent = read_sent(store, bootstrap, prefix, _known(topic), take_over)
     letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent.identities, maximum)
+    if not letters:
+        say(
+            f"nothing to send: these options choose none of dlq.{topic} that was not sent before; {len(sent.identities)} were, and none is sent twice"
+        )
     if dry_run or not letters:
-        print_table("would_send", [_row(letter) for letter in letters], as_json)
+        if letters or as_json:
+            print_table("would_send", [_row(letter) for letter in letters], as_json)
         return
     partitions, kind = len(end_offsets(bootstrap, prefix + topic)), IdKind(settings.index.id_kind)
     records = [encode_redriven(letter, partitions, kind, _OWNERS.get(topic, "")) for letter in letters]

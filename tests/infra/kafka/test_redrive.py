@@ -85,6 +85,8 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     done = run("redrive", "item-features", "--disposition", "schema", "--rate", "1000")
     assert (done["sent"], done["skipped_sent_before"]) == (1, 1)
     assert run("redrive", "item-features", "--disposition", "schema")["would_send"] == []
+    again = CliRunner().invoke(build_app(), ["dlq", "redrive", "item-features", "--disposition", "schema"])
+    assert again.stdout == "" and "nothing to send" in again.stderr and "2 were" in again.stderr
     store = open_index_store(str(tmp_path / "store"))
     assert json.loads(store.get(f"{done['audit']}end"))["sent"] == ["item-features/1/5/3"]
     before = read_sent(store, bootstrap_servers, prefix, "item-features", False)

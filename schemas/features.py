@@ -96,9 +96,11 @@ class Feature:
             f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters",
         )
         if self.kind in (Kind.CATEGORICAL, Kind.BAG):
-            require(2 <= self.buckets <= HASH_BUCKETS_MAX, f"buckets = {self.buckets}, expected 2 to {HASH_BUCKETS_MAX}")
+            wanted = f"buckets = {self.buckets}, expected a whole number from 2 to {HASH_BUCKETS_MAX}"
+            require(type(self.buckets) is int and 2 <= self.buckets <= HASH_BUCKETS_MAX, wanted)
         if self.kind is Kind.EMBEDDING:
-            require(1 <= self.width <= EMBEDDING_WIDTH_MAX, f"width = {self.width}, expected 1 to {EMBEDDING_WIDTH_MAX}")
+            wanted = f"width = {self.width}, expected a whole number from 1 to {EMBEDDING_WIDTH_MAX}"
+            require(type(self.width) is int and 1 <= self.width <= EMBEDDING_WIDTH_MAX, wanted)
         require(
             all(map(math.isfinite, (self.mean, self.scale, self.default))) and self.scale > 0,
             "mean, scale, default must be finite and scale positive",

@@ -64,7 +64,9 @@ def test_no_raw_value_breaks_an_encode_and_every_number_is_finite(records: list[
     [
         ({"name": "not a name"}, "identifier"),
         ({"buckets": 1}, "buckets = 1"),
+        ({"buckets": 50.0}, "buckets = 50.0, expected a whole number"),
         ({"kind": Kind.EMBEDDING, "width": 0}, "width = 0"),
+        ({"kind": Kind.EMBEDDING, "width": True}, "width = True, expected a whole number"),
         ({"kind": Kind.NUMERIC, "scale": 0.0}, "scale"),
         ({"realtime": True, "buckets": 257}, "realtime"),
         ({"realtime": True, "scope": Scope.USER}, "realtime"),

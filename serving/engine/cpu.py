@@ -63,13 +63,15 @@ class CpuScorer:
         entries, categories_G = self.weights.entry_of_category, folded.categories_G
         known_G = categories_G < len(entries)  # the last one may be padding
         entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
-        WORKERS.run(
-            lambda first, end, thread: score_part(
-                self.columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
-            ),
-            len(slots_C),
-        )
-        entries[categories_G[known_G]] = 0
+        try:
+            WORKERS.run(
+                lambda first, end, thread: score_part(
+                    self.columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
+                ),
+                len(slots_C),
+            )
+        finally:  # or the next user's candidates would be looked up in tables that are not theirs
+            entries[categories_G[known_G]] = 0
         probabilities_CT = sigmoid(logits_CT)
         return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_CT, self._bids_R[slots_C]), probabilities_CT
 

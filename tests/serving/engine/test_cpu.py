@@ -98,12 +98,21 @@ def test_a_state_that_was_carried_without_its_folded_form_gives_the_same_scores(
     assert np.array_equal(scorer.score(state, slots, CONTEXT)[0], scorer.score(carried, slots, CONTEXT)[0])
 
 
-def test_the_categories_of_one_user_do_not_reach_the_next() -> None:
+def no_thread(part: object, rows: int) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_the_categories_of_one_user_do_not_reach_the_next_even_if_the_ranking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     version = make_version(SPECS["full"])
     scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
     cold, known = scorer.user_state(UserWork()), scorer.user_state(UserWork(PROFILE, make_behaviours(version, 40)))
     before, _ = scorer.score(cold, slots, CONTEXT)
     scorer.score(known, slots, CONTEXT)
+    assert np.array_equal(scorer.score(cold, slots, CONTEXT)[0], before)
+    with monkeypatch.context() as failing:
+        failing.setattr("serving.engine.cpu.WORKERS.run", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            scorer.score(known, slots, CONTEXT)
     assert np.array_equal(scorer.score(cold, slots, CONTEXT)[0], before)
 
 

@@ -72,7 +72,10 @@ def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text:
         (ITEMS + '[schema]\nmultimodal = "v"\n', r"what \[embeddings\] gives; there is no such section"),
         (ITEMS + 'where = "price > 100"\n', r"\[items\] gives no item"),
         (ITEMS + "[items.features]\nc = { clusters = 4 }\n", r"needs a section \[embeddings\]"),
-        (ITEMS + '[items.features]\nprice = { column = "price", buckets = "x", kind = "categorical" }\n', "wrong type"),
+        (
+            ITEMS + '[items.features]\nprice = { column = "price", buckets = "x", kind = "categorical" }\n',
+            "buckets = x, expected a whole number",
+        ),
         (ITEMS + '[behaviours]\nfile = "items.csv"\nuser = "id"\nitem = "id"\nkind = "buy"\n', r"no column 'buy'.*value = "),
         (
             ITEMS + '[behaviours]\nfile = "items.csv"\nuser = "id"\nitem = "id"\n[impressions]\npositive_kinds = ["buy"]\n',

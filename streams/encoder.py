@@ -21,7 +21,7 @@ import numpy as np
 from infra.index.store import IndexStore, read_if_there
 from schemas.errors import Corrupted, RejectedInput
 from schemas.index.layout import row_layout
-from schemas.index.manifest import checkpoint_path
+from schemas.index.manifest import CHECKPOINT_REPAIR, checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.model.item_network import ItemNetwork, encoder_fingerprint
@@ -132,8 +132,8 @@ class EncoderCache:
                 self._encoders[key] = RowEncoder(version, read_checkpoint_file(data or b"", checkpoint_sha256))
             except RejectedInput as error:  # it passed every check before it was put there
                 wrong = "is missing" if data is None else f"is damaged ({error.message})"
-                message = f"{path} of {self._store.url}, the model of version {version}, {wrong}; publish the same checkpoint again, which repairs it, "
-                raise Corrupted("checkpoint_damaged", message + "or a new one, which takes its place") from error
+                message = f"{path} of {self._store.url}, the model of version {version}, {wrong}; {CHECKPOINT_REPAIR}"
+                raise Corrupted("checkpoint_damaged", message) from error
         self._encoders.move_to_end(key)
         while len(self._encoders) > self._kept:
             self._encoders.popitem(last=False)

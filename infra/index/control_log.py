@@ -17,6 +17,7 @@ from schemas.index.lifecycle import EntryKind
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 _CONFLICTS_MAX = 10_000  # each means that somebody else made progress
+_LOOK_BACK_EVERY = 25  # refreshes: a worker's five seconds
 
 
 def control_path(number: int) -> str:
@@ -32,6 +33,8 @@ class ControlLog:
         self._state = ControlState()
         self._lock = threading.RLock()
         self._gap_checked = False
+        self._newest: bytes | None = None  # the last entry that was folded
+        self._refreshes = 0
 
     @property
     def state(self) -> ControlState:
@@ -39,10 +42,16 @@ class ControlLog:
         return self._state
 
     def refresh(self) -> ControlState:
-        """Read and fold the entries that are new. Raises Corrupted (a damaged entry or a gap), Unavailable (the store does not answer)."""
+        """Read and fold the entries that are new. Raises Corrupted (a damaged entry or a gap), Unavailable (the store does not answer, or is not the
+        one that it was: `index_store_gone`)."""
         with self._lock:
-            while (raw := self._read(self._state.next_number)) is not None:
-                self._state = self._fold(raw)
+            raw = self._read(self._state.next_number)
+            if raw is not None or self._refreshes % _LOOK_BACK_EVERY == 0:
+                self._look_back()
+            self._refreshes += 1
+            while raw is not None:
+                self._state, self._newest = self._fold(raw), raw
+                raw = self._read(self._state.next_number)
             if not self._gap_checked:
                 self._check_gap()
             return self._state
@@ -59,10 +68,11 @@ class ControlLog:
                 if entry is None:
                     return state
                 raw = plan_entry(state, entry)
+                self._look_back()
                 failpoint("before-control-append")
                 if self.store.put_exclusive(control_path(state.next_number), raw):
                     failpoint("after-control-append")
-                    self._state = fold_entry(state, state.next_number, raw)
+                    self._state, self._newest = fold_entry(state, state.next_number, raw), raw
                     return self._state
         raise Unavailable("control_log_contended", f"{_CONFLICTS_MAX} other entries came first; too many writers on {self.store.url}")
 
@@ -76,6 +86,17 @@ class ControlLog:
 
     def _read(self, number: int) -> bytes | None:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
+
+    def _look_back(self) -> None:
+        """A store that was emptied, or whose disk is not mounted, would look like one where nothing is new, and another one's entries like new ones."""
+        path = control_path(self._state.next_number - 1)
+        if self._newest is not None and self._read(self._state.next_number - 1) != self._newest:
+            self._refreshes = 0  # so that the next refresh looks again
+            raise Unavailable(
+                "index_store_gone",
+                f"{path} of {self.store.url} is gone or not the entry that was read before: mount or restore the index store that was there, or stop every "
+                "process of this index to begin a new one",
+            )
 
     def _check_gap(self) -> None:
         """Once for each log: an entry beyond the first missing number means that an entry was lost, at which reading would end in silence."""

@@ -35,6 +35,7 @@ CREATE, GROW, SHRINK, CLEANUP, CONFIG = "create", "grow", "shrink", "cleanup", "
 # Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
 _IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
 NEEDS_PERMISSION = frozenset({GROW, SHRINK, CLEANUP})
+_SHARDED_TOPICS = (ITEM_FEATURES, NEW_ITEMS, INDEX_DELTAS)  # a partition is a shard
 _FLAGS = {GROW: "--allow-growth", SHRINK: "--allow-shrink", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
@@ -103,7 +104,8 @@ def apply_topics(
         allowing = " ".join(sorted({_FLAGS[c.kind] for c in refused}))
         raise Incompatible(
             "topic_change_refused",
-            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: `aif topics apply {allowing}`",
+            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: `aif topics apply {allowing}`"
+            + (", which deletes those topics with their records" if SHRINK in {c.kind for c in refused} else ""),
         )
     for change in changes:
         broker.apply(prefix, change)
@@ -125,12 +127,27 @@ def topic_ids(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -
 def describe_index(
     bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
 ) -> Init:
-    """The identity of the index that these settings and the topics on this broker make (A1)."""
-    found = topic_ids(bootstrap, prefix, deadline_s=deadline_s)
-    ids = {name: found[name] for name in _IDENTITY_TOPICS if name in found}
+    """The identity of the index that these settings and the topics on this broker make (A1). Raises Incompatible (`other_partitions`)."""
+    found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
+    check_partitions(found, prefix, shards)
+    ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
     # Reports are no part of an index, and those that were begun before there were any do not name them.
     topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name != SERVER_REPORTS}
     return Init(shards, user_partitions, IdKind(id_kind), topics, ids)
+
+
+def check_partitions(found: Mapping[str, FoundTopic], prefix: str, shards: int) -> None:
+    """Raises Incompatible (`other_partitions`) unless a partition is a shard. `found`: topics by name without prefix."""
+    others = [
+        f"{prefix}{name} has {found[name].partitions}" for name in _SHARDED_TOPICS if name in found and found[name].partitions != shards
+    ]
+    if others:
+        raise Incompatible(
+            "other_partitions",
+            f"{', '.join(others)} partitions, the index has {shards} shards: whoever computes a partition from their number sends ids to where no shard "
+            "looks for them. Kafka takes no partition back, so publish the catalogue into a new index, with another AIF_KAFKA__TOPIC_PREFIX and "
+            "AIF_INDEX__STORE, and AIF_INDEX__SHARDS as you want it",
+        )
 
 
 def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:

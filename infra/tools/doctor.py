@@ -18,12 +18,12 @@ from infra.command import settings_classes
 from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
-from infra.kafka.admin import fetch_topics, plan_topics
+from infra.kafka.admin import NEEDS_PERMISSION, fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
 from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
-from schemas.index.manifest import checkpoint_path
+from schemas.index.manifest import CHECKPOINT_REPAIR, checkpoint_path
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
@@ -90,12 +90,14 @@ def check_broker(settings: InfraSettings) -> Finding:
 
 
 def check_topics(settings: InfraSettings) -> Finding:
-    """Whether they are those of the table."""
+    """Whether they are those of the table. Another number of partitions or another cleanup policy loses events."""
     found = fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix, deadline_s=_ASK_S_MAX)
     changes = plan_topics(found, settings.index.shards, settings.index.user_partitions)
     if not changes:
         return Finding("topics", OK, f"{len(found)} topics under {settings.kafka.topic_prefix!r} are as wanted")
-    return Finding("topics", WARN, f"{len(changes)} differ, first: {changes[0]}", "aif topics plan, then aif topics apply")
+    grave = [c for c in changes if c.kind in NEEDS_PERMISSION]
+    first = (grave or changes)[0]
+    return Finding("topics", FAIL if grave else WARN, f"{len(changes)} differ, first: {first}", "aif topics plan, then aif topics apply")
 
 
 def check_store(settings: InfraSettings) -> Finding:
@@ -117,8 +119,7 @@ def check_checkpoints(settings: InfraSettings) -> Finding:
         if not store.exists(path) or store.sha256(path) != status.checkpoint_sha256:
             damaged.append(f"{path} of version {status.version} ({status.model_id!r})")
     if damaged:
-        next_step = "publish the same checkpoint again, which repairs it, or a new one, which takes its place"
-        return Finding("checkpoints", FAIL, f"damaged or missing: {', '.join(damaged)}", next_step)
+        return Finding("checkpoints", FAIL, f"damaged or missing: {', '.join(damaged)}", CHECKPOINT_REPAIR)
     return Finding("checkpoints", OK, f"those of {len(used)} versions in use are whole")
 
 

@@ -22,6 +22,7 @@ from schemas.token import VersionToken
 ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "rows_rewritten", "skipped_identical", "skipped_no_features"
 BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
 WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
+CHECKPOINT_REPAIR = "publish the same checkpoint again, which repairs it, or a new one, which takes its place"  # of a copy that is damaged
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 

@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from infra.index.control_log import ControlLog, control_path
+from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
 from infra.index.store import open_index_store
 from infra.settings import KafkaSettings
@@ -51,7 +51,6 @@ PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0  # between two attempts at the same version
 CATCH_UP_S_MAX = 120.0
 WARM_UP_ROWS = 256
 ENGINE_S_MAX = 60.0
-STORE_LOOK_S = 5.0  # between two looks at whether the index store is still there
 _CATCH_UP_POLL_S = 0.005
 _LOADS_KEPT = 100
 
@@ -89,7 +88,6 @@ class VersionFollower:
         self._last_checkpoint: CheckpointFile | None = None
         self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
-        self._store_is_there, self._look_at_s = True, 0.0
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
@@ -158,9 +156,6 @@ class VersionFollower:
     def step(self) -> None:
         """Reads the log once and does what follows from it. Raises on failure; the running version is untouched then."""
         state = self._log.refresh()
-        if not self._has_store(state):
-            self._last_error = f"index_store_gone: {self._store_url} has lost entries of the control log that were there; is it mounted?"
-            return
         self._forget_frozen(state)
         wanted, current = state.current, self._engine.status().current
         if wanted is None or wanted.revision < 0:
@@ -178,15 +173,6 @@ class VersionFollower:
             except AifError:
                 self._fall_back(state)
                 raise
-
-    def _has_store(self, state: ControlState) -> bool:
-        """Whether the entry that was read last is still there. A folder that is not mounted any more looks like a log without news."""
-        if state.next_number and time.monotonic() >= self._look_at_s:
-            was_there, self._store_is_there = self._store_is_there, self._store.exists(control_path(state.next_number - 1))
-            self._look_at_s = time.monotonic() + STORE_LOOK_S
-            if was_there and not self._store_is_there:
-                logger.warning("index_store_gone", store=self._store_url, entries=state.next_number)
-        return self._store_is_there
 
     def _fall_back(self, state: ControlState) -> None:
         """Loads the backup version if the server has just started and cannot load the wanted one.

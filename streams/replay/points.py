@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
-from infra.kafka.admin import end_offsets, offsets_at, start_offsets, topic_ids
+from infra.kafka.admin import check_partitions, end_offsets, fetch_topics, offsets_at, start_offsets
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
@@ -101,8 +101,10 @@ def open_replay_source(bootstrap: str, prefix: str, store: IndexStore, state: Co
 
 
 def check_topics(source: ReplaySource) -> None:
-    """Raises Incompatible (`other_topic`) unless the broker has the topics that the index was built from."""
-    found = topic_ids(source.bootstrap, source.prefix)
+    """Raises Incompatible (`other_topic`, `other_partitions`) unless the broker has the topics that the index was built from."""
+    topics = fetch_topics(source.bootstrap, source.prefix)
+    check_partitions(topics, source.prefix, source.init.shards)
+    found = {name: topic.topic_id for name, topic in topics.items()}
     for topic in SHARD_TOPICS:
         if topic not in found or source.init.topic_ids.get(topic, found[topic]) != found[topic]:
             raise Incompatible(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import Producer
 
-from infra.kafka.admin import apply_topics, delete_topics
+from infra.kafka.admin import GROW, apply_topics, delete_topics
 from infra.kafka.dead_letters import decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import free_ports, wait_until
@@ -273,6 +273,20 @@ def test_a_topic_that_is_made_again_under_a_running_worker_ends_it_with_what_to_
     assert wait_exit(worker) == 78
     assert wait_exit(stage.start()) != 0
     assert "topic id of item-features: index has" in stage.log() and "publish the catalogue again" in stage.log()
+
+
+def test_partitions_that_somebody_adds_stop_a_running_worker_and_the_next_start_by_name(stage: WorkerStage) -> None:
+    """Clients that compute the partition from their number send ids to where no shard is, or where its id does not belong."""
+    worker = stage.start_ready()
+    publish(stage, 1)
+    stage.wait_applied(worker)
+    apply_topics(stage.bootstrap, stage.prefix, SHARDS + 1, 1, allow=[GROW])
+    assert wait_exit(worker) == 78
+    assert wait_exit(stage.start(AIF_WORKER__APPLY_TOPICS="false")) != 0
+    assert stage.log().count("has 3 partitions, the index has 2 shards") >= 2 and "publish the catalogue into a new index" in stage.log()
+    for shard in range(SHARDS):
+        with stage.shard("worker", shard) as held:
+            assert consumed(held.counters) == stage.expected_counters(shard)
 
 
 def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: pytest.MonkeyPatch) -> None:

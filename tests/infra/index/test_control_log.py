@@ -8,7 +8,7 @@ import pytest
 
 from infra.index.control_log import ControlLog, check_identity, control_path, ensure_init
 from infra.index.store import FolderStore, IndexStore, open_index_store
-from schemas.errors import Corrupted, Incompatible
+from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry
 from schemas.index.lifecycle import Cause, EntryKind, State
@@ -99,6 +99,30 @@ def test_a_missing_entry_is_a_named_gap(store: IndexStore) -> None:
     store.remove(control_path(2))
     with pytest.raises(Corrupted, match="control_log_gap"):
         ControlLog(store).refresh()
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_store_that_was_replaced_is_found_by_those_who_read_the_former_one_and_not_written_to(tmp_path: Path, another: bool) -> None:
+    """It was taken for a log without news, and an entry of the new one was folded, or appended, behind those of the old one."""
+    store = open_index_store(str(tmp_path / "store"))
+    log, writer = ControlLog(store), ControlLog(store)
+    ensure_init(log, INIT, 1, "test")
+    log.append(_want)
+    writer.refresh()
+    (tmp_path / "store").rename(tmp_path / "former")
+    new = ControlLog(open_index_store(str(tmp_path / "store")))
+    for _ in range(3 if another else 0):
+        new.append(lambda s: Entry(EntryKind.HOLD if s.init else EntryKind.INIT, 2, init=None if s.init else INIT))
+    with pytest.raises(Unavailable, match=r"index_store_gone: control/000000001 of .* mount or restore"):
+        writer.append(_want)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="index_store_gone"):
+            [log.refresh() for _ in range(30)]
+    assert [s.version for s in log.state.versions.values()] == [0] and not log.state.held
+    assert len(store.list("control/")) == (3 if another else 0)
+    (tmp_path / "store").rename(tmp_path / "other")
+    (tmp_path / "former").rename(tmp_path / "store")
+    assert log.refresh().next_number == writer.append(_want).next_number - 1 == 2
 
 
 def test_an_entry_that_no_reader_would_take_is_refused_and_blocks_nobody(store: IndexStore) -> None:

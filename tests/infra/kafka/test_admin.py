@@ -11,7 +11,9 @@ from infra.kafka.admin import (
     SHRINK,
     FoundTopic,
     apply_topics,
+    check_partitions,
     delete_topics,
+    describe_index,
     end_offsets,
     fetch_topics,
     plan_topics,
@@ -47,6 +49,15 @@ def test_a_difference_is_named_by_what_it_would_do(topic: str, found: FoundTopic
     assert [(c.topic, c.kind) for c in plan_topics(there, 2, 3)] == [(topic, kind)]
 
 
+def test_other_partitions_than_shards_are_named_where_ids_would_go_astray_and_nowhere_else() -> None:
+    there = _all_there(2, 3)
+    check_partitions(there, "aif.", 2)
+    for topic in ("item-features", "new-items", "index-deltas"):
+        with pytest.raises(Incompatible, match=rf"other_partitions: aif\.{topic} has 3 partitions, the index has 2 shards: .* a new index"):
+            check_partitions({**there, topic: FoundTopic(3)}, "aif.", 2)
+    check_partitions({**there, "user-features": FoundTopic(9)}, "aif.", 2)
+
+
 def test_the_broker_has_every_topic_after_apply_and_a_second_apply_changes_nothing(bootstrap_servers: str, topic_prefix: str) -> None:
     assert len(apply_topics(bootstrap_servers, topic_prefix, 2, 3)) == len(TOPICS)
     assert apply_topics(bootstrap_servers, topic_prefix, 2, 3) == []
@@ -65,6 +76,8 @@ def test_partitions_and_cleanup_change_only_when_allowed_by_name(bootstrap_serve
             apply_topics(bootstrap_servers, topic_prefix, shards, 2)
     assert topic_ids(bootstrap_servers, topic_prefix) == before
     apply_topics(bootstrap_servers, topic_prefix, 3, 2, allow=[GROW])
+    with pytest.raises(Incompatible, match=r"other_partitions: .*item-features has 3, .* partitions, the index has 2 shards"):
+        describe_index(bootstrap_servers, topic_prefix, 2, 2, "int64")
     assert topic_ids(bootstrap_servers, topic_prefix) == before
     apply_topics(bootstrap_servers, topic_prefix, 1, 2, allow=[SHRINK])
     after = topic_ids(bootstrap_servers, topic_prefix)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -42,6 +43,14 @@ def produce(bootstrap: str, topic: str, partition: int, *values: bytes) -> None:
     for value in values:
         producer.produce(topic, value, b"", partition)
     assert producer.flush(30) == 0
+
+
+def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
+    resource = ConfigResource(
+        ResourceType.TOPIC, topic, incremental_configs=[ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)]
+    )
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def told(shard: int, sequence: int, next_offset: int, source_ms: int = 1) -> bytes:
@@ -106,6 +115,10 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
     assert before["broker"]["state"] == "ok" and before["topics"]["state"] == "warn" and "aif topics apply" in before["topics"]["next_step"]
     apply_topics(bootstrap_servers, prefix, 2, 1)
     after = findings()
+    set_config(bootstrap_servers, prefix + "item-features", "cleanup.policy", "compact")
+    told = findings()["topics"]
+    assert told["state"] == "fail" and "item-features: cleanup.policy=compact -> cleanup.policy=delete" in told["found"]
+    apply_topics(bootstrap_servers, prefix, 2, 1, allow=["cleanup"])
     healthy = ("settings", "broker", "topics", "store", "features", "clock", "device", "libraries")
     assert {check: after[check]["state"] for check in healthy} == dict.fromkeys(healthy, "ok")
     assert "is empty" in after["store"]["found"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.index import control_log
 from infra.index.control_log import ControlLog, control_path
 from infra.index.store import open_index_store
 from infra.processes import wait_until
@@ -115,7 +116,7 @@ def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_th
 def test_a_new_version_takes_over_a_rollback_to_the_former_one_needs_no_load_and_a_store_that_is_gone_is_named(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(version_follower, "STORE_LOOK_S", 0.0)
+    monkeypatch.setattr(control_log, "_LOOK_BACK_EVERY", 1)
     d, first, second = deployment, deployment.version, make_version(SPECS["full"], ITEMS, seed=2)
     d.publish(1, first)
     d.follower.start()

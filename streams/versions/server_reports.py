@@ -22,10 +22,14 @@ _log = logging.getLogger("aif.streams.reports")
 
 
 def decode_report(record: SourceRecord) -> Report:
-    """Raises RejectedInput for a record that is not a report."""
+    """The report, at the time of its record, which is the broker's: a server whose clock is wrong, or is set back, is heard all the same.
+
+    Raises RejectedInput for a record that is not a report.
+    """
     told = decode_record(ServerReport, record.value)
+    at_ms = record.timestamp_ms if record.timestamp_ms >= 0 else told.at_ms
     counts = told.answers, told.not_finite, told.failed, told.parity_checked, told.parity_mismatched
-    return Report(told.server_id, told.version, told.at_ms, *counts, told.latency_p99_ms)
+    return Report(told.server_id, told.version, at_ms, *counts, told.latency_p99_ms)
 
 
 class ServerReports:

@@ -16,9 +16,10 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.reports import Reporter
-from streams.core.misbehaviour import Report, ReportHistory, ReportRules
+from streams.core.misbehaviour import Report, ReportHistory, ReportRules, plan_rollback
 from streams.versions.rollback import RollbackWatch
 from streams.versions.server_reports import ServerReports
+from tests.streams.core.test_misbehaviour import lived, log
 from tests.streams.shard_world import ManualClock
 from tests.streams.version_world import Worker, World
 
@@ -63,8 +64,8 @@ def test_of_several_workers_one_writes_the_entry(world: World) -> None:
     assert ControlLog(world.store).refresh().versions[1].state is State.LIVE and world.entries(EntryKind.ROLLBACK) == 1
 
 
-def record(value: bytes) -> SourceRecord:
-    return SourceRecord(SERVER_REPORTS, 0, 7, b"s1", value)
+def record(value: bytes, at_ms: int = -1) -> SourceRecord:
+    return SourceRecord(SERVER_REPORTS, 0, 7, b"s1", value, (), at_ms)
 
 
 def test_a_report_is_read_as_it_was_sent_and_what_is_none_is_passed_over() -> None:
@@ -77,6 +78,23 @@ def test_a_report_is_read_as_it_was_sent_and_what_is_none_is_passed_over() -> No
         reports.take(record(wrong))
     assert reports.passed_over == 4 and len(reports.history()) == 1
     reports.close()
+
+
+@pytest.mark.parametrize("off_ms", [-86_400_000, 86_400_000])
+def test_a_server_whose_clock_is_wrong_or_is_set_is_judged_by_the_brokers(off_ms: int) -> None:
+    """By its own clock nothing that it reports was of the last minute, or everything for a day."""
+    clock = ManualClock()
+    clock.seconds = 2 * 86_400.0
+    reports, now_ms = ServerReports("nowhere:1", "", clock), clock.now_ms()
+    sent = ServerReport(schema=1, server_id="s1", at_ms=now_ms, version=2, version_token="2.0-abc", seconds=10, answers=600)
+    reports.take(record(encode_record(sent), now_ms))
+    wrong = sent.model_copy(update={"at_ms": now_ms + off_ms, "failed": 400})
+    for _ in range(2):  # the second time it is the same record
+        reports.take(record(encode_record(wrong), now_ms + 10_000))
+    assert reports.history()["s1", 2] == (Report("s1", 2, now_ms, 600), Report("s1", 2, now_ms + 10_000, 600, failed=400))
+    state = log(*lived(1, 2))
+    found = [plan_rollback(state, reports.history(), now_ms + later_s * 1_000, ReportRules()) for later_s in (11, 120)]
+    assert found[0] is not None and found[0].back_to == 1 and found[1] is None
 
 
 def test_what_a_server_sends_is_what_a_worker_hears(bootstrap_servers: str, topic_prefix: str) -> None:

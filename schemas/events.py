@@ -15,10 +15,10 @@ A model's FeatureSchema is not used: acceptance must not depend on which model i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from schemas.errors import RejectedInput
 from schemas.ids import INT64_MAX, INT64_MIN, Id, IdKind, decode_id, partition_of
@@ -38,14 +38,33 @@ from schemas.limits import (
     UPDATES_PER_RECORD_MAX,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Beside a union: what it takes, in words. pydantic itself names a fault for each type of the union, at names of its own ("user_id.constrained-int")."""
+
+    words: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        union = cast(core_schema.UnionSchema, handler(source))
+        return {**union, "custom_error_type": "expected", "custom_error_message": f"expected {self.words}"}
+
+
 Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}$")]
 Label = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_.:-]{{1,{NAME_CHARS_MAX}}}$")]
-WireId = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | Annotated[str, StringConstraints(min_length=1, max_length=TEXT_ID_BYTES_MAX)]
+WireId = Annotated[
+    Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | Annotated[str, StringConstraints(min_length=1, max_length=TEXT_ID_BYTES_MAX)],
+    Expected(f"an integer of 64 bits, or a text of at most {TEXT_ID_BYTES_MAX} characters that is not empty"),
+]
 Text = Annotated[str, StringConstraints(max_length=FEATURE_TEXT_BYTES_MAX)]
 Number = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | float
 # Validation of a list stops at its first error: 4 MB of wrong values would be millions of errors, gigabytes and minutes of a shard's thread (I8).
 Bag = Annotated[list[Number | Text], Field(max_length=max(BAG_VALUES_MAX, EMBEDDING_WIDTH_MAX), fail_fast=True)]
-RawFeatures = Annotated[dict[Name, bool | Number | Text | Bag | None], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
+RawFeature = Annotated[
+    bool | Number | Text | Bag,
+    Expected(f"true, false, null, a finite number, a text of at most {FEATURE_TEXT_BYTES_MAX} characters, or a list of numbers and texts"),
+]
+RawFeatures = Annotated[dict[Name, RawFeature | None], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
 TimeMs = Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from schemas.events import Name, RawFeatures, TimeMs, WireId
+from schemas.events import Expected, Name, RawFeatures, TimeMs, WireId
 from schemas.limits import (
     BEHAVIOURS_PER_REQUEST_MAX,
     CANDIDATES_MAX,
@@ -56,7 +56,10 @@ class _Common(_Body):
     user_id: WireId
     request_id: RequestId | None = None
     version_token: Token | None = None
-    consistency: Literal["latest", "pinned"] | AtLeast = "latest"
+    consistency: Annotated[
+        Literal["latest", "pinned"] | AtLeast,
+        Expected('"latest", "pinned" or {"topic": "item-features" or "new-items", "partition": from 0, "offset": from 0}'),
+    ] = "latest"
     deadline_ms: Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
 
 

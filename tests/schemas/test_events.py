@@ -46,6 +46,21 @@ def test_a_good_record_survives_its_encoding() -> None:
 
 
 @pytest.mark.parametrize(
+    ("bad", "place"),
+    [
+        ({"item_id": 1.5, "version": 1}, "updates.0.item_id"),
+        ({"item_id": "", "version": 1}, "updates.0.item_id"),
+        ({"item_id": 5, "version": 1, "features": {"price": {"a": 1}}}, "updates.0.features.price"),
+        ({"item_id": 5, "version": 1, "features": {"tags": ["a", [1]]}}, "updates.0.features.tags"),
+    ],
+)
+def test_what_fits_no_type_of_a_union_is_one_fault_in_our_words_at_the_senders_own_names(bad: object, place: str) -> None:
+    with pytest.raises(RejectedInput) as caught:
+        decode_record(ItemFeaturesRecord, record(bad))
+    assert caught.value.message.startswith(f"{place}: expected ") and ";" not in caught.value.message
+
+
+@pytest.mark.parametrize(
     ("bad", "word"),
     [
         ({"item_id": 5, "version": -1}, "version"),

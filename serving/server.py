@@ -77,6 +77,7 @@ class RankingServer:
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
         self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions)
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
+        self.paced.why_none = self.versions.why_none
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.known: Users | None = None
         name, kafka_prefix = f"{os.uname().nodename[:40]}:{os.getpid()}", settings.kafka.topic_prefix

@@ -13,7 +13,7 @@ def readiness(versions: VersionFollower, users: UserFollower | None, draining: b
     if draining:
         return False, "the server is stopping"
     if not versions.ready:
-        return False, f"no version is live yet; {versions.last_error or 'waiting for a published version in the control log'}"
+        return False, f"no version is live yet; {versions.why_none()}"
     if users is None or not users.ready:
         return False, f"the users' logs are not read yet; {(users and users.last_error) or 'reading'}"
     return True, ""

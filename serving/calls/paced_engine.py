@@ -57,6 +57,7 @@ class PacedEngine:
         self._turned_away = 0  # refused requests that `offered` does not include yet
         self._refused: dict[str, Counter] = {}  # by reason
         self.costs, self.offered = Costs(), Offered()
+        self.why_none: Callable[[], str] = lambda: "wait until one is published"  # why no version is live, for the error of a request
 
     @property
     def current(self) -> VersionToken | None:

@@ -49,9 +49,6 @@ class UserCall:
     ) -> tuple[UserState, VersionToken]:
         """(state, token of its version): the kept state if it is fresh, else a new one."""
         version = choose_version(self._engine, token, pinned)
-        if version is None:  # nothing is live, and the engine raises the error that says so
-            result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
-            return result.state, result.token
         lease = self._users.pool.find(asked.key(version.version), found.offsets) if asked.given is None else None
         if lease is not None:
             with lease:

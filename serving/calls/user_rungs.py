@@ -44,11 +44,11 @@ class UserRungs:
     def __init__(self, engine: PacedEngine, users: Users) -> None:
         self._engine, self._users = engine, users
 
-    async def find(self, asked: Asked, version: VersionToken | None, candidates: int, deadline: Deadline, pinned: bool = False) -> Half:
-        """The user half on `version` (None: nothing is live yet, and the engine will raise the error). The caller must call `end` on it."""
-        if version is None or asked.given is not None:  # a request with its own history makes its user half itself
+    async def find(self, asked: Asked, version: VersionToken, candidates: int, deadline: Deadline, pinned: bool = False) -> Half:
+        """The user half on `version`. The caller must call `end` on it."""
+        if asked.given is not None:  # a request with its own history makes its user half itself
             found = await self._users.find(asked)
-            return Half(Rung.INLINE, work=found.work(version and version.version), found=found)
+            return Half(Rung.INLINE, work=found.work(version.version), found=found)
         if asked.carried is not None and asked.carried.token.is_compatible(version):
             return Half(Rung.CARRIED, asked.carried.state)
         lease = self._kept(asked, version.version)

@@ -115,6 +115,10 @@ class VersionFollower:
         """Whether a version is live in the engine."""
         return self._engine.status().current is not None
 
+    def why_none(self) -> str:
+        """Why no version is live yet."""
+        return self._last_error or "waiting for a published version in the control log"
+
     @property
     def last_error(self) -> str:
         """Why the wanted version is not served; empty if it is."""

@@ -95,6 +95,28 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         child.kill()
 
 
+def test_a_cold_start_on_a_damaged_only_version_is_named_to_whoever_asks(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    version, store = make_version(SPECS["full"], 60), open_index_store(str(tmp_path / "store"))
+    log, address = ControlLog(store), tmp_path / "address.json"
+    write_identity(log, version)
+    publish_version(store, log, version, 5)
+    table = max((tmp_path / "store").rglob("*.sst"), key=lambda path: path.stat().st_size)
+    table.chmod(0o600)
+    table.write_bytes(table.read_bytes()[:-1] + b"?")
+    DeltaWriter(bootstrap_servers, topic_prefix)
+    variables = environment(tmp_path, bootstrap_servers, topic_prefix)
+    command = [*AIF, "serve", "--port", "0", "--device", "cpu", "--address-file", str(address)]
+    child = start_child("server", command, tmp_path / "server.log", environment=variables)
+    try:
+        wait_ready(child, address.exists, WAIT_S)
+        with AifClient(json.loads(address.read_text())["url"]) as client:
+            wait_ready(child, lambda: "bad_part_file" in client.status()["not_ready_because"], WAIT_S)
+            with pytest.raises(Unavailable, match="no_version: no version is live yet; bad_part_file: .*" + table.name):
+                client.rank(1, version.ids[:3])
+    finally:
+        child.kill()
+
+
 @pytest.mark.parametrize(
     ("flags", "variables", "named"),
     [

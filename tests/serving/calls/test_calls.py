@@ -63,6 +63,15 @@ def test_when_the_tokens_version_is_gone_the_answer_says_that_it_changed(front: 
     assert (answer.rung, answer.version_token, answer.degraded) == ("inline", "8.0-11111111", ["version_changed"])
 
 
+def test_without_a_live_version_both_calls_are_refused_at_once_with_the_reason() -> None:
+    with open_front(FakeEngine(current=None, stuck=True)) as front, AifClient(front.url) as client:
+        front.paced.why_none = lambda: "bad_part_file: version 3"
+        for call in (lambda: client.user(1), lambda: client.rank(1, [1]), lambda: client.prerank(PrerankRequest(user_id=1, item_ids=[1]))):
+            with pytest.raises(Unavailable, match="no version is live yet; bad_part_file: version 3") as caught:
+                call()
+            assert (caught.value.code, caught.value.retry_after_s) == ("no_version", 1.0)
+
+
 class LeavingEngine(FakeEngine):
     """The version goes when a ranking arrives: after the state was chosen, before its turn."""
 

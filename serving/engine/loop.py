@@ -146,6 +146,11 @@ class Engine:
         less than `grace_s` ago. True once it is not resident."""
         return self.run(lambda: self._release(version, grace_s))
 
+    def withdraw(self, resident: Resident) -> "Future[None]":
+        """Takes back, at once, what was admitted and cannot be served. Queued work that names its version gets `version_gone`, unless an older copy of that
+        version is the current one: that stays resident."""
+        return self.run(lambda: self._withdraw(resident))
+
     def run(self, call: Callable[[], T]) -> "Future[T]":
         """Runs `call` on the engine's thread between two batches."""
         future: Future[T] = Future()
@@ -198,6 +203,11 @@ class Engine:
             return False
         self._residents = {v: r for v, r in self._residents.items() if v != version}
         return True
+
+    def _withdraw(self, resident: Resident) -> None:
+        kept = {v: r for v, r in self._residents.items() if r is not resident}
+        served = self._current
+        self._residents = {**kept, served.version: served} if served is not None and served is not resident else kept
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

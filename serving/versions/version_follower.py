@@ -170,8 +170,8 @@ class VersionFollower:
                 self._flip(held)
             self._last_error = ""
         elif self._may_try(state):
-            if held is not None:
-                self._last_error = held.error
+            if held is not None:  # it takes no more changes, nor those that the copy which is loaded now has offered and left behind
+                held.resident.error = self._last_error = held.error
             try:
                 self._load(wanted)
             except AifError:
@@ -288,7 +288,7 @@ class VersionFollower:
 
     def _discard(self, held: _Held, former: _Held | None) -> None:
         """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other slot, which is held again."""
-        self._wait(self._engine.release(held.resident.version, 0.0))
+        self._wait(self._engine.withdraw(held.resident))
         held.deltas.close()
         del self._held[held.resident.version]
         if former is not None:

@@ -289,6 +289,27 @@ def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_i
     assert user.result(WAIT_S).state.behaviours == 30 and meeting.order == ["rank", "user"]
 
 
+def test_what_is_withdrawn_answers_nothing_more_and_the_served_copy_of_its_version_stays(engine: Engine) -> None:
+    version = make_version(SPECS["full"])
+    served, copy, other = resident_of(version, 1), resident_of(version, 1), resident_of(version, 2)
+    engine.install(served).result(WAIT_S)
+    for admitted in (copy, other):
+        engine.admit(admitted).result(WAIT_S)
+        gate = threading.Event()
+        engine.run(lambda gate=gate: gate.wait(WAIT_S))
+        waiting = engine.submit_rank(RankWork(version.ids, 5, user=UserWork(version=admitted.version)))
+        withdrawn = engine.withdraw(admitted)
+        gate.set()
+        withdrawn.result(WAIT_S)
+        assert [report.token for report in engine.status().residents] == [served.token]
+        if admitted is copy:
+            assert waiting.result(WAIT_S).token == served.token
+        else:
+            with pytest.raises(Incompatible, match="version_gone"):
+                waiting.result(WAIT_S)
+    assert engine.run(lambda: engine.find_resident(1)).result(WAIT_S) is served
+
+
 def test_a_cancelled_request_is_not_computed(engine: Engine) -> None:
     engine.install(resident_of(make_version(SPECS["full"], 10), 1)).result(WAIT_S)
     held: Future[None] = Future()

@@ -280,6 +280,8 @@ def test_a_delta_that_does_not_read_is_named_and_the_version_is_loaded_again_fro
     d.wait_live(1)
     d.deltas.write_raw(0, b"not a delta")
     d.wait_error("bad_delta")
+    wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "a copy that cannot follow either")
+    assert [report.token for report in d.engine.status().residents] == [d.engine.current]
     d.assert_serves(d.version, 1)
     newer = with_bids(d.version, [3], 60.0)
     d.publish(1, newer, revision=1, positions=(1, 0))

@@ -26,7 +26,7 @@ _ANNOUNCED_BYTES_MAX = BODIES_BYTES_MAX // 2
 _THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of one body that is too large; the connection of a client that sends more is closed
 _BODY_S_MAX = 10.0
 _LOOK_S = 1.0  # between two checks of the bodies that nobody waits for
-_WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # for zlib; HTTP's "deflate" is the zlib format
+_WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # for zlib; HTTP's "deflate" is the zlib format
 
 
 async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
@@ -104,9 +104,12 @@ async def _throw_away_pieces(protocol: Any) -> None:
 
 def unpack(raw: bytes, encoding: str) -> bytes:
     """The bytes behind a Content-Encoding. Raises RejectedInput (`bad_encoding`, `body_too_large`)."""
-    if encoding not in _WINDOW_BITS:
+    coding = encoding.lower()
+    if coding == "identity":
+        return raw
+    if coding not in _WINDOW_BITS:
         raise RejectedInput("bad_encoding", f"Content-Encoding is {encoding[:40]!r}, expected gzip, deflate or none")
-    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    inflater = zlib.decompressobj(_WINDOW_BITS[coding])
     try:
         unpacked = inflater.decompress(raw, BODY_BYTES_MAX + 1)
     except zlib.error as error:

@@ -22,22 +22,32 @@ _CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
 }
 _LOOKS: Mapping[str, str] = {
     "/v1/status": "What is resident, how far, what went wrong last.",
+    "/openapi.json": "This document.",
     "/metrics": "Counters for Prometheus, as text.",
     "/v2": "Open Inference Protocol: name, version and extensions of the server.",
     "/v2/health/live": "Whether the process runs.",
     "/v2/health/ready": "Whether it can rank; 503 with the reason when not.",
+    "/v2/models/stats": "Open Inference Protocol: the statistics of all models; there is one.",
     "/v2/models/prerank": "Open Inference Protocol: tensors and versions of the model.",
     "/v2/models/prerank/ready": "Whether the model can rank; 503 with the reason when not.",
     "/v2/models/prerank/stats": "Open Inference Protocol: inferences per version and their time.",
+    "/v2/models/prerank/versions/{version}": "The same of one version.",
+    "/v2/models/prerank/versions/{version}/ready": "Whether this version can rank; 503 with the reason when not.",
+    "/v2/models/prerank/versions/{version}/stats": "Inferences of one version and their time.",
 }
 _ERRORS: Mapping[str, str] = {
     "400": "The bytes are not what they should be.",
     "401": "The token is missing or wrong.",
     "404": "No such route, model or version.",
+    "405": "The route takes another method; see Allow.",
+    "408": "The body did not come in time.",
     "409": "The named version is gone and the request was pinned to it.",
     "413": "The body is too large.",
+    "415": "The body is packed in a way that is not known here.",
     "422": "The request is well formed and wrong in itself.",
     "429": "Too many requests are in work; see Retry-After.",
+    "431": "Too many headers.",
+    "500": "An error of the server's own; the message names the line of its log.",
     "503": "Nothing can answer now; see Retry-After.",
     "504": "The request's deadline has passed.",
 }
@@ -54,6 +64,9 @@ _TENSOR: Mapping[str, Any] = {
 }
 
 
+_VERSION: Mapping[str, Any] = {"name": "version", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+
+
 @functools.cache
 def openapi_json() -> bytes:
     """The document as it is served and committed."""
@@ -65,45 +78,56 @@ def openapi_document() -> Mapping[str, Any]:
     models = [model for request, answer, _ in _CALLS.values() for model in (request, answer)]
     _, schemas = models_json_schema([(model, "validation") for model in (*models, ErrorAnswer)], ref_template=_REFERENCE)
     components = {**schemas["$defs"], "Tensor": _TENSOR, "InferRequest": _infer_body("inputs"), "InferAnswer": _infer_body("outputs")}
+    components["InferError"] = _infer_error(components["ErrorAnswer"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "AIF pre-ranking", "version": "1", "description": "Two calls, one version; and the Open Inference Protocol v2."},
-        "paths": {**_call_paths(), **_infer_paths(), **{path: {"get": _look(about)} for path, about in _LOOKS.items()}},
+        "paths": {**_call_paths(), **_infer_paths(), **{path: {"get": _look(path, about)} for path, about in _LOOKS.items()}},
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
     }
 
 
 def _call_paths() -> Mapping[str, Any]:
-    return {path: {"post": _post(about, request.__name__, answer.__name__)} for path, (request, answer, about) in _CALLS.items()}
+    calls = {path: (about, _json_of(request.__name__), _json_of(answer.__name__)) for path, (request, answer, about) in _CALLS.items()}
+    return {path: {"post": _post(*call, "ErrorAnswer")} for path, call in calls.items()}
 
 
 def _infer_paths() -> Mapping[str, Any]:
     about = "Open Inference Protocol: rank, with tensors as JSON or as raw bytes behind it (header Inference-Header-Content-Length)."
-    version = {"name": "version", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}}
-    pinned = {**_post(f"{about} On one version.", "InferRequest", "InferAnswer"), "parameters": [version]}
+    bodies = [{**_json_of(name), "application/octet-stream": {}} for name in ("InferRequest", "InferAnswer")]
+    pinned = {**_post(f"{about} On one version.", *bodies, "InferError"), "parameters": [_VERSION]}
     return {
-        "/v2/models/prerank/infer": {"post": _post(about, "InferRequest", "InferAnswer")},
+        "/v2/models/prerank/infer": {"post": _post(about, *bodies, "InferError")},
         "/v2/models/prerank/versions/{version}/infer": {"post": pinned},
     }
 
 
-def _post(about: str, request: str, answer: str) -> Mapping[str, Any]:
-    failed = {status: {"description": text, "content": _json_of("ErrorAnswer")} for status, text in _ERRORS.items()}
+def _post(about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str) -> Mapping[str, Any]:
+    """`request` and `answer`: their content, by its type; `error`: the name of a schema."""
+    failed = {status: {"description": text, "content": _json_of(error)} for status, text in _ERRORS.items()}
     return {
         "summary": about,
-        "requestBody": {"required": True, "content": _json_of(request)},
-        "responses": {"200": {"description": "The answer.", "content": _json_of(answer)}, **failed},
+        "requestBody": {"required": True, "content": request},
+        "responses": {"200": {"description": "The answer.", "content": answer}, **failed},
     }
 
 
-def _look(about: str) -> Mapping[str, Any]:
-    unready = {"503": {"description": "It cannot; the answer's `reason` says why."}} if "503" in about else {}
-    return {"summary": about, "responses": {"200": {"description": "As said."}, **unready}}
+def _look(path: str, about: str) -> Mapping[str, Any]:
+    content = {"text/plain": {}} if path == "/metrics" else {"application/json": {"schema": {"type": "object"}}}
+    unready = {"503": {"description": "It cannot; the answer's `reason` says why.", "content": content}} if "503" in about else {}
+    versioned = {"parameters": [_VERSION]} if "{version}" in path else {}
+    return {"summary": about, **versioned, "responses": {"200": {"description": "As said.", "content": content}, **unready}}
 
 
 def _json_of(name: str) -> Mapping[str, Any]:
     return {"application/json": {"schema": {"$ref": _REFERENCE.format(model=name)}}}
+
+
+def _infer_error(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our error, and beside it the one field that clients of the Open Inference Protocol read."""
+    fields = {**plain["properties"], "error": {"type": "string"}}
+    return {"type": "object", "required": ["error", *plain["required"]], "properties": fields, "additionalProperties": False}
 
 
 def _infer_body(tensors: str) -> Mapping[str, Any]:

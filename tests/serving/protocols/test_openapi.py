@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from schemas.limits import BODY_BYTES_MAX, HTTP_HEADERS_MAX
+from serving.protocols.http_errors import _STATUS as STATUS
 from serving.protocols.openapi import openapi_document, openapi_json
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
@@ -22,6 +24,37 @@ def test_every_reference_in_it_leads_somewhere() -> None:
     document = json.loads(openapi_json())
     references = set(re.findall(r"#/components/schemas/(\w+)", openapi_json().decode()))
     assert references <= set(document["components"]["schemas"])
+
+
+PRERANK, INFER = "/v1/prerank", "/v2/models/prerank/infer"
+
+
+@pytest.mark.parametrize("path", [PRERANK, INFER])
+def test_every_refusal_has_a_status_and_the_fields_that_the_document_tells(path: str) -> None:
+    document, seen = openapi_document(), set[int]()
+    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url) as client:
+        for content, headers in (
+            (b"{", {}),
+            (b"{}", {}),
+            (b"{}", {"content-encoding": "br"}),
+            (bytes(BODY_BYTES_MAX + 1), {}),
+            (b"{}", {f"h{number}": "1" for number in range(HTTP_HEADERS_MAX)}),
+        ):
+            answer = client.post(path, content=content, headers=headers)
+            told = document["paths"][path]["post"]["responses"][str(answer.status_code)]
+            assert answer.headers["content-type"] in told["content"]
+            schema = document["components"]["schemas"][told["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]]
+            assert set(schema["required"]) <= answer.json().keys() <= schema["properties"].keys(), answer.text
+            seen.add(answer.status_code)
+    assert seen == {400, 413, 415, 422, 431}
+    assert {str(status) for status in STATUS.values()} - {"499"} <= document["paths"][path]["post"]["responses"].keys()
+
+
+def test_tensors_as_raw_bytes_are_told_too() -> None:
+    post = openapi_document()["paths"][INFER]["post"]
+    assert (
+        "application/octet-stream" in post["requestBody"]["content"] and "application/octet-stream" in post["responses"]["200"]["content"]
+    )
 
 
 @pytest.mark.parametrize("method", ["get", "post"])

@@ -24,8 +24,8 @@ import streams.shard.rows
 import streams.shard.shard
 import streams.shard.snapshot
 import streams.stored.upserts
+import streams.versions.attempts
 import streams.versions.publication
-import streams.versions.reconcile
 from infra.index.control_log import ControlLog, control_path
 from infra.joined import Joined, join_stored
 from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows
@@ -227,7 +227,7 @@ _ALWAYS: list[tuple[Any, str, object]] = [
     (dataclasses, "fields", fast_fields),
     (schemas.index.control, "decode_entry", functools.lru_cache(_RECORDS_MAX)(decode_entry)),
     (infra.index.control_log, "ControlState", lambda: _NOTHING_READ),
-    (streams.versions.reconcile, "IndexEvent", functools.lru_cache(_ROWS_MAX)(IndexEvent)),
+    (streams.versions.attempts, "IndexEvent", functools.lru_cache(_ROWS_MAX)(IndexEvent)),
     (JournaledDatabase, "_unsettled_rows", _unsettled_rows),
     (schemas.index.manifest, "decode_layout", decode_known_layout),
     (streams.shard.decode, "decode_updates", functools.lru_cache(_RECORDS_MAX)(decode_updates)),

@@ -26,7 +26,8 @@ from streams.stored.plain_records import load_records
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk, open_memory_database
 from tests.sim.encoder import LAYOUT
-from tests.sim.haste import decode_each_record, encode_plain_journal_entry, fast_asdict, fast_fields
+from tests.sim.haste import _ALWAYS, decode_each_record, encode_plain_journal_entry, fast_asdict, fast_fields
+from tests.sim.history import run_history
 from tests.sim.quick_json import QuickEncoder, QuickJson
 from tests.sim.server import may_replace
 from tests.sim.store import MemoryStore
@@ -236,3 +237,11 @@ def test_a_record_read_alone_is_read_as_in_a_batch() -> None:
     load_records()
     together, alone = _decode_plain_records(records, IdKind.INT64, 1), decode_each_record(records, IdKind.INT64, 1)
     assert [None if r is None else list(r) for r in together] == [None if r is None else list(r) for r in alone]
+
+
+def test_what_is_remembered_is_asked_for() -> None:
+    """A shortcut for a module that does not call the function any more would save nothing."""
+    for seed in range(8):
+        run_history(seed)
+    idle = [name for _, name, shortcut in _ALWAYS if hasattr(shortcut, "cache_info") and not shortcut.cache_info().hits]
+    assert not idle, f"nobody asks twice for {idle}"

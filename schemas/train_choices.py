@@ -16,6 +16,7 @@ from schemas.limits import BEHAVIOURS_PER_USER_MAX
 STARTS = ("random", "similarity")
 _BATCH_REQUESTS_MAX = 4_096
 _HALF_LIFE_DAYS_MIN = 0.01
+_FITS_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes")
 
 
@@ -25,6 +26,7 @@ class TrainChoices:
 
     start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
     behaviours_max  of a user's history in a batch: the latest
+    fits            so many fits from the same weights, each with batches of its own, one after the other; the mean of their weights is the model
     half_life_days  towards the end of a fit a request so much older than the newest is drawn half as often; 0 = all alike throughout
     copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
     softmax         each positive against the negatives of its request; suits positives with sampled negatives
@@ -37,6 +39,7 @@ class TrainChoices:
     behaviours_max: int = 256
     steps: int = 0
     seconds: float = 20.0
+    fits: int = 1
     half_life_days: float = 0.0
     seed: int = 0
     start: str = "random"
@@ -54,6 +57,7 @@ class TrainChoices:
         )
         _require("steps", self.steps, self.steps >= 0, "from 0 (0: `seconds` is the limit)")
         _require("seconds", self.seconds, self.seconds > 0, "above 0")
+        _require("fits", self.fits, 1 <= self.fits <= _FITS_MAX, f"1 to {_FITS_MAX}")
         half_life = self.half_life_days
         _require("half_life_days", half_life, half_life == 0 or _HALF_LIFE_DAYS_MIN <= half_life < math.inf, "0, or 0.01 or more")
         _require("start", self.start, self.start in STARTS, f"one of {', '.join(STARTS)}")

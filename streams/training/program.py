@@ -174,7 +174,7 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
     options = train_options(chosen)
     if not first:
         limits = {"steps_max": -(-chosen.steps // 10)} if chosen.steps else {"seconds_max": plan.more_seconds}
-        options = dataclasses.replace(options, seed=chosen.seed + number, **limits)
+        options = dataclasses.replace(options, seed=chosen.seed + number, fits=1, **limits)
     if not first or plan.warm_start is not None:
         options = dataclasses.replace(options, learning_rate=chosen.learning_rate * WARM_RATE)
 

@@ -1,7 +1,7 @@
 """Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
 
-Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), which requests a step takes (request_draw.py), where
-data comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
+Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), which requests a step takes (request_draw.py), the mean of
+several fits (soup.py), where data comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
 
 The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
 rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
@@ -45,6 +45,7 @@ from streams.training.impressions import Batch, TrainingSet
 from streams.training.length_groups import group_by_length, take_users
 from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
 from streams.training.request_draw import RequestDraw
+from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
@@ -55,13 +56,14 @@ _WARM_UP = 0.03  # share of the run in which the learning rate rises
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How long and how. At least one of `seconds_max`, `steps_max`; a run ends at the first it reaches."""
+    """How long and how. At least one of `seconds_max`, `steps_max`; a run ends at the first it reaches. With several `fits` that holds for each."""
 
     seconds_max: float = math.inf
     steps_max: int = 0
     batch_requests: int = 32
     behaviours_max: int = 256
     learning_rate: float = 4e-3
+    fits: int = 1
     half_life_days: float = 0.0
     seed: int = 0
     loss: LossWeights = DEFAULT_LOSS
@@ -75,6 +77,7 @@ def train_options(chosen: TrainChoices) -> TrainOptions:
         batch_requests=chosen.batch_requests,
         behaviours_max=chosen.behaviours_max,
         learning_rate=chosen.learning_rate,
+        fits=chosen.fits,
         half_life_days=chosen.half_life_days,
         seed=chosen.seed,
         loss=loss_weights(chosen),
@@ -83,7 +86,7 @@ def train_options(chosen: TrainChoices) -> TrainOptions:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a run did; losses are means over its last tenth."""
+    """What a run did, with all its fits; losses are means over the last tenth of the last one."""
 
     steps: int
     seconds: float
@@ -169,10 +172,10 @@ class _Run:
         found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss, self._team.logits).losses
         self.losses.append((float(found.copr.detach()), float(found.click.detach())))
 
-    def state(self, about: Mapping[str, Any]) -> TrainerState:
+    def state(self, about: Mapping[str, Any], soup: Mapping[str, Tensor]) -> TrainerState:
         """What to go on from. Only where `VECTORS_EVERY` divides the step: there the table of vectors is renewed anyway."""
-        losses = np.array(self.losses, np.float64).reshape(-1, 2)
-        return TrainerState(self.step, self._network.state_dict(), self._optimiser.moments, losses, self._chance.bit_generator.state, about)
+        losses, weights = np.array(self.losses, np.float64).reshape(-1, 2), self._network.state_dict()
+        return TrainerState(self.step, weights, self._optimiser.moments, losses, self._chance.bit_generator.state, about, soup)
 
     def restore(self, state: TrainerState) -> None:
         """Goes on from a state of the same network, data and options."""
@@ -198,21 +201,37 @@ def fit(
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
     if not options.steps_max and math.isinf(options.seconds_max):
         raise Misconfigured("no_limit", "training needs a limit: seconds_max or steps_max")
-    run, started = _Run(network, data, options, team), time.monotonic()
+    started, soup = time.monotonic(), Soup(network)
     kept = states.read() if states is not None else None
     if kept is not None:
-        run.restore(kept)
-    saved = run.step
+        soup.restore(kept.soup)
     network.train()
+    while soup.fits < options.fits:
+        run = _Run(network, data, dataclasses.replace(options, seed=options.seed + soup.fits), team)
+        if kept is not None:
+            run.restore(kept)
+            kept = None
+        else:
+            network.load_state_dict(soup.start)
+        _advance_to_end(run, options, lambda share: progress((soup.fits + share) / options.fits), states, team, soup)
+        copr, click = _last_losses(run.losses, options)
+        soup.add(network, run.step)
+    network.load_state_dict(soup.mean)
+    network.eval()
+    return TrainReport(soup.steps, time.monotonic() - started, copr, click)
+
+
+def _advance_to_end(
+    run: _Run, options: TrainOptions, progress: Callable[[float], None], states: StateFile | None, team: Team, soup: Soup
+) -> None:
+    """Takes the steps of one fit, and keeps its state."""
+    saved, started = run.step, time.monotonic()
     while (share := team.agree(_share(options, run.step, time.monotonic() - started))) < 1.0:
         if states is not None and team.leads and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
-            states.write(run.state(states.about))
+            states.write(run.state(states.about, soup.state() if options.fits > 1 else {}))
             saved = run.step
         run.advance(share)
         progress(share)
-    network.eval()
-    copr, click = _last_losses(run.losses, options)
-    return TrainReport(run.step, time.monotonic() - started, copr, click)
 
 
 def _last_losses(losses: Sequence[tuple[float, float]], options: TrainOptions) -> tuple[float, float]:

@@ -32,7 +32,8 @@ _DIGEST_BYTES = 32
 @dataclass(frozen=True)
 class TrainerState:
     """`weights` by the network's names; `moments` of the optimiser by parameter number and name; `losses` [step, 2] so far; `generator` as
-    numpy tells it. `about` belongs to whoever runs the fit: what the run is, and the offsets that its data ended at."""
+    numpy tells it. `about` belongs to whoever runs the fit: what the run is, and the offsets that its data ended at. `soup` is of the fits before
+    this one (soup.py), empty where there is one fit alone."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -40,6 +41,7 @@ class TrainerState:
     losses: np.ndarray
     generator: Mapping[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)
+    soup: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def encode_state(state: TrainerState) -> bytes:
@@ -47,6 +49,7 @@ def encode_state(state: TrainerState) -> bytes:
     tensors = {f"w/{name}": t.detach().contiguous() for name, t in state.weights.items()}
     for number, named in state.moments.items():
         tensors |= {f"m/{number}/{name}": t.detach().contiguous() for name, t in named.items()}
+    tensors |= {f"s/{name}": t.detach().contiguous() for name, t in state.soup.items()}
     tensors[_LOSSES] = torch.from_numpy(np.ascontiguousarray(state.losses, np.float64))
     told = {"format": FORMAT, "step": state.step, "generator": state.generator, "about": state.about}
     data = safetensors.torch.save(tensors, {_METADATA: json.dumps(told)})
@@ -70,7 +73,8 @@ def decode_state(data: bytes, name: str = "the state") -> TrainerState:
                 _, number, moment = key.split("/")
                 moments.setdefault(int(number), {})[moment] = tensor
         weights = {key.removeprefix("w/"): tensor for key, tensor in tensors.items() if key.startswith("w/")}
-        return TrainerState(int(told["step"]), weights, moments, tensors[_LOSSES].numpy(), told["generator"], told["about"])
+        soup = {key.removeprefix("s/"): tensor for key, tensor in tensors.items() if key.startswith("s/")}
+        return TrainerState(int(told["step"]), weights, moments, tensors[_LOSSES].numpy(), told["generator"], told["about"], soup)
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise Corrupted(
             "bad_trainer_state", f"{name} is damaged or no trainer's state: {error}; delete the file to start from the beginning"

@@ -99,6 +99,7 @@ def test_toml_says_the_same_as_json(tmp_path: Path) -> None:
         ({"copr": 0, "click": 0}, "nothing would be learnt"),
         ({"start": "warm"}, "start = 'warm'.*similarity"),
         ({"soft_labels": 1}, "soft_labels = 1"),
+        ({"fits": 0}, "fits = 0"),
         ({"half_life_days": 1e-300}, "half_life_days = 1e-300"),
     ],
 )

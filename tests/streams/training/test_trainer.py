@@ -65,6 +65,20 @@ def test_other_seeds_give_other_weights() -> None:
     assert not torch.equal(networks[0].bea.bridges_ND, networks[1].bea.bridges_ND)
 
 
+def test_several_fits_give_the_mean_of_the_weights_that_fits_of_other_seeds_give_alone() -> None:
+    data = taste_world()
+    networks = [network_of(data) for _ in range(4)]
+    shares: list[float] = []
+    report = fit(networks[0], data, TrainOptions(steps_max=5, seed=3, fits=3), shares.append)
+    for seed, network in enumerate(networks[1:], start=3):
+        fit(network, data, TrainOptions(steps_max=5, seed=seed))
+    mean, *alone = [network.state_dict() for network in networks]
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight, torch.stack([other[name] for other in alone]).mean(dim=0))
+    assert not torch.equal(alone[0]["bea.bridges_ND"], alone[1]["bea.bridges_ND"])
+    assert report.steps == 15 == len(shares) and shares == sorted(shares) and shares[-1] < 1
+
+
 def test_both_losses_fall() -> None:
     data = taste_world()
     network = network_of(data)

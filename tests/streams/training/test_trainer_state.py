@@ -24,7 +24,7 @@ class Killed(Exception):
     """Stands for SIGKILL: nothing after it runs."""
 
 
-def killed_after(data: TrainingSet, steps: int, states: StateFile) -> None:
+def killed_after(data: TrainingSet, steps: int, states: StateFile, options: TrainOptions = OPTIONS) -> None:
     done = 0
 
     def count(_: float) -> None:
@@ -34,7 +34,7 @@ def killed_after(data: TrainingSet, steps: int, states: StateFile) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        fit(network_of(data, seed=9), data, OPTIONS, count, states)
+        fit(network_of(data, seed=9), data, options, count, states)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,18 @@ def test_keeping_states_changes_nothing(data: TrainingSet, undisturbed: Undistur
     kept = network_of(data, seed=9)
     fit(kept, data, OPTIONS, states=StateFile(tmp_path / "state", every_steps=VECTORS_EVERY))
     assert same_weights(kept, undisturbed[1])
+
+
+@pytest.mark.parametrize("steps", [45, 55, 75, 115])
+def test_a_mean_of_fits_that_is_killed_in_any_of_them_ends_the_same(data: TrainingSet, tmp_path: Path, steps: int) -> None:
+    options, undisturbed = dataclasses.replace(OPTIONS, fits=3), network_of(data, seed=9)
+    expected = fit(undisturbed, data, options)
+    states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
+    killed_after(data, steps, states, options)
+    again = network_of(data, seed=1)
+    found = fit(again, data, options, states=states)
+    assert (found.steps, found.copr, found.click) == (expected.steps, expected.copr, expected.click) and found.steps == 150
+    assert same_weights(again, undisturbed.state_dict())
 
 
 def state() -> TrainerState:

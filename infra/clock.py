@@ -7,6 +7,8 @@ Here: the interface and the system clock. Not here: deadlines and waiting (infra
 import time
 from typing import Protocol
 
+DAY_MS = 86_400_000
+
 
 class Clock(Protocol):
     """Wall time for stamps that people and other machines read; monotonic time for durations."""

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infra.clock import DAY_MS
 from infra.data.columns import plain
 from infra.data.interactions import Interactions
-from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.telling_features import SUSPICIOUS, find_telling_features

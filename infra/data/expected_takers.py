@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infra.clock import DAY_MS
 from infra.data.interactions import Interactions
 
 PAST_ROWS_MAX = 2_000_000  # only the latest behaviours before a time are used, because they are in memory
 CUTS_MAX = 52
 EXAMPLES_MAX = 4_000  # from one cut
 AVERAGE = 100.0  # the expectation for the average item of the last window
-_DAY_MS = 86_400_000
 _WINDOWS = (0.25, 0.5, 1.0, 2.0, 3.0, np.inf)
 _LATEST = 2  # place of the window itself among them
 _RIDGE = 0.01
@@ -47,7 +47,7 @@ class ExpectedTakers:
 
     def __init__(self, positives: Interactions, items: int, days: float, anchor_ms: int) -> None:
         self._positives, self._items, self._anchor_ms = positives, items, anchor_ms
-        self._window_ms = max(4, round(days * _DAY_MS))
+        self._window_ms = max(4, round(days * DAY_MS))
         self._cuts: dict[int, _Examples] = {}
 
     def at(self, time_ms: int) -> np.ndarray:
@@ -98,8 +98,8 @@ def past_numbers(positives: Interactions, items: int, time_ms: int, window_ms: i
     counts = [np.bincount(item_P[age_P <= share * window_ms], minlength=items) for share in _WINDOWS]
     counts.append(np.bincount(item_X[age_X <= window_ms], minlength=items))
     first_I, last_I = np.zeros(items), np.zeros(items)
-    last_I[item_X] = age_X / _DAY_MS  # of several behaviours, the one written last stays
-    first_I[item_X[::-1]] = age_X[::-1] / _DAY_MS
+    last_I[item_X] = age_X / DAY_MS  # of several behaviours, the one written last stays
+    first_I[item_X[::-1]] = age_X[::-1] / DAY_MS
     return np.log1p(np.stack([*counts, first_I, last_I], axis=1))
 
 

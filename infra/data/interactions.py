@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from infra.data.columns import Array, IdForm, decode_ids, decode_texts, decode_times, plain
 from infra.data.sorted_rows import sort_rows
-from infra.data.spool import RowColumn, Spool, SpoolBounds
+from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable
 from schemas.errors import Misconfigured
 from schemas.ids import Id, IdKind
@@ -27,7 +27,6 @@ from schemas.limits import NAME_CHARS_MAX
 
 DEFAULT_KIND = "click"
 _COLUMNS = ("#user", "#item", "#kind", "#time")
-_BLOCK_ROWS = 65_536
 Choose = Callable[[LoadedRows], np.ndarray]  # which of some rows count, [R] bool
 
 
@@ -56,8 +55,8 @@ class Interactions:
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator["Interactions"]:
         """Those from place `first` to before `last`, some at a time, with columns in memory."""
         last = len(self) if last is None else last
-        for start in range(first, last, _BLOCK_ROWS):
-            part = slice(start, min(last, start + _BLOCK_ROWS))
+        for start in range(first, last, BLOCK_ROWS):
+            part = slice(start, min(last, start + BLOCK_ROWS))
             columns = (self.user_X[part], self.item_X[part], self.kind_X[part], self.time_X[part])
             yield Interactions(self.user_ids, self.item_ids, self.kinds, *columns)
 
@@ -128,13 +127,12 @@ def read_interactions(
     table: LoadedTable,
     kind: IdKind,
     items: Sequence[Id],
-    bounds: SpoolBounds | None = None,
+    bounds: SpoolBounds,
     columns: Sequence[str] = (),
     choose: Choose | None = None,
 ) -> Interactions:
     """The interactions of a table with the roles user and item, and where there are such time and kind. Places of `items` come first in
     `item_ids`. A row without user, item or time is rejected. `columns` = what else is kept of each row; `choose` = which rows count."""
-    bounds = bounds or SpoolBounds()
     users, found, kinds = IdPlaces(kind), IdPlaces(kind, items), _Kinds()
     schema = pa.schema([*((name, pa.int64()) for name in _COLUMNS), *(table.spool.schema.field(name) for name in columns)])
     batches = _usable_batches(table, schema, (users, found, kinds), choose)
@@ -176,8 +174,7 @@ def _usable_batches(
         user_R = users.encode(rows.array("user"), table.id_forms["user"])
         item_R = items.encode(rows.array("item"), table.id_forms["item"])
         for role, column in (("item", item_R), ("user", user_R), ("time", time_R)):
-            for row in np.flatnonzero(column < 0).tolist():
-                rows.reject_cell(row, role, role)
+            rows.reject_cells(column < 0, role, role)
         kind_R = kinds.encode(rows)
         usable = pa.array((user_R >= 0) & (item_R >= 0) & (time_R >= 0))
         others = [rows.table.column(name) for name in schema.names[len(_COLUMNS) :]]

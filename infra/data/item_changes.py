@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.item_statistics import DAY_MS
+from infra.clock import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_features

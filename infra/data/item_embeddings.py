@@ -87,8 +87,7 @@ def read_last_rows(table: LoadedTable, kind: IdKind) -> tuple[np.ndarray, dict[I
     row_P, first = np.zeros(0, np.int64), 0
     for rows in table.blocks():
         place_R = places.encode(rows.array("id"), table.id_forms["id"])
-        for row in np.flatnonzero(place_R < 0).tolist():
-            rows.reject_cell(row, "id", "id")
+        rows.reject_cells(place_R < 0, "id", "id")
         if len(places.places) > len(row_P):
             row_P = np.concatenate([row_P, np.zeros(2 * len(places.places) - len(row_P), np.int64)])
         usable = np.flatnonzero(place_R >= 0)

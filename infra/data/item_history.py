@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from infra.clock import DAY_MS
 from infra.data.feature_values import decode_feature
 from infra.data.interactions import IdPlaces, read_times
-from infra.data.item_statistics import DAY_MS
-from infra.data.sorted_rows import sort_rows
-from infra.data.spool import RowColumn, Spool, SpoolBounds
+from infra.data.sorted_rows import sort_into_spool
+from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds
 from infra.data.tables import LoadedTable
 from schemas.features import Feature, Kind
 from schemas.ids import Id, IdKind
 
 _ITEM, _KNOWN_FROM = "#item", "#known_from"
 _NOTHING = -1
-_BLOCK_ROWS = 65_536
 
 
 class _Codes:
@@ -70,11 +69,8 @@ def read_item_history(
     names = tuple(table.source.feature_columns())
     codes = {name: _Codes(features[name]) for name in names}
     schema = pa.schema([(name, pa.int64()) for name in (_ITEM, _KNOWN_FROM, *names)])
-    spool = Spool(schema, bounds)
-    for part in sort_rows(_usable_batches(table, schema, IdPlaces(kind, items), codes, known_after_days), schema, [_KNOWN_FROM], bounds):
-        for batch in part.to_batches():
-            spool.append(batch)
-    return HistoryRows(names, spool.finish(), codes)
+    batches = _usable_batches(table, schema, IdPlaces(kind, items), codes, known_after_days)
+    return HistoryRows(names, sort_into_spool(batches, schema, [_KNOWN_FROM], bounds), codes)
 
 
 def _usable_batches(
@@ -84,8 +80,7 @@ def _usable_batches(
     for rows in table.blocks():
         item_R, time_R = places.encode(rows.array("id"), table.id_forms["id"]), read_times(rows, "time")
         for role, column in (("id", item_R), ("time", time_R)):
-            for row in np.flatnonzero(column < 0).tolist():
-                rows.reject_cell(row, role, role)
+            rows.reject_cells(column < 0, role, role)
         usable = np.flatnonzero((item_R >= 0) & (item_R < items) & (time_R >= 0))
         kept, columns = rows.take(usable), table.source.feature_columns()
         told = [code.encode(decode_feature(kept, columns[name], code.feature)) for name, code in codes.items()]
@@ -112,7 +107,7 @@ class HistoryFeature:
         self._told_until = time_ms
         item_R, known_R, code_R = self._columns
         while self._next < len(known_R):
-            part = slice(self._next, min(len(known_R), self._next + _BLOCK_ROWS))
+            part = slice(self._next, min(len(known_R), self._next + BLOCK_ROWS))
             known = int(np.searchsorted(known_R[part], time_ms, "right"))
             code, item = code_R[part][:known], item_R[part][:known]
             self._codes_I[item[code != _NOTHING]] = code[code != _NOTHING]

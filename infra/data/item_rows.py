@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from infra.data.interactions import IdPlaces, read_times
-from infra.data.sorted_rows import sort_rows
-from infra.data.spool import RowColumn, Spool, SpoolBounds
+from infra.data.sorted_rows import sort_into_spool
+from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable
 from schemas.ids import Id, IdKind
 
@@ -50,8 +50,8 @@ class ItemRows:
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(number of the first row, items, times), some rows at a time."""
-        step = 65_536
-        return ((first, self.item_R[first : first + step], self.time_R[first : first + step]) for first in range(0, len(self.spool), step))
+        parts = (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.spool), BLOCK_ROWS))
+        return ((part.start, self.item_R[part], self.time_R[part]) for part in parts)
 
 
 def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds) -> ItemRows:
@@ -60,18 +60,14 @@ def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds) -> Ite
     schema = table.spool.schema
     for name in (_ITEM, _TIME, _CREATED):
         schema = schema.append(pa.field(name, pa.int64()))
-    spool = Spool(schema, bounds)
-    for part in sort_rows(_usable_batches(table, schema, places), schema, [_TIME], bounds):
-        for batch in part.to_batches():
-            spool.append(batch)
-    spool.finish()
+    spool = sort_into_spool(_usable_batches(table, schema, places), schema, [_TIME], bounds)
     item_R, created_R = spool.column(_ITEM), spool.column(_CREATED)
     created_I = np.full(len(places.places), np.iinfo(np.int64).max)
     kept_I = np.zeros(len(created_I), bool)
-    for first in range(0, len(spool), 65_536):
-        part_R = item_R[first : first + 65_536]
-        np.minimum.at(created_I, part_R, created_R[first : first + 65_536])
-        kept_I[part_R] = True
+    for first in range(0, len(spool), BLOCK_ROWS):
+        part = slice(first, first + BLOCK_ROWS)
+        np.minimum.at(created_I, item_R[part], created_R[part])
+        kept_I[item_R[part]] = True
     assert kept_I.all(), "an id takes a place when a row that counts has it"
     return ItemRows(places.ids, table, spool, item_R, spool.column(_TIME), created_I)
 
@@ -80,15 +76,13 @@ def _usable_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces) -> 
     """The rows that have an id, and a time where there are times, with item, time and creation, in file order."""
     for rows in table.blocks():
         time_R = read_times(rows, "time") if table.has("time") else np.zeros(len(rows), np.int64)
-        for row in np.flatnonzero(time_R < 0).tolist():
-            rows.reject_cell(row, "time", "time")
+        rows.reject_cells(time_R < 0, "time", "time")
         timed = np.flatnonzero(time_R >= 0)
         rows, time_R = rows.take(timed), time_R[timed]
         created_R = read_times(rows, "created") if table.has("created") else time_R if table.has("time") else np.full(len(rows), ALWAYS)
-        for row in np.flatnonzero((created_R < 0) & table.has("created")).tolist():
-            rows.reject_cell(row, "created", "time of creation, taken as always there")
+        if table.has("created"):
+            rows.reject_cells(created_R < 0, "created", "time of creation, taken as always there")
         item_R = places.encode(rows.array("id"), table.id_forms["id"])
-        for row in np.flatnonzero(item_R < 0).tolist():
-            rows.reject_cell(row, "id", "id")
+        rows.reject_cells(item_R < 0, "id", "id")
         columns = [*rows.table.columns, *(pa.array(c, pa.int64()) for c in (item_R, time_R, created_R))]
         yield from pa.table(columns, schema=schema).filter(pa.array(item_R >= 0)).combine_chunks().to_batches()

@@ -19,10 +19,9 @@ from infra.data.feature_values import decode_features
 from infra.data.item_history import HistoryFeature, HistoryRows
 from infra.data.item_rows import ItemRows
 from infra.data.item_statistics import ItemStatistic
+from infra.data.spool import BLOCK_ROWS
 from infra.data.tables import LoadedRows
 from schemas.features import Feature
-
-_CHUNK = 65_536
 
 
 class ItemStates:
@@ -103,7 +102,7 @@ class ItemStates:
         return numbers
 
     def _parts(self) -> Iterator[slice]:
-        return (slice(first, first + _CHUNK) for first in range(0, len(self.items.ids), _CHUNK))
+        return (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.items.ids), BLOCK_ROWS))
 
 
 def _statistic_value(value: float | list[float]) -> float | list[float] | None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from infra.clock import DAY_MS
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.interactions import Interactions
 from infra.data.mapping import FeatureSource
 from infra.data.taken_together import TogetherVectors
 
-DAY_MS = 86_400_000
 _NEVER = -1.0
 _PAIRS_AT_ONCE = 4_000_000
 

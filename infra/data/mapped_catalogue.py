@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
 from infra.data.item_embeddings import read_last_rows
-from infra.data.item_statistics import DAY_MS, count_positives
+from infra.data.item_statistics import count_positives
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
 from infra.data.rejections import Rejections
@@ -61,7 +62,7 @@ class MappedCatalogue:
         tell: Tell | None = None,
     ) -> None:
         self.name, self.mapping = mapping.name, mapping
-        self.sources = MappedSources(mapping, directory, limit, bounds, tell)
+        self.sources = MappedSources(mapping, directory, limit, bounds or SpoolBounds(), tell)
 
     @property
     def rejections(self) -> Rejections:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
 from infra.data.held_out_period import HeldOutPeriod, find_period
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
@@ -20,7 +21,7 @@ from infra.data.item_embeddings import ItemEmbeddings
 from infra.data.item_history import read_item_history
 from infra.data.item_rows import ItemRows, read_item_rows
 from infra.data.item_states import ItemStates
-from infra.data.item_statistics import DAY_MS, ItemStatistic
+from infra.data.item_statistics import ItemStatistic
 from infra.data.mapping import DataMapping, FeatureSource, Source
 from infra.data.mapping_section import reject
 from infra.data.rejections import Rejections
@@ -39,11 +40,9 @@ _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network k
 class MappedSources:
     """Loaded tables of `mapping` under `directory`; at most `limit` rows of each. `tell` hears of every block that is read."""
 
-    def __init__(
-        self, mapping: DataMapping, directory: Path, limit: int | None, bounds: SpoolBounds | None = None, tell: Tell | None = None
-    ) -> None:
+    def __init__(self, mapping: DataMapping, directory: Path, limit: int | None, bounds: SpoolBounds, tell: Tell | None) -> None:
         self.mapping, self._directory, self._limit = mapping, directory, limit
-        self.bounds, self._tell = bounds or SpoolBounds(), tell
+        self.bounds, self._tell = bounds, tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
         self._statistics: dict[str, ItemStatistic] = {}
@@ -88,8 +87,8 @@ class MappedSources:
         """What users did: [behaviours], or else what they clicked in [impressions]."""
         if self.mapping.behaviours is not None:
             table = self.table(self.mapping.behaviours)
-            columns = [name for name in table.spool.schema.names if name not in (ROW, FILE)] if table.source.features else []
-            return read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, [*columns, ROW, FILE])
+            columns = table.spool.schema.names if table.source.features else (ROW, FILE)
+            return read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, columns)
         return self._clicks if self.shown is not None else _no_interactions()
 
     @cached_property
@@ -161,7 +160,7 @@ class MappedSources:
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
-                found += [infer_feature(f, scope, table.sample.arrays(f.column) if f.column.value is None else ()) for f in other.features]
+                found += [infer_feature(f, scope, table.sample.arrays(f.column)) for f in other.features]
         return tuple(found)
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
@@ -190,7 +189,7 @@ class MappedSources:
             if table_source is self.mapping.item_history:
                 numbers = decode_numbers(rows.arrays(source.column)[0])
             return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, infer_bid(numbers, source.details))
-        return infer_feature(source, Scope.ITEM, rows.arrays(source.column) if source.column.value is None else (), role)
+        return infer_feature(source, Scope.ITEM, rows.arrays(source.column), role)
 
     @cached_property
     def roles(self) -> Mapping[str, str | None]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infra.clock import DAY_MS
 from infra.data.interactions import Interactions
-from infra.data.item_statistics import DAY_MS
 from infra.data.mapping import Sampling
 
 REQUESTS_MAX = 20_000

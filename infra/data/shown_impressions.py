@@ -19,7 +19,7 @@ from infra.data.interactions import Interactions, read_interactions
 from infra.data.mapping import OUTCOME
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import SpoolBounds
-from infra.data.tables import FILE, ROW, LoadedRows, LoadedTable
+from infra.data.tables import LoadedRows, LoadedTable
 from schemas.errors import Misconfigured
 from schemas.events import ImpressionRecord, ShownItem
 from schemas.features import Feature
@@ -28,7 +28,6 @@ from schemas.limits import ITEMS_PER_IMPRESSION_MAX, REQUEST_ID_CHARS_MAX
 
 _USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED = "#user", "#item", "#time", "#request", "#first", "#position", "#clicked"
 _SORTED = (_USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED)
-_FRACTIONS = (_POSITION,)
 
 
 class ShownRows:
@@ -50,8 +49,7 @@ class ShownRows:
     def _flags(self, rows: LoadedRows, role: str) -> np.ndarray:
         cells, column = rows.array(role), self.table.source.roles[role]
         found = decode_membership(cells, column.one_of) if column.one_of else decode_flags(cells, column.at_least, self._as_words(role))
-        for row in np.flatnonzero(~found[1]).tolist():
-            rows.reject_cell(row, role, "flag, taken as false")
+        rows.reject_cells(~found[1], role, "flag, taken as false")
         return found[0]
 
     def _as_words(self, role: str) -> bool:
@@ -79,9 +77,9 @@ def read_shown_requests(
 ) -> Iterator[ImpressionRecord]:
     """The requests before `now_ms` in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
     table = shown.table
-    columns = [name for name in table.spool.schema.names if name not in (ROW, FILE)] + [ROW, FILE]
+    columns = table.spool.schema.names
     found = read_interactions(table, kind, (), bounds, columns)
-    schema = pa.schema([(name, pa.float64() if name in _FRACTIONS else pa.int64()) for name in _SORTED])
+    schema = pa.schema([(name, pa.float64() if name == _POSITION else pa.int64()) for name in _SORTED])
     for name in columns:
         schema = schema.append(table.spool.schema.field(name))
     by_request = sort_rows(_requests_of(shown, found, now_ms, schema), schema, [_USER, _REQUEST], bounds)

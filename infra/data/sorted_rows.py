@@ -22,21 +22,29 @@ def sort_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequen
         waiting.append(batch)
         waiting_bytes += batch.nbytes
         if waiting_bytes > bounds.memory_bytes:
-            runs.append(_keep([_sorted(pa.Table.from_batches(waiting, schema), keys)], schema, bounds))
+            runs.append(_run([_sorted(pa.Table.from_batches(waiting, schema), keys)], schema, bounds))
             waiting, waiting_bytes = [], 0
     rest = _sorted(pa.Table.from_batches(waiting, schema), keys)
     if not runs:
         yield rest
         return
-    runs.append(_keep([rest], schema, bounds))
+    runs.append(_run([rest], schema, bounds))
     most = bounds.merged_runs_max
     while len(runs) > most:
-        runs = [_keep(_merged(runs[first : first + most], keys), schema, bounds) for first in range(0, len(runs), most)]
+        runs = [_run(_merged(runs[first : first + most], keys), schema, bounds) for first in range(0, len(runs), most)]
     yield from _merged(runs, keys)
 
 
-def _keep(tables: Iterable[pa.Table], schema: pa.Schema, bounds: SpoolBounds) -> Spool:
-    spool = Spool(schema, bounds, on_disk=True)
+def sort_into_spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequence[str], bounds: SpoolBounds) -> Spool:
+    """The same, kept to be read any number of times."""
+    return _filled(Spool(schema, bounds), sort_rows(batches, schema, keys, bounds))
+
+
+def _run(tables: Iterable[pa.Table], schema: pa.Schema, bounds: SpoolBounds) -> Spool:
+    return _filled(Spool(schema, bounds, on_disk=True), tables)
+
+
+def _filled(spool: Spool, tables: Iterable[pa.Table]) -> Spool:
     for table in tables:
         for batch in table.to_batches():
             spool.append(batch)

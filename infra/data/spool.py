@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from schemas.limits import MIB
 
+BLOCK_ROWS = 65_536  # of columns that are walked through, some at a time
+
 
 @dataclass(frozen=True, slots=True)
 class SpoolBounds:

@@ -75,15 +75,18 @@ class LoadedRows:
         file, number = self.table.column(FILE)[row].as_py(), self.table.column(ROW)[row].as_py()
         self.rejections.add(self.source.section, self.files[file], number, reason)
 
-    def reject_cell(self, row: int, role: str, expected: str) -> None:
-        """Notes a row as rejected because the cell of a role cannot be read; names the column and the value."""
-        column = self.source.roles[role]
-        if column.value is not None:
-            self.reject(row, f"{role} = {column.value!r} is no usable {expected}")
+    def reject_cells(self, chosen_R: np.ndarray, role: str, expected: str) -> None:
+        """Notes the chosen rows, bool [R], as rejected because the cell of a role cannot be read; names the column and the value."""
+        if not chosen_R.any():
             return
-        cell = self.array(role)[row].as_py()
-        holds = "is empty" if cell is None or cell == "" else f"is {str(cell)[:60]!r}"
-        self.reject(row, f"no usable {expected}: column {column.columns[0]!r} {holds}")
+        column, cells = self.source.roles[role], self.array(role)
+        for row in np.flatnonzero(chosen_R).tolist():
+            if column.value is not None:
+                self.reject(row, f"{role} = {column.value!r} is no usable {expected}")
+                continue
+            cell = cells[row].as_py()
+            holds = "is empty" if cell is None or cell == "" else f"is {str(cell)[:60]!r}"
+            self.reject(row, f"no usable {expected}: column {column.columns[0]!r} {holds}")
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,10 @@ def load_table(
     source: Source,
     limit: int | None,
     rejections: Rejections,
-    bounds: SpoolBounds | None = None,
+    bounds: SpoolBounds,
     tell: Tell | None = None,
 ) -> LoadedTable:
     """All rows of a section that count, in file order. Raises Misconfigured for a file or column that is not there."""
-    bounds = bounds or SpoolBounds()
     paths = find_files(directory, source)
     schema = common_schema(paths, source)
     spool = Spool(schema.append(pa.field(ROW, pa.int64())).append(pa.field(FILE, pa.int32())), bounds)

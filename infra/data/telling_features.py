@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from infra.clock import DAY_MS
 from infra.data.feature_values import decode_features
 from infra.data.interactions import read_times
 from infra.data.item_embeddings import read_last_rows
-from infra.data.item_statistics import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import Source
 from schemas.features import Kind, Scope

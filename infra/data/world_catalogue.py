@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, HISTORY_MAX, QUALITY_ATTRIBUTES, STYLES, World
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
@@ -17,7 +18,6 @@ from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id
 
 START_MS = 1_767_225_600_000  # 2026-01-01: when the items were published
-DAY_MS = 86_400_000
 NOW_MS = START_MS + 40 * DAY_MS  # when the held-out users are measured
 FIRST_ITEM_ID, FIRST_USER_ID = 100_000, 1_000
 CHUNK_ITEMS = 4_096

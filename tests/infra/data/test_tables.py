@@ -4,10 +4,12 @@ import gzip
 import io
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from infra.data.columns import decode_parts
 from infra.data.file_format import FileFormat, OneByteDelimiter
 from infra.data.mapping import Source
 from infra.data.mapping_column import Column
@@ -25,7 +27,7 @@ def _source(file: str, **more: object) -> Source:
 
 
 def _load(folder: Path, source: Source, limit: int | None = None) -> LoadedRows:
-    return load_table(folder, source, limit, Rejections()).sample
+    return load_table(folder, source, limit, Rejections(), SpoolBounds()).sample
 
 
 def _cells(rows: LoadedRows) -> dict[str, list[object]]:
@@ -92,6 +94,16 @@ def test_the_limit_counts_rows_that_count(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(100)))
     table = _load(tmp_path, _source("t.csv", where=(Condition("name", "==", "y"),)), 3)
     assert table.table.column("id").to_pylist() == ["1", "3", "5"]
+
+
+def test_of_many_rows_that_are_rejected_the_cells_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{i},x\n" for i in range(50)))
+    source = Source("items", "t.csv", {"id": Column(("id",), pattern="[a-z]+")})
+    rows, decoded = _load(tmp_path, source), list[str]()
+    monkeypatch.setattr("infra.data.tables.decode_parts", lambda cells, pattern: decoded.append(pattern) or decode_parts(cells, pattern))
+    rows.reject_cells(np.arange(50) >= 10, "id", "id")
+    assert decoded == ["[a-z]+"] and [r.row for r in rows.rejections.named] == list(range(11, 51))
+    assert rows.rejections.named[0].reason == "no usable id: column 'id' is empty"
 
 
 def test_a_file_of_only_a_header_is_an_empty_table(tmp_path: Path) -> None:

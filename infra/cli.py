@@ -15,11 +15,12 @@ Standard library and typer only, so that `aif --help` starts in a fraction of a 
 the commands. Exit codes: infra/command.py.
 """
 
-import importlib
 import importlib.metadata
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated
 
 import typer
@@ -119,14 +120,10 @@ def show_config(
 
     rows: dict[str, dict[str, object]] = {}
     for path in settings_classes():
-        module, _, name = path.partition(":")
-        for setting in explain_settings(getattr(importlib.import_module(module), name)):
-            rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
-    for setting in explain_object_store(str(rows["index.store"]["value"])):
-        rows[setting.name] = {"name": setting.name, "value": setting.value, "origin": setting.origin}
+        rows |= {setting.name: asdict(setting) for setting in explain_settings(resolve_name(path))}
+    rows |= {setting.name: asdict(setting) for setting in explain_object_store(str(rows["index.store"]["value"]))}
     for section, path in registered_choices().items():
-        module, _, name = path.partition(":")
-        for choice in getattr(importlib.import_module(module), name)(model):
+        for choice in resolve_name(path)(model):
             rows[f"{section}.{choice['name']}"] = {**choice, "name": f"{section}.{choice['name']}"}
     print_table("settings", [rows[name] for name in sorted(rows)], as_json)
 

@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from infra import failpoints
@@ -131,10 +132,6 @@ class ForkedProcess:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """SIGKILL."""
         self.send_signal(signal.SIGKILL)
@@ -147,10 +144,10 @@ def import_single_threaded(names: Sequence[str]) -> None:
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
     for name in names:
-        module, _, function = name.partition(":")
-        imported = importlib.import_module(module)
-        if function:
-            getattr(imported, function)()
+        if ":" in name:
+            resolve_name(name)()
+        else:
+            importlib.import_module(name)
     gc.set_threshold(*before)
 
 
@@ -247,8 +244,7 @@ def _begin_child(request: Mapping[str, Any], fds: Sequence[int], parent: int) ->
     failpoints.arm()
     sys.argv = request["argv"]
     _show_command(sys.argv)
-    module, _, name = request["start"].partition(":")
-    return lambda: getattr(importlib.import_module(module), name)(*request["arguments"], *fds)
+    return lambda: resolve_name(request["start"])(*request["arguments"], *fds)
 
 
 def _show_command(argv: Sequence[str]) -> None:

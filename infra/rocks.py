@@ -143,10 +143,10 @@ class Database:
         self._scans.add(scan)
         return scan
 
-    def find_before(self, key: bytes, family: str = DEFAULT_FAMILY) -> tuple[bytes, bytes] | None:
-        """The row with the greatest key that is not after `key`; None if there is none."""
-        with MappedErrors(self.path, f"search in {family}"):
-            iterator = self._families[family].iter()
+    def find_before(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """The row of the default family with the greatest key that is not after `key`; None if there is none."""
+        with MappedErrors(self.path, f"search in {DEFAULT_FAMILY}"):
+            iterator = self._families[DEFAULT_FAMILY].iter()
             iterator.seek_for_prev(key)
             if iterator.valid():
                 return iterator.key(), iterator.value()
@@ -192,11 +192,6 @@ class Database:
         """Whether memtables are on their way to table files."""
         with MappedErrors(self.path, "read of properties"):
             return any(family.property_int_value(name) for family in self._families.values() for name in _FLUSHING)
-
-    def sync(self) -> None:
-        """Make everything written so far safe from a power cut."""
-        with MappedErrors(self.path, "sync"):
-            self._database.flush_wal(True)
 
     def ingest(self, files: Sequence[Path]) -> None:
         """Take over SST files with ascending, disjoint keys; they are moved away."""

@@ -217,6 +217,7 @@ RECORDS: dict[str, type[_Strict]] = {
 }
 
 _ERRORS_NAMED_MAX = 4_096
+_ERRORS_SHOWN = 3
 
 U = TypeVar("U", bound=_Strict)
 R = TypeVar("R", bound=_Strict)
@@ -323,7 +324,7 @@ def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, pa
     return update
 
 
-def describe_errors(error: ValidationError, shown: int = 3) -> str:
+def describe_errors(error: ValidationError) -> str:
     """The first few validation errors in one line: place, problem, value. pydantic must build all errors to name one, so of too many none is named."""
     if error.error_count() > _ERRORS_NAMED_MAX:
         return f"{error.error_count()} faults, too many to be named; expected the shape in the JSON schema of this topic"
@@ -331,7 +332,7 @@ def describe_errors(error: ValidationError, shown: int = 3) -> str:
     parts = [
         f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}"
         + ("" if e["type"] == "missing" else f" (got {str(e.get('input'))[:60]!r})")
-        for e in error.errors(include_url=False)[:shown]
+        for e in error.errors(include_url=False)[:_ERRORS_SHOWN]
     ]
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from infra.broker.properties import LOG4J2_XML, decode_properties, encode_meta_p
 from infra.broker.record import BrokerRecord, is_held, read_record, running_broker, take_lock, write_record
 from infra.files import write_file_durably
 from infra.folders import user_cache_dir
-from infra.processes import Child, free_ports, port_is_free, start_child, wait_ready, wait_until
+from infra.processes import Child, free_ports, port_is_free, start_child, stop_all, wait_ready, wait_until
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
 
 _READY_S_MAX = 60.0
@@ -53,28 +52,25 @@ class Broker:
 
     def stop(self) -> None:
         """Stop it cleanly (TERM, after 15 s KILL) and wait until its data directory is free."""
-        if self.child.alive():
-            os.kill(self.child.pid, signal.SIGTERM)
-            _wait_for_end(self.child)
-        self.child.kill()
+        stop_all([self.child], _STOP_S_MAX)
 
     def kill(self) -> None:
         """End it at once, as a power cut would (SIGKILL)."""
         self.child.kill()
 
 
-def start_broker(data_dir: Path, detach: bool = False, *, cache: Path | None = None, maven_url: str = "") -> Broker:
+def start_broker(data_dir: Path, detach: bool = False, *, maven_url: str = "") -> Broker:
     """Start a broker on `data_dir` (made and formatted when new) and return once it answers.
 
-    `detach=False`: a child that dies with this process. `detach=True`: it stays until `stop_broker`. `cache` holds the jars
-    (default: the user's cache folder). Incompatible when another broker holds the directory, Unavailable when it does not come up.
+    `detach=False`: a child that dies with this process. `detach=True`: it stays until `stop_broker`. Its jars are kept in the user's cache
+    folder. Incompatible when another broker holds the directory, Unavailable when it does not come up.
     """
     data_dir = data_dir.resolve()
     lock = take_lock(data_dir)
     if lock is None:
         raise _held_by_another(data_dir)
     with lock:
-        cache = cache or default_jar_cache()
+        cache = user_cache_dir() / f"kafka-{KAFKA_VERSION}"
         class_path = fetch_jars(cache, maven_url)
         for remaining in reversed(range(_PORT_TRIES)):
             try:
@@ -101,11 +97,6 @@ def stop_broker(data_dir: Path) -> BrokerRecord | None:
         os.kill(record.pid, signal.SIGKILL)
         wait_until(lambda: not is_held(data_dir), _STOP_S_MAX, f"the broker on {data_dir} to be killed")
     return record
-
-
-def default_jar_cache() -> Path:
-    """Where the jars of this Kafka version are kept for the user."""
-    return user_cache_dir() / f"kafka-{KAFKA_VERSION}"
 
 
 def answers(bootstrap_servers: str, timeout_s: float = 1.0) -> bool:
@@ -208,12 +199,6 @@ def _new_kafka_id() -> str:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):
             return text
-
-
-def _wait_for_end(child: Child) -> None:
-    end = time.monotonic() + _STOP_S_MAX
-    while child.alive() and time.monotonic() < end:
-        time.sleep(0.02)
 
 
 def _is_broker_of(pid: int, data_dir: Path) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SAMPLES = 3
 _REJECTIONS_SHOWN = 20
 _KINDS_SHOWN = 10
+_EVENT_CHARS_SHOWN = 300
 _TOPICS = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
 Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
 
@@ -187,7 +188,7 @@ def _print_report(report: dict[str, Any]) -> None:
             print("  " + _shortened(event))
 
 
-def _shortened(event: dict[str, Any], chars: int = 300) -> str:
+def _shortened(event: dict[str, Any]) -> str:
     """One event on one line, long ones cut."""
     text = json.dumps(event, ensure_ascii=False)
-    return text if len(text) <= chars else f"{text[:chars]}... ({len(text)} characters)"
+    return text if len(text) <= _EVENT_CHARS_SHOWN else f"{text[:_EVENT_CHARS_SHOWN]}... ({len(text)} characters)"

@@ -13,12 +13,12 @@ def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
     return WorldCatalogue(World(seed, WorldSize(items=items)))
 
 
-def open_mapping(directory: str | Path, mapping_file: str | Path, limit: int | None = None) -> Catalogue:
-    """CSV, JSON-lines or Parquet files under `directory`, read as the mapping file says; at most `limit` rows of each. See docs/IMPORT.md.
+def open_mapping(directory: Path, mapping_file: Path) -> Catalogue:
+    """CSV, JSON-lines or Parquet files under `directory`, read as the mapping file says. See docs/IMPORT.md.
 
     Raises Misconfigured that names the mapping file, the key, the column and the expectation.
     """
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
 
-    return MappedCatalogue(read_mapping(Path(mapping_file)), Path(directory), limit)
+    return MappedCatalogue(read_mapping(mapping_file), directory)

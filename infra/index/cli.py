@@ -217,19 +217,15 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
     """Append one entry and print what is served and live afterwards."""
-    from infra.index.describe import describe_served
-
-    state = _append(_open_log(), kind, version, reason, **fields)
-    named = {"version": version} if version >= 0 else {}
-    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, **named, **describe_served(state)}, as_json)
-
-
-def _append(log: "ControlLog", kind: str, version: int, reason: str, **fields: Any) -> "ControlState":
     from infra.clock import SystemClock
+    from infra.index.describe import describe_served
     from schemas.index.control import Entry
     from schemas.index.lifecycle import EntryKind
 
-    return log.append(lambda _: Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields))
+    entry = Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields)
+    state = _open_log().append(lambda _: entry)
+    named = {"version": version} if version >= 0 else {}
+    print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, **named, **describe_served(state)}, as_json)
 
 
 # --- model -----------------------------------------------------------------------------------------------------------

@@ -28,15 +28,14 @@ _NAMED_MAX = 20
 
 
 class JsonLines(Generic[E]):
-    """Iterate once to get the accepted events of `path`. Afterwards `accepted` and `rejected` are numbers of lines, and `reasons` names the first 20
-    rejections with their lines.
+    """Iterate once to get the accepted events of `path`. Afterwards `rejected` is a number of lines, and `reasons` names the first 20 of them.
 
     Ids must be of `id_kind`. `on_read(bytes)` hears of every piece that is read, for a progress bar.
     """
 
     def __init__(self, path: Path, event: type[E], id_kind: IdKind, on_read: Callable[[int], object] = lambda _: None) -> None:
         self._path, self._event, self._id_kind, self._on_read = path, event, id_kind, on_read
-        self.accepted, self.rejected = 0, 0
+        self.rejected = 0
         self.reasons: list[str] = []
 
     def __iter__(self) -> Iterator[E]:
@@ -50,9 +49,8 @@ class JsonLines(Generic[E]):
                     self.rejected += 1
                     if len(self.reasons) < _NAMED_MAX:
                         self.reasons.append(f"line {number}: {error}")
-                    continue
-                self.accepted += 1
-                yield event
+                else:
+                    yield event
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Each line. One that is too long is read to its end, and is given as its first RECORD_BYTES_MAX + 1 bytes."""

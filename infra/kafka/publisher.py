@@ -141,9 +141,9 @@ class Publisher:
         """A pointer to a checkpoint. The offset of its delivery is the version number."""
         return self._send(MODEL_CHECKPOINTS, 0, record.model_id, encode_record(record))
 
-    def publish_checkpoint_file(self, path: Path, label: str | None = None, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> Delivered:
+    def publish_checkpoint_file(self, path: Path, label: str | None = None) -> Delivered:
         """Point to the checkpoint file at `path` and wait until that is delivered; `.offset` is the version number."""
-        return self.publish_checkpoint(read_checkpoint_pointer(path, label)).result(timeout_s)
+        return self.publish_checkpoint(read_checkpoint_pointer(path, label)).result(_DELIVERY_S_MAX + 5.0)
 
     # --- many events ---
 

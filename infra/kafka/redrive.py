@@ -21,7 +21,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -268,7 +268,6 @@ def run_redrive(
     records: Sequence[Redriven],
     chosen: Filter,
     per_s: float,
-    progress: Callable[[int], None] = lambda _: None,
 ) -> str:
     """Sends `records` at `per_s` updates a second and writes the audit. `before`: the `read_sent` with which they were planned. Returns the audit's folder.
 
@@ -290,7 +289,6 @@ def run_redrive(
         for record, _ in zip(records, _paced(per_s), strict=False):
             handed_over += 1
             _send(producer, prefix + topic, record, sent, failed)
-            progress(len(sent))
     finally:
         producer.flush(_FLUSH_S_MAX)
         if len(sent) == handed_over:

@@ -4,7 +4,6 @@ model knows the features that are published (unknown_features.py).
 Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
 """
 
-import importlib
 import importlib.metadata
 import os
 import resource
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 from infra.command import settings_classes
 from infra.index.control_log import ControlLog
@@ -77,8 +77,7 @@ def _run(check: Callable[[InfraSettings], Finding], settings: InfraSettings) -> 
 
 def check_settings(settings: InfraSettings) -> Finding:
     """Whether every process can read its own: a command reads its own sections only, and a misspelt name of another's would show when that one starts."""
-    kinds = [getattr(importlib.import_module(module), name) for module, _, name in (path.partition(":") for path in settings_classes())]
-    given = {row.name for kind in kinds for row in explain_settings(kind) if row.origin != "default"}
+    given = {row.name for path in settings_classes() for row in explain_settings(resolve_name(path)) if row.origin != "default"}
     return Finding("settings", OK, f"{len(given)} are not at their defaults (`aif config show`)")
 
 

@@ -59,19 +59,6 @@ class Sample:
     servers: Sequence[Mapping[str, Any]] = ()
     errors: Sequence[str] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        shards = [{name: getattr(shard, name) for name in ShardView.__slots__} for shard in self.shards]
-        workers = {member: list(shards) for member, shards in self.workers.items()}
-        return {
-            "at_ms": self.at_ms,
-            "shards": shards,
-            "workers": workers,
-            "versions": list(self.versions),
-            "servers": list(self.servers),
-            "errors": list(self.errors),
-        }
-
 
 class Inspector:
     """Keeps its place in index-deltas between two samples. Use as a context manager."""

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,35 +21,30 @@ from infra.tools.inspect import Inspector, Sample
 _LATE_S, _LATE_RECORDS = 2.0, 10_000
 
 
-def watch_status(settings: InfraSettings, every_s: float, servers: Sequence[str], as_json: bool, times: int | None = None) -> None:
-    """Draws until Ctrl-C, or `times` times."""
+def watch_status(settings: InfraSettings, every_s: float, servers: Sequence[str], as_json: bool) -> None:
+    """Draws until Ctrl-C."""
     log = ControlLog(open_index_store(settings.index.store))
     with Inspector(settings.bootstrap_servers(), settings.kafka.topic_prefix, log, SystemClock(), servers) as inspector:
         try:
             if as_json or not sys.stdout.isatty():
-                _print_lines(inspector, every_s, times)
+                _print_lines(inspector, every_s)
             else:
-                _draw(inspector, every_s, times)
+                _draw(inspector, every_s)
         except KeyboardInterrupt:
             return
 
 
-def _print_lines(inspector: Inspector, every_s: float, times: int | None) -> None:
-    left = times
-    while left is None or left > 0:
-        print(json.dumps(inspector.sample().to_dict(), default=str), flush=True)  # noqa: T201 - data on standard output
-        left = None if left is None else left - 1
-        if left != 0:
-            time.sleep(every_s)
+def _print_lines(inspector: Inspector, every_s: float) -> None:
+    while True:
+        print(json.dumps(asdict(inspector.sample()), default=str), flush=True)  # noqa: T201 - data on standard output
+        time.sleep(every_s)
 
 
-def _draw(inspector: Inspector, every_s: float, times: int | None) -> None:
-    with Live(render_sample(inspector.sample()), auto_refresh=False, screen=times is None) as live:
-        left = times
-        while left is None or left > 1:
+def _draw(inspector: Inspector, every_s: float) -> None:
+    with Live(render_sample(inspector.sample()), auto_refresh=False, screen=True) as live:
+        while True:
             time.sleep(every_s)
             live.update(render_sample(inspector.sample()), refresh=True)
-            left = None if left is None else left - 1
 
 
 def render_sample(sample: Sample) -> RenderableType:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import Corrupted, Incompatible
-from schemas.ids import Id, IdKind, decode_index_key
+from schemas.ids import IdKind
 from schemas.limits import DELTA_RECORD_BYTES_MAX
 from schemas.model.spec import ModelSpec
 
@@ -162,10 +162,6 @@ class RowBlock:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def ids(self, kind: IdKind) -> list[Id]:
-        """The ids of the rows."""
-        return [decode_index_key(k, kind) for k in self.keys]
 
 
 def int64_ids(keys: Sequence[bytes]) -> np.ndarray:

@@ -146,7 +146,7 @@ class System(Stage):
     def stop_worker(self) -> None:
         """A clean stop."""
         child = self.child("worker")
-        child.process.terminate()
+        child.process.send_signal(signal.SIGTERM)
         assert child.process.wait(WAIT_S) == 0, child.log_tail()
         self.children.remove(child)
 

@@ -1,8 +1,8 @@
 """`aif import`: what a dry run shows is what is then published."""
 
+import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,17 +12,13 @@ from infra.kafka.reader import read_topic
 from schemas.errors import AifError
 from schemas.events import RECORDS, decode_record
 from schemas.features import decode_feature_schema
+from tests.infra.aif_command import run_aif
 from tests.infra.data.shops import write_items, write_number_shop, write_text_shop
 
 COUNTED = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
 
 
-def _run(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(build_app(), ["import", *arguments, "--json"])
-    if isinstance(result.exception, AifError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+_run = functools.partial(run_aif, "import")
 
 
 def test_a_dry_run_shows_counts_three_events_of_each_kind_and_rejected_rows(tmp_path: Path) -> None:
@@ -59,34 +55,27 @@ def test_the_model_file_holds_the_schema_and_the_choices(tmp_path: Path) -> None
     assert written["model"] == {"rank_by": "ecpm"}
 
 
-@pytest.fixture
-def index(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {"KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers, "KAFKA__TOPIC_PREFIX": topic_prefix, "INDEX__SHARDS": "2"}.items():
-        monkeypatch.setenv(f"AIF_{name}", value)
-    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
-    return topic_prefix
-
-
-def test_ids_that_the_index_was_not_made_for_are_not_sent(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("prefix")
+def test_ids_that_the_index_was_not_made_for_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mapping = write_text_shop(tmp_path)
-    assert CliRunner().invoke(build_app(), ["topics", "apply"]).exit_code == 0
+    run_aif("topics", "apply")
     monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
     with pytest.raises(AifError, match=r"was made for int64 ids .* AIF_KAFKA__TOPIC_PREFIX of its own"):
         _run(str(tmp_path), "--mapping", str(mapping))
 
 
-def test_what_is_imported_is_on_the_topics(index: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_imported_is_on_the_topics(prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mapping = write_text_shop(tmp_path)
     with pytest.raises(AifError, match="AIF_INDEX__ID_KIND=text"):
         _run(str(tmp_path), "--mapping", str(mapping))
     monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
     with pytest.raises(AifError, match="run `aif topics apply`"):
         _run(str(tmp_path), "--mapping", str(mapping))
-    assert CliRunner().invoke(build_app(), ["topics", "apply"]).exit_code == 0
+    run_aif("topics", "apply")
     planned = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run")
     monkeypatch.setenv("AIF_INDEX__SHARDS", "5")  # the broker's topics say how many there are
     published = _run(str(tmp_path), "--mapping", str(mapping))
     assert published["counts"] == planned["counts"]
     for topic in COUNTED:
-        records = [decode_record(RECORDS[topic], r.value) for r in read_topic(bootstrap_servers, topic, prefix=index)]
+        records = [decode_record(RECORDS[topic], r.value) for r in read_topic(bootstrap_servers, topic, prefix=prefix)]
         assert sum(len(getattr(r, "updates", [r])) for r in records) == planned["counts"][topic]

@@ -1,9 +1,7 @@
 """`aif index`: what it prints is the fold, what it decides is one entry."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +13,8 @@ from infra.index.store import IndexStore, open_index_store
 from infra.processes import free_ports
 from schemas.errors import AifError
 from schemas.index.control import Entry
-from schemas.index.lifecycle import FINAL, EntryKind, State, next_state
+from schemas.index.lifecycle import FINAL, Cause, EntryKind, State, next_state
+from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 
 
@@ -26,59 +25,51 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexStore:
     return open_index_store(str(tmp_path / "store"))
 
 
-def _run(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
-    result = CliRunner().invoke(build_app(), [*arguments, "--json"])
-    if isinstance(result.exception, AifError):
-        raise result.exception
-    assert result.exit_code == exit_code, result.output
-    return json.loads(result.stdout)
-
-
 def test_list_show_and_verify_describe_the_served_version(store: IndexStore) -> None:
     manifest = publish_version(store)
-    (row,) = _run("index", "list")["versions"]
+    (row,) = run_aif("index", "list")["versions"]
     assert (row["version"], row["state"], row["mark"]) == (0, "live", "served")
-    shown = _run("index", "show")
+    shown = run_aif("index", "show")
     assert (shown["rows"], shown["digest"], len(shown["shards"])) == (manifest.rows, manifest.digest, 2)
-    assert _run("index", "verify", "0")["faults"] == []
+    assert run_aif("index", "verify", "0")["faults"] == []
     assert shown["work_done"] == {"build_computed": 6, "rows_encoded": 8}
     assert shown["work_skipped"] == {"build_taken_over": 4, "skipped_identical": 10}
 
 
 def test_show_says_what_will_be_removed_and_when(store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_version(store)
-    assert _run("index", "show", "0")["removals"] == []
+    assert run_aif("index", "show", "0")["removals"] == []
     store.put_bytes("versions/0/full/00001-0123456789ab/CURRENT", b"left by a build")
-    (row,) = _run("index", "show", "0")["removals"]
+    (row,) = run_aif("index", "show", "0")["removals"]
     assert (row["folder"], row["files"], row["bytes"]) == ("versions/0/full/00001-0123456789ab", 1, 15)
     assert 23 * 3600 < row["in_s"] <= 24 * 3600
     for _ in range(3):
         publish_version(store)
     monkeypatch.setenv("AIF_INDEX__KEEP_VERSIONS", "2")
-    assert "to be dropped" in _run("index", "show", "0")["removals"][0]["why"]
+    assert "to be dropped" in run_aif("index", "show", "0")["removals"][0]["why"]
 
 
 def test_verify_names_what_is_wrong_and_fails(store: IndexStore) -> None:
     manifest = publish_version(store)
     path = f"{manifest.seals[1].full.directory}/{manifest.seals[1].full.files[0].name}"
     store.remove(path)
-    faults = _run("index", "verify", exit_code=1)["faults"]
+    faults = run_aif("index", "verify", exit_code=1)["faults"]
     assert any(path in fault for fault in faults)
 
 
 def test_decisions_change_what_is_served(store: IndexStore) -> None:
     publish_version(store)
     publish_version(store)
-    assert _run("index", "list")["versions"][0]["mark"] == "served"
-    assert _run("index", "pin", "0")["served"].startswith("0.0-")
-    assert _run("index", "unpin")["served"].startswith("1.0-")
-    assert _run("index", "hold")["held"] is True
-    assert _run("index", "release")["held"] is False
-    back = _run("index", "rollback", "--reason", "worse clicks")
+    assert run_aif("index", "list")["versions"][0]["mark"] == "served"
+    assert run_aif("index", "pin", "0")["served"].startswith("0.0-")
+    assert run_aif("index", "unpin")["served"].startswith("1.0-")
+    assert run_aif("index", "hold")["held"] is True
+    assert run_aif("index", "release")["held"] is False
+    back = run_aif("index", "rollback", "--reason", "worse clicks")
     assert (back["live"], back["backup"], back["held"]) == (0, 1, True)
     with pytest.raises(AifError, match="rolled back from: worse clicks"):
-        _run("index", "rollback")  # once more by mistake would bring back what was left
-    assert _run("index", "promote", "1")["live"] == 1
+        run_aif("index", "rollback")  # once more by mistake would bring back what was left
+    assert run_aif("index", "promote", "1")["live"] == 1
 
 
 def test_a_version_that_its_canary_withholds_says_why_and_is_approved(store: IndexStore) -> None:
@@ -86,11 +77,11 @@ def test_a_version_that_its_canary_withholds_says_why_and_is_approved(store: Ind
     publish_version(store, promote=False)
     verdict = Entry(EntryKind.WITHHOLD, 0, "worker-7", 1, reason="canary: its scores are far away")
     ControlLog(store).append(lambda _: verdict)
-    row = _run("index", "list")["versions"][0]
+    row = run_aif("index", "list")["versions"][0]
     assert (row["mark"], row["reason"], row["by"]) == ("withheld", "canary: its scores are far away", "worker-7")
-    assert _run("index", "show", "1")["withheld"] is True
-    assert _run("index", "approve", "1", "--reason", "looked at it")["kind"] == "approve"
-    row = _run("index", "list")["versions"][0]
+    assert run_aif("index", "show", "1")["withheld"] is True
+    assert run_aif("index", "approve", "1", "--reason", "looked at it")["kind"] == "approve"
+    row = run_aif("index", "list")["versions"][0]
     assert (row["mark"], row["reason"], row["by"]) == ("", "looked at it", "aif index")
 
 
@@ -98,26 +89,32 @@ def test_a_rollback_says_why_and_by_whom_at_both_versions(store: IndexStore) -> 
     for _ in range(2):
         publish_version(store)
     ControlLog(store).append(lambda _: Entry(EntryKind.ROLLBACK, 0, "worker-7", 0, reason="2 of 3 servers report faults"))
-    left, back = _run("index", "list")["versions"]
+    left, back = run_aif("index", "list")["versions"]
     assert (left["mark"], left["reason"], left["by"]) == ("turned away", "rolled back from: 2 of 3 servers report faults", "worker-7")
     assert (back["state"], back["reason"], back["by"]) == ("live", "2 of 3 servers report faults", "worker-7")
-    assert _run("status")["held_why"] == "rollback by worker-7: 2 of 3 servers report faults"
+    assert run_aif("status")["held_why"] == "rollback by worker-7: 2 of 3 servers report faults"
 
 
 def test_a_frozen_version_is_revived_before_it_is_promoted_and_can_be_dropped(store: IndexStore) -> None:
     for _ in range(3):
         publish_version(store)
-    assert _run("index", "show", "0")["state"] == "frozen"
-    assert _run("index", "promote", "0")["kind"] == "want"
-    assert _run("index", "show", "0")["wanted_revision"] == 1
-    assert _run("index", "drop", "0")["kind"] == "drop"
-    assert _run("index", "show", "0")["state"] == "removed"
+    assert run_aif("index", "show", "0")["state"] == "frozen"
+    assert run_aif("index", "promote", "0")["kind"] == "want"
+    assert run_aif("index", "show", "0")["wanted_revision"] == 1
+    assert run_aif("index", "drop", "0")["kind"] == "drop"
+    assert run_aif("index", "show", "0")["state"] == "removed"
 
 
-def test_a_version_that_builds_can_be_aborted(store: IndexStore) -> None:
+def test_a_version_that_builds_can_be_aborted_and_a_published_one_cannot(store: IndexStore) -> None:
     publish_version(store, promote=False)
+    ControlLog(store).append(lambda _: Entry(EntryKind.WANT, 0, "worker-7", 1, cause=Cause.CHECKPOINT))
+    assert run_aif("index", "abort", "1", "--reason", "too large")["kind"] == "abort"
+    assert [(row["version"], row["state"], row["reason"]) for row in run_aif("index", "list")["versions"]] == [
+        (1, "aborted", "too large"),
+        (0, "published", ""),
+    ]
     with pytest.raises(AifError, match="refused_transition"):
-        _run("index", "abort", "0")
+        run_aif("index", "abort", "0")
 
 
 @pytest.mark.parametrize("arguments", [("promote", "9"), ("show", "9"), ("verify", "9"), ("rollback",), ("drop", "0")])
@@ -125,7 +122,7 @@ def test_what_is_not_possible_is_refused_with_what_is(store: IndexStore, argumen
     publish_version(store)
     before = store.list("control/")
     with pytest.raises(AifError) as raised:
-        _run("index", *arguments)
+        run_aif("index", *arguments)
     assert raised.value.code in {"unknown_version", "no_backup", "refused_transition"}
     assert store.list("control/") == before
 
@@ -145,19 +142,19 @@ def test_a_frozen_version_cannot_be_pinned_and_is_told_how_it_can(store: IndexSt
     for _ in range(3):
         publish_version(store)
     with pytest.raises(AifError, match="`aif index promote` lets them catch up and makes it live, then it can be pinned"):
-        _run("index", "pin", "0")
+        run_aif("index", "pin", "0")
 
 
 def test_status_says_what_it_can_though_the_broker_is_away(store: IndexStore) -> None:
     publish_version(store)
-    data = _run("status")
+    data = run_aif("status")
     assert data["live"] == 0
     assert data["topics"] == []
     assert "kafka_unreachable" in data["broker"]
 
 
 def test_status_of_an_empty_store_says_that_nothing_is_served(store: IndexStore) -> None:
-    assert _run("status")["served"] == "nothing"
+    assert run_aif("status")["served"] == "nothing"
 
 
 @pytest.mark.parametrize("arguments", [("diff", "0", "0"), ("show",), ("list",)])

@@ -1,5 +1,6 @@
 """`aif dlq`: rejected updates shown, filtered, and sent again: each alone, once, to where it belongs, with an audit."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,7 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.events import Rejection
 from schemas.ids import IdKind, partition_of
 from schemas.limits import RECORD_BYTES_MAX
+from tests.infra.aif_command import run_aif
 
 UPDATES = [{"item_id": i, "version": 7, "features": {"price": i}} for i in range(4)]
 RECORD = SourceRecord("item-features", 1, 5, b"", json.dumps({"schema": 1, "updates": UPDATES}).encode(), (("ce_id", b"x"),), 1_000)
@@ -26,11 +28,8 @@ GARBAGE = SourceRecord("item-features", 0, 9, b"k", b"\xff" * 1_100_000, (), 1_0
 
 
 @pytest.fixture
-def prefix(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", bootstrap_servers)
-    monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", topic_prefix)
-    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
-    apply_topics(bootstrap_servers, topic_prefix, 2, 1)
+def prefix(prefix: str, bootstrap_servers: str) -> str:
+    apply_topics(bootstrap_servers, prefix, 2, 1)
     producer = Producer({"bootstrap.servers": bootstrap_servers, "message.max.bytes": 2 * RECORD_BYTES_MAX})
     for record, index, code, disposition in (
         (RECORD, 1, "wrong_partition", "semantic"),
@@ -39,17 +38,12 @@ def prefix(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatc
         (RECORD, 1, "wrong_partition", "semantic"),  # sent again after a crash
     ):
         key, value, headers = encode_dead_letter(record, Rejection(index, code, f"because {code}", disposition), "1")
-        producer.produce(f"{topic_prefix}dlq.item-features", value, key, headers=headers)
+        producer.produce(f"{prefix}dlq.item-features", value, key, headers=headers)
     assert producer.flush(30) == 0
-    return topic_prefix
+    return prefix
 
 
-def run(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(build_app(), ["dlq", *arguments, "--json"])
-    if isinstance(result.exception, AifError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+run = functools.partial(run_aif, "dlq")
 
 
 def resent(bootstrap: str, prefix: str) -> list[SourceRecord]:

@@ -1,8 +1,10 @@
 """`aif status --watch` and `aif doctor` against a real broker: what is there is shown, what is not is named."""
 
 import io
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,14 +30,9 @@ from tests.infra.index_fixture import publish_version
 from tests.schemas.catalogue import small_schema
 
 
-@pytest.fixture
-def prefix(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", bootstrap_servers)
-    monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", topic_prefix)
-    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("AIF_INDEX__SHARDS", "2")
+@pytest.fixture(autouse=True)
+def one_user_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIF_INDEX__USER_PARTITIONS", "1")
-    return topic_prefix
 
 
 def produce(bootstrap: str, topic: str, partition: int, *values: bytes) -> None:
@@ -96,10 +93,15 @@ def test_a_drawn_sample_has_every_part_of_it_in_words() -> None:
 def test_the_watch_prints_one_json_object_a_look(prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.tools import status_view
 
+    def sleep(_: float) -> None:
+        if next(looks) == 2:
+            raise KeyboardInterrupt
+
     apply_topics(bootstrap_servers, prefix, 2, 1)
-    watch = status_view.watch_status
-    monkeypatch.setattr(status_view, "watch_status", lambda *arguments: watch(*arguments, times=2))
-    done = CliRunner().invoke(build_app(), ["status", "--watch", "--every-s", "0.1", "--json"])
+    looks = itertools.count(1)
+    monkeypatch.setattr(status_view, "time", SimpleNamespace(sleep=sleep))
+    done = CliRunner().invoke(build_app(), ["status", "--watch", "--json"])
+    assert done.exit_code == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 2 and [shard["shard"] for shard in lines[1]["shards"]] == [0, 1]
 

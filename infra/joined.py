@@ -58,9 +58,9 @@ class Joined(NamedTuple):
 
 def join_stored(values: Sequence[bytes]) -> Joined:
     """Values that lie apart, all of them there."""
-    ends_R = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
-    starts_R = np.concatenate((np.zeros(min(1, len(values)), np.int64), ends_R[:-1]))
-    return Joined(np.frombuffer(b"".join(values), np.uint8), starts_R, ends_R)
+    sizes_R = np.fromiter(map(len, values), np.int64, len(values))
+    ends_R = np.cumsum(sizes_R)
+    return Joined(np.frombuffer(b"".join(values), np.uint8), ends_R - sizes_R, ends_R)
 
 
 def join_some(values: Sequence[bytes | None]) -> Joined:
@@ -95,8 +95,9 @@ def join_runs(runs: Sequence[Joined]) -> Joined:
 
 def prefix_each(prefix: bytes, values: Joined) -> Joined:
     """Each value, all of them there, with `prefix` before it."""
-    ends_R = np.cumsum(values.ends_R - values.starts_R + len(prefix))
-    starts_R = np.concatenate((np.zeros(min(1, values.rows), np.int64), ends_R[:-1]))
+    sizes_R = values.ends_R - values.starts_R + len(prefix)
+    ends_R = np.cumsum(sizes_R)
+    starts_R = ends_R - sizes_R
     bytes_T = np.empty(int(ends_R[-1]) if values.rows else 0, np.uint8)
     _prefix_each(np.frombuffer(prefix, np.uint8), *values, starts_R, bytes_T)
     return Joined(read_only(bytes_T), starts_R, ends_R)

@@ -345,7 +345,7 @@ def decode_journal_entry(entry: bytes) -> dict[str, Rows]:
 
 
 def _cut(whole_T: np.ndarray, at: int, ends_R: np.ndarray) -> tuple[Joined, int]:
-    if (np.diff(ends_R, prepend=0) < 0).any() or (len(ends_R) and at + ends_R[-1] > len(whole_T)):
+    sizes_R = np.diff(ends_R, prepend=0)
+    if (sizes_R < 0).any() or (len(ends_R) and at + ends_R[-1] > len(whole_T)):
         raise ValueError(f"values from {at} end outside it")
-    starts_R = at + np.concatenate((np.zeros(min(1, len(ends_R)), np.int64), ends_R[:-1]))
-    return Joined(whole_T, starts_R, at + ends_R), at + int(ends_R[-1]) if len(ends_R) else at
+    return Joined(whole_T, at + ends_R - sizes_R, at + ends_R), at + int(sizes_R.sum())

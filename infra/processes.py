@@ -14,11 +14,14 @@ import random
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from schemas.errors import Unavailable
@@ -44,7 +47,6 @@ class Process(Protocol):
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, number: int, /) -> None: ...
-    def terminate(self) -> None: ...
     def kill(self) -> None: ...
 
 
@@ -179,6 +181,19 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """What ends a process in order: TERM, Ctrl-C, and the end of its terminal, unless it was started to outlive that (nohup)."""
     ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if ends_with_terminal else []))
+
+
+def leave_in_order() -> None:
+    """From now on TERM, and the end of the terminal, end this process as Ctrl-C does: through every `finally`. For the main thread; a handler that somebody
+    has set stays."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, leave)
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:

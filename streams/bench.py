@@ -187,7 +187,6 @@ class _Run:
     start_processor_s: float
     update_processor_us: float
     peak_rss_mb: float
-    builder_rss_mb: float
 
 
 def _measure_worker(stage: BenchStage, catalogue: Catalogue, updates: int, figures: Figures) -> None:
@@ -249,7 +248,7 @@ def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
     moments = [(a.at_ms, a.shard, a.next_offsets[0]) for a in watch.seen if a.next_offsets[0] > before[a.shard][0]]
     rate = _rate(moments, {shard: offsets[0] for shard, offsets in before.items()}) * per_record
     start_s = min(at_ms for at_ms, _, _ in moments) / 1000 - imported_at_s(worker)
-    return _Run(rate, start_s, spent_s[0], (caught_up_s - spent_s[0]) / updates * 1e6, peaks["self"], peaks["children"])
+    return _Run(rate, start_s, spent_s[0], (caught_up_s - spent_s[0]) / updates * 1e6, peaks["self"])
 
 
 def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:

@@ -32,8 +32,6 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
-from streams.agents.item_features import handle_item_features
-from streams.agents.new_items import handle_new_items
 from streams.builders.template import open_builder_template
 from streams.data_directory import hold_directory
 from streams.faust_shell import ShellApp, add_agent, leave_process, make_app, stop_process
@@ -135,8 +133,8 @@ class Worker:
         app = make_app(f"{self.prefix}shards", self.bootstrap, self.prefix, self.folder / "faust", self.owned, worker.session_timeout_s)
         self.versions = self._make_version_side()
         add = functools.partial(add_agent, app, records_max=worker.batch_records_max, within_s=worker.within_ms / 1000)
-        add(ITEM_FEATURES, functools.partial(handle_item_features, self.owned))
-        add(NEW_ITEMS, functools.partial(handle_new_items, self.owned))
+        add(ITEM_FEATURES, self.owned.apply)
+        add(NEW_ITEMS, self.owned.apply)
         add_agent(app, MODEL_CHECKPOINTS, self.versions.handle_checkpoints, records_max=1, within_s=worker.within_ms / 1000)
         return app
 

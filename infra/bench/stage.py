@@ -7,17 +7,14 @@ is measured. A random model costs what a learnt one of the same sizes does; noth
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from infra.command import say
@@ -25,7 +22,7 @@ from infra.data.catalogue import Catalogue
 from infra.demo.stage import SHARDS, Stage
 from infra.kafka.admin import end_offsets
 from infra.kafka.reader import TopicFollower
-from infra.processes import Child, start_child, wait_until
+from infra.processes import Child, leave_in_order, start_child, wait_until
 from schemas.ids import IdKind
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
@@ -102,30 +99,16 @@ class BenchStage(Stage):
 
 
 @contextmanager
-def open_bench_stage(keep: bool = False, **settings: str) -> Iterator[BenchStage]:
+def open_bench_stage(**settings: str) -> Iterator[BenchStage]:
     """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench."""
-    _end_in_order()
+    leave_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
-    stage = BenchStage(directory, IdKind.INT64, keep, settings=settings)
+    stage = BenchStage(directory, IdKind.INT64, keep=False, settings=settings)
     try:
         stage.start_broker()
         yield stage
     finally:
         stage.stop()
-        if not keep:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _end_in_order() -> None:
-    """TERM, and the end of the terminal, become the ordinary way out through every `finally`."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, leave)
 
 
 def write_random_checkpoint(path: Path, catalogue: Catalogue, seed: int = 0) -> None:
@@ -203,39 +186,39 @@ def peak_rss_mb(child: Child) -> dict[str, float]:
 
     Pages that a fork shares with its template count in both.
     """
-    parents, peaks = {}, {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        except OSError:  # it has just ended
-            continue
-        parents[int(fields["Pid"])] = int(fields["PPid"])
-        if "VmHWM" in fields:  # a process that just ends has no memory
-            peaks[int(fields["Pid"])] = int(fields["VmHWM"].split()[0]) / 1024
-    started = {pid for pid, parent in parents.items() if child.pid in (parent, parents.get(parent))}
-    return {"self": peaks.get(child.pid, 0.0), "children": max((peaks.get(pid, 0.0) for pid in started), default=0.0)}
+    return {"self": _peak_mb(child.pid), "children": max(map(_peak_mb, started_by(child)), default=0.0)}
+
+
+def _peak_mb(pid: int) -> float:
+    """0 of a process that has just ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def processor_s(child: Child) -> float:
     """Processor time so far, in seconds, of the child and of what it started, or these started, and which still run."""
-    parents, ticks = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            fields = stat.read_text().rpartition(")")[2].split()
-            parents[int(stat.parent.name)], ticks[int(stat.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-    ours = {pid for pid, parent in parents.items() if child.pid in (pid, parent, parents.get(parent))}
-    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+    ticks = [int(fields[11]) + int(fields[12]) for fields in _running_below(child).values()]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def started_by(child: Child) -> set[int]:
     """Processes that a child started, or these started, and which still run."""
-    parents = {}
+    return set(_running_below(child)) - {child.pid}
+
+
+def _running_below(child: Child) -> dict[int, list[str]]:
+    """The child, what it started and what these started, with what /proc/PID/stat says of each, from its state on."""
+    found: dict[int, list[str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(stat.parent.name)] = int(parent)
-    return {pid for pid, parent in parents.items() if child.pid in (parent, parents.get(parent))}
+            fields = stat.read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                found[int(stat.parent.name)] = fields
+    parents = {pid: int(fields[1]) for pid, fields in found.items()}
+    return {pid: fields for pid, fields in found.items() if child.pid in (pid, parents[pid], parents.get(parents[pid]))}
 
 
 def tell(message: str, began: float | None = None) -> float:

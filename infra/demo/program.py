@@ -4,13 +4,11 @@ import itertools
 import json
 import shlex
 import signal
-import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from infra.bench.report import Figures
 from infra.data.catalogue import Catalogue, Evaluation
@@ -20,7 +18,7 @@ from infra.demo.progress import Steps
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage, json_figures
 from infra.heartbeat import HEARTBEAT_NAME
-from infra.processes import Child
+from infra.processes import Child, leave_in_order
 from infra.settings import InfraSettings, load_settings
 from schemas.errors import AifError
 
@@ -46,7 +44,7 @@ def run_demo(options: DemoOptions) -> Figures:
     load_settings(InfraSettings)  # what no process reads would end every child, again and again: it is refused before any is started
     started = time.monotonic()
     figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
-    _end_in_order()
+    leave_in_order()
     stage: Stage | None = None
     try:
         with Steps() as steps:
@@ -67,17 +65,6 @@ def run_demo(options: DemoOptions) -> Figures:
         if stage is not None:
             _stop(stage)
     return figures
-
-
-def _end_in_order() -> None:
-    """TERM, and the end of the terminal, end the demo as Ctrl-C does: through its `finally`."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, leave)
 
 
 def _stop(stage: Stage) -> None:

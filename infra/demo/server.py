@@ -13,6 +13,7 @@ from schemas.ids import Id, encode_wire_id
 
 _TIMEOUT_S = 30.0
 _COME_BACK = 429
+_PATH = "/v1/prerank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,17 @@ class RankingServer:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
 
     def prerank(self, body: Mapping[str, Any]) -> Ranked:
-        """Both calls in one. Raises Unavailable with the server's own words when it refuses."""
-        return self._post("/v1/prerank", body)
-
-    def rank(self, body: Mapping[str, Any]) -> Ranked:
-        """Call 2 alone."""
-        return self._post("/v1/rank", body)
+        """Both calls in one. A request that is told to come back later does, and counts from its first attempt. Raises Unavailable with the server's own
+        words when it refuses."""
+        started = time.perf_counter()
+        reply = self._http.post(_PATH, json=body)
+        while reply.status_code == _COME_BACK and time.perf_counter() - started < _TIMEOUT_S:
+            time.sleep(min(float(reply.json().get("retry_after_s", 0.1)), 1.0))
+            reply = self._http.post(_PATH, json=body)
+        took_ms = (time.perf_counter() - started) * 1e3
+        if reply.status_code != 200:
+            raise Unavailable("server_refused", f"{_PATH} answered {reply.status_code}: {reply.text[:500]}")
+        return Ranked(reply.json(), took_ms)
 
     def is_ready(self) -> bool:
         """Whether it says that it can rank."""
@@ -58,18 +64,6 @@ class RankingServer:
     def close(self) -> None:
         """Closes the connection."""
         self._http.close()
-
-    def _post(self, path: str, body: Mapping[str, Any]) -> Ranked:
-        """A request that is told to come back later does, and counts from its first attempt."""
-        started = time.perf_counter()
-        reply = self._http.post(path, json=body)
-        while reply.status_code == _COME_BACK and time.perf_counter() - started < _TIMEOUT_S:
-            time.sleep(min(float(reply.json().get("retry_after_s", 0.1)), 1.0))
-            reply = self._http.post(path, json=body)
-        took_ms = (time.perf_counter() - started) * 1e3
-        if reply.status_code != 200:
-            raise Unavailable("server_refused", f"{path} answered {reply.status_code}: {reply.text[:500]}")
-        return Ranked(reply.json(), took_ms)
 
 
 def wire_ids(ids: np.ndarray | Sequence[Id]) -> list[Id]:

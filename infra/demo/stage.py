@@ -138,7 +138,7 @@ class Stage:
             )
         return child.log_path.read_text()
 
-    def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float = _READY_S_MAX) -> None:
+    def wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Waits for a condition that the services bring about; one that was given up ends the waiting with its log."""
 
         def is_ready() -> bool:
@@ -146,7 +146,7 @@ class Stage:
                 service.check()
             return ready()
 
-        wait_until(is_ready, timeout_s, what, poll_s=0.002)
+        wait_until(is_ready, _READY_S_MAX, what, poll_s=0.002)
 
     def control_state(self) -> ControlState:
         """The fold of the control log as it is now."""

@@ -11,11 +11,11 @@ Arrays: T bytes of all texts, R texts, F wanted names in ascending order, F1 = F
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, overload
 
 import numpy as np
 
+from infra.joined import join_stored
 from schemas.model.compiled import kernel, part
 from streams.core.item_state import decode_raw_features
 from streams.stored.decimal_numbers import U, to_double
@@ -39,9 +39,7 @@ class FeatureTexts(Sequence[Mapping[str, Any]]):
     @classmethod
     def join(cls, texts: Sequence[bytes]) -> "FeatureTexts":
         """A sequence of texts that lie apart, copied into one buffer."""
-        ends_R = np.fromiter(accumulate(map(len, texts)), np.int64, len(texts))
-        starts_R = np.concatenate((np.zeros(min(1, len(texts)), np.int64), ends_R[:-1]))
-        return cls(np.frombuffer(b"".join(texts), np.uint8), starts_R, ends_R)
+        return cls(*join_stored(texts))
 
     def __len__(self) -> int:
         return len(self.starts_R)

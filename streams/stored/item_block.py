@@ -39,8 +39,7 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
     @classmethod
     def join(cls, values: Sequence[bytes | None]) -> "EmbeddingValues":
         """Embeddings that lie apart, as bytes or None, copied into one buffer."""
-        joined = join_some(values)
-        return cls(joined.bytes_T, joined.starts_R, joined.ends_R)
+        return cls(*join_some(values))
 
     def __len__(self) -> int:
         return len(self.starts_R)

@@ -84,9 +84,10 @@ class OwnedShards:
         self._tasks[number] = self._make_task(shard)
 
     def takes(self, partition: Partition) -> bool:
-        """Whether records of a partition can be applied now: not before its shard is admitted."""
+        """Whether records of a partition can be applied now: not before its shard is open and admitted. While it is opened Faust does not know yet whom its
+        records are for, and ends at them."""
         topic, number = partition
-        return topic not in SHARD_TOPICS or (task := self._tasks.get(number)) is None or task.admitted
+        return topic not in SHARD_TOPICS or ((task := self._tasks.get(number)) is not None and task.admitted)
 
     def begin_close(self) -> None:
         """Turns batches away."""

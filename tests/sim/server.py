@@ -107,7 +107,7 @@ class Server:
         if wanted is None or wanted.revision < 0:
             return
         held = self.residents.get(wanted.version)
-        if held is not None and not held.error:
+        if held is not None and not held.error and held.revision > wanted.frozen_revision:  # else it missed changes while it was frozen
             self._flip(held)
             return
         try:

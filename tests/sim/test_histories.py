@@ -23,6 +23,11 @@ def test_no_history_of_the_whole_campaign_breaks_an_invariant(request: pytest.Fi
     assert found is None, f"{found.violation}\nstep by step: {found.command}"
 
 
+def test_a_version_that_was_revived_while_it_was_served_is_loaded_again() -> None:
+    """A pin, a freeze and a revival without any other live version in between: a simulated server kept the rows from before the freeze."""
+    assert run_history(25_267).violation is None
+
+
 def test_a_seed_is_one_history() -> None:
     first, second = (run_history(11, traced=True) for _ in range(2))
     assert first.lines == second.lines

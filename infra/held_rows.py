@@ -11,7 +11,7 @@ Arrays: T bytes of the arena, E entries with 7 numbers each, S slots (a power of
 import numpy as np
 
 from infra.joined import NONE, Joined, copy_into, is_same, join_stored, read_only
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part, uint64
 from schemas.model.vector_blocks import address, load_word
 
 UNKNOWN = -2  # where a value would begin whose key is not held; NONE: it is held that there is no value
@@ -21,7 +21,6 @@ _COLUMNS = 7
 _SLACK_BYTES = 8  # a value may grow by so much in its place
 _ENTRIES_MIN, _BYTES_MIN = 16, 1 << 12
 _WORD_BYTES = 8
-_U = np.uint64
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -95,16 +94,16 @@ class HeldRows:
 @part
 def hash_key(text: np.ndarray, begin: int, end: int) -> int:
     """The hash of the key text[begin:end], int64."""
-    mixed, at = _U(end - begin) * _FACTOR, begin
+    mixed, at = uint64(end - begin) * _FACTOR, begin
     while at + _WORD_BYTES <= end:
         mixed = (mixed ^ load_word(address(text) + at)) * _FACTOR
-        mixed ^= mixed >> _U(29)
+        mixed ^= mixed >> uint64(29)
         at += _WORD_BYTES
-    last = _U(0)
+    last = uint64(0)
     for i in range(end - at):
-        last |= _U(text[at + i]) << _U(8 * i)
+        last |= uint64(text[at + i]) << uint64(8 * i)
     mixed = (mixed ^ last) * _FACTOR
-    return np.int64(mixed ^ (mixed >> _U(32)))
+    return int64(mixed ^ (mixed >> uint64(32)))
 
 
 @part
@@ -115,7 +114,7 @@ def _find(
     mask = slots_S.shape[0] - 1
     slot = hashed & mask
     while slots_S[slot] >= 0:
-        e = np.int64(slots_S[slot])
+        e = int64(slots_S[slot])
         if entries_E[e, _HASH] == hashed and is_same(arena_T, entries_E[e, _KEY], entries_E[e, _KEY_END], text, begin, end):
             return e, slot
         slot = (slot + 1) & mask

@@ -47,7 +47,7 @@ class Joined(NamedTuple):
 
     def to_list(self) -> list[bytes | None]:
         """Each as a Python object."""
-        whole = memoryview(self.bytes_T)
+        whole = self.bytes_T.data
         spans = zip(self.starts_R.tolist(), self.ends_R.tolist(), strict=True)
         return [None if start < 0 else bytes(whole[start:end]) for start, end in spans]
 

@@ -25,6 +25,7 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    ColumnFamily,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
@@ -53,7 +54,7 @@ class Batch:
 
     __slots__ = ("_handles", "raw")
 
-    def __init__(self, handles: dict[str, object]) -> None:
+    def __init__(self, handles: dict[str, ColumnFamily]) -> None:
         self._handles = handles
         self.raw = WriteBatch(raw_mode=True)
 
@@ -109,7 +110,9 @@ class Database:
             families = {name: _options(False, blocks) for name in sorted(names)}
             self._database = Rdict(str(self.path), _options(not self.read_only, blocks), families, access)
             self._families = {name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)}
-            self._handles: dict[str, object] = {name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)}
+            self._handles: dict[str, ColumnFamily] = {
+                name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)
+            }
         self.is_open = True
 
     @property
@@ -128,7 +131,7 @@ class Database:
         if not keys:
             return []
         with MappedErrors(self.path, f"multi-get from {family}"):
-            values: list[bytes | None] = self._families[family].get(list(keys))
+            values: list[bytes | None] = self._families[family].get(list(keys))  # type: ignore[assignment] # rocksdict: None is for a single key
         return values
 
     def scan(self, family: str = DEFAULT_FAMILY, start: bytes = b"", end: bytes | None = None) -> Scan:

@@ -8,6 +8,7 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rocksdict import Rdict, RdictIter
 
@@ -73,7 +74,7 @@ class FrozenScan(Scan):
 
     def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes | None) -> None:
         self._column_family, self._next_key = column_family, start
-        self._rows: Iterator[tuple[bytes, bytes]] = iter(column_family.items(from_key=start))
+        self._rows: Iterator[tuple[Any, Any]] = iter(column_family.items(from_key=start))
         super().__init__(path, family, None, end)
 
     def __next__(self) -> tuple[bytes, bytes]:

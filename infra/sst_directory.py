@@ -13,7 +13,8 @@ from pathlib import Path
 from rocksdict import DBCompressionType, Options, SstFileWriter
 
 from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, link_or_copy
-from infra.rocks import Database, MappedErrors
+from infra.rocks import Database
+from infra.rocks_errors import MappedErrors
 
 SST_FILE_BYTES_MAX = 64 << 20  # one file of an SST directory is cut after this many bytes of keys and values
 # What a reader of an SST directory needs (FORMAT.md section 4); LOCK, LOG, IDENTITY, the empty WAL and rocksdict's own file are left out.

@@ -123,7 +123,8 @@ class Prober:
             self._move(publisher, probe)
 
     def _move(self, publisher: Publisher, probe: Probe) -> None:
-        bid = float(probe.update.features["bid"])
+        bid = probe.update.features["bid"]
+        assert isinstance(bid, int | float)
         moved = bid * 1.2 if bid < 1.0 else bid / 1.2
         features = {**probe.update.features, "bid": moved}
         probe.update = ItemFeaturesUpdate(item_id=probe.update.item_id, version=next(probe.versions), features=features)

@@ -63,7 +63,9 @@ class Catalogue(Protocol):
     """
 
     name: str
-    model: Mapping[str, Any]
+
+    @property
+    def model(self) -> Mapping[str, Any]: ...
 
     @property
     def schema(self) -> FeatureSchema: ...

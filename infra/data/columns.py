@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from schemas.errors import RejectedInput
 from schemas.ids import Id, IdKind, decode_id
 from schemas.limits import BAG_VALUES_MAX, FEATURE_TEXT_BYTES_MAX
 
-Array = pa.Array | pa.ChunkedArray
+Array: TypeAlias = pa.Array | pa.ChunkedArray
 MISSING_TIME = -1
 UNIT_MS = {"day": 86_400e3, "hour": 3_600e3, "min": 60e3, "s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 _FLAGS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), False)
@@ -213,7 +213,7 @@ def decode_categories(array: Array, separator: str | None = None) -> list[int | 
     `separator`, the first."""
     array = plain(array)
     if pa.types.is_integer(array.type):
-        return array.to_pylist()  # type: ignore[no-any-return]
+        return array.to_pylist()
     if separator is not None:
         array = pa.array([text.partition(separator)[0] if text else text for text in decode_texts(array)], pa.string())
     return [text if text is None or len(text) * 4 <= FEATURE_TEXT_BYTES_MAX else _short(text) for text in decode_texts(array)]

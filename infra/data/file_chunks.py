@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -192,7 +192,7 @@ def read_column_names(path: Path, source: Source) -> list[str]:
             return list(pyarrow.parquet.read_schema(path).names)
         if _is_json(path):
             return read_keys(path)
-        quoting = csv.QUOTE_MINIMAL if source.form.quoted else csv.QUOTE_NONE
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if source.form.quoted else csv.QUOTE_NONE
         head = io.StringIO(_read_head(path, source), newline="")
         first = next(csv.reader(head, delimiter=_delimiter(path, source), quoting=quoting), None)
     except (pa.ArrowException, OSError, EOFError, ValueError, csv.Error) as error:
@@ -207,7 +207,7 @@ def read_column_names(path: Path, source: Source) -> list[str]:
 
 
 @contextlib.contextmanager
-def _open_csv(path: Path, source: Source) -> Iterator[BinaryIO]:
+def _open_csv(path: Path, source: Source) -> Iterator[BinaryIO | OneByteDelimiter]:
     """The bytes of a CSV file, unpacked, with a delimiter of one byte."""
     with pa.input_stream(path, compression="detect") as stream:
         yield OneByteDelimiter(stream, source.form) if source.form.is_long else stream

@@ -42,7 +42,7 @@ def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.Chunk
 
 def _require_numbers(source: FeatureSource, arrays: Sequence[pa.ChunkedArray], numbers: np.ndarray) -> None:
     """Raises if a column has values and none is a number: then the mapping names the wrong column."""
-    cells = pc.drop_null(arrays[0]) if arrays else ()
+    cells: Sequence[Any] = pc.drop_null(arrays[0]) if arrays else ()
     if len(cells) and np.isnan(numbers).all():
         raise Misconfigured(
             "bad_mapping",

@@ -52,18 +52,18 @@ class Interactions:
             return int(np.searchsorted(self.time_X, time_ms, "left"))
         return bisect_left(self.time_X, time_ms)
 
-    def blocks(self, first: int = 0, last: int | None = None) -> Iterator["Interactions"]:
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator["HeldInteractions"]:
         """Those from place `first` to before `last`, some at a time, with columns in memory."""
         last = len(self) if last is None else last
         for start in range(first, last, BLOCK_ROWS):
             part = slice(start, min(last, start + BLOCK_ROWS))
             columns = (self.user_X[part], self.item_X[part], self.kind_X[part], self.time_X[part])
-            yield Interactions(self.user_ids, self.item_ids, self.kinds, *columns)
+            yield HeldInteractions(self.user_ids, self.item_ids, self.kinds, *columns)
 
-    def take(self, chosen: np.ndarray) -> "Interactions":
+    def take(self, chosen: np.ndarray) -> "HeldInteractions":
         """Some of them, by a mask or by places; of columns in memory."""
-        columns = (np.asarray(column)[chosen] for column in (self.user_X, self.item_X, self.kind_X, self.time_X))
-        return Interactions(self.user_ids, self.item_ids, self.kinds, *columns)
+        user_X, item_X, kind_X, time_X = (np.asarray(column)[chosen] for column in (self.user_X, self.item_X, self.kind_X, self.time_X))
+        return HeldInteractions(self.user_ids, self.item_ids, self.kinds, user_X, item_X, kind_X, time_X)
 
     def of_kinds(self, codes: Sequence[int], bounds: SpoolBounds) -> "Interactions":
         """Those of some kinds."""
@@ -71,7 +71,18 @@ class Interactions:
         for block in self.blocks():
             chosen = block.take(np.isin(block.kind_X, codes))
             spool.append(_batch(spool.schema, (chosen.user_X, chosen.item_X, chosen.kind_X, chosen.time_X)))
-        return Interactions(self.user_ids, self.item_ids, self.kinds, *(spool.finish().column(name) for name in _COLUMNS))
+        user_X, item_X, kind_X, time_X = (spool.finish().column(name) for name in _COLUMNS)
+        return Interactions(self.user_ids, self.item_ids, self.kinds, user_X, item_X, kind_X, time_X)
+
+
+@dataclass(frozen=True)
+class HeldInteractions(Interactions):
+    """The same with columns in memory."""
+
+    user_X: np.ndarray
+    item_X: np.ndarray
+    kind_X: np.ndarray
+    time_X: np.ndarray
 
 
 class IdPlaces:
@@ -147,7 +158,8 @@ def read_interactions(
     spool.finish()
     if len(table) and not len(spool) and choose is None:
         _complain(table)
-    return Interactions(users.ids, found.ids, kinds.ordered()[1], *(spool.column(name) for name in _COLUMNS), rows=spool)
+    user_X, item_X, kind_X, time_X = (spool.column(name) for name in _COLUMNS)
+    return Interactions(users.ids, found.ids, kinds.ordered()[1], user_X, item_X, kind_X, time_X, rows=spool)
 
 
 def _complain(table: LoadedTable) -> None:

@@ -108,7 +108,7 @@ def _embedding(sources: MappedSources, new: Id, like: Id, rng: np.random.Generat
     return NewItem(item_id=new, embedding=vector)
 
 
-def _free_ids(sources: MappedSources, seed: int, n: int) -> list[Id]:
+def _free_ids(sources: MappedSources, seed: int, n: int) -> Sequence[Id]:
     """Ids that no item has, different for each seed."""
     ids = sources.item_rows.ids
     if isinstance(ids[0], str):

@@ -7,7 +7,7 @@ history before that time and a right answer after it; training may use their ear
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,7 +114,7 @@ class MappedCatalogue:
         for number, (place, version, raw) in enumerate(zip(places.tolist(), versions, features, strict=True)):
             update = _event(
                 ItemFeaturesUpdate,
-                lambda n=number: (items.rows_at(latest[n : n + 1]), 0),
+                partial(lambda n: (items.rows_at(latest[n : n + 1]), 0), number),
                 item_id=ids[place],
                 version=version,
                 features=raw,
@@ -147,7 +147,9 @@ class MappedCatalogue:
                 for row, (place, time_ms, raw) in enumerate(
                     zip(places.tolist(), times, self.sources.states.features_of_rows(rows, places), strict=True)
                 ):
-                    update = _event(ItemFeaturesUpdate, lambda at=(rows, row): at, item_id=items.ids[place], version=time_ms, features=raw)
+                    update = _event(
+                        ItemFeaturesUpdate, partial(lambda *at: at, rows, row), item_id=items.ids[place], version=time_ms, features=raw
+                    )
                     if update is not None:
                         yield update
 
@@ -259,7 +261,7 @@ class MappedCatalogue:
             return [1.0] * len(self.sources.item_rows.ids)
         numbers = self.sources.states.numbers_at(bid, time_ms)
         usable = np.isfinite(numbers) & (numbers > 0)
-        return np.where(usable, numbers, self.schema.item(bid).default).tolist()  # type: ignore[no-any-return]
+        return np.where(usable, numbers, self.schema.item(bid).default).tolist()
 
     def _require_positives(self, purpose: str) -> Interactions:
         if not len(self.sources.positives):
@@ -316,7 +318,7 @@ class MappedCatalogue:
     ) -> HeldOutUser:
         ids = self.sources.item_rows.ids
         drawn = draw_candidates(rng, pool, relevant, self.mapping.holdout.candidates_max).tolist()
-        candidates = sorted(ids[place] for place in drawn)  # type: ignore[type-var]
+        candidates = sorted(ids[place] for place in drawn)
         found = frozenset(ids[place] for place in relevant.tolist()) & frozenset(candidates)
         as_array = np.array(candidates, object if isinstance(candidates[0], str) else np.int64)
         return HeldOutUser(user, profile, history, as_array, found)

@@ -288,4 +288,4 @@ class MappedSources:
 def _no_interactions() -> Interactions:
     nothing = np.zeros(0, np.int64)
     users: Sequence[Any] = ()
-    return Interactions(users, (), (DEFAULT_KIND,), nothing, nothing, nothing, nothing, nothing)
+    return Interactions(users, (), (DEFAULT_KIND,), nothing, nothing, nothing, nothing)

@@ -160,7 +160,7 @@ class DiskColumn:
         if not isinstance(key, slice):
             place = key + len(self) if key < 0 else key
             number = int(np.searchsorted(self._starts, place, "right")) - 1
-            return self._block(number)[place - self._starts[number]].item()  # type: ignore[no-any-return]
+            return self._block(number)[place - self._starts[number]].item()
         first, last, step = key.indices(len(self))
         assert step == 1, "columns on disk have no steps"
         numbers = range(int(np.searchsorted(self._starts, first, "right")) - 1, int(np.searchsorted(self._starts, last, "left")))

@@ -13,7 +13,7 @@ import numpy as np
 from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, HISTORY_MAX, QUALITY_ATTRIBUTES, STYLES, World
-from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id
 
@@ -169,14 +169,14 @@ class WorldCatalogue:
             item, bid = shown["item"][r], bids[shown["item"][r]]
             ecpm = np.round(shown["probability"][r] * bid, 6)
             outcomes = [[BUY] if bought else [] for bought in shown["bought"][r].tolist()]
-            rows = zip(item.tolist(), bid.tolist(), ecpm.tolist(), shown["clicked"][r].tolist(), outcomes, strict=True)
-            seen: set[int] = set()
+            ids = item.tolist()
+            rows = zip(ids, bid.tolist(), ecpm.tolist(), shown["clicked"][r].tolist(), outcomes, strict=True)
             listed = [
                 ShownItem(item_id=FIRST_ITEM_ID + i, position=position, bid=b, teacher_ecpm=e, clicked=c, outcomes=o)
                 for position, (i, b, e, c, o) in enumerate(rows)
-                if not (i in seen or seen.add(i))
+                if ids.index(i) == position  # an item that is drawn again is shown once
             ]
-            context = {"hour": f"h{time_ms // 3_600_000 % 24}"}
+            context: RawFeatures = {"hour": f"h{time_ms // 3_600_000 % 24}"}
             yield ImpressionRecord(request_id=f"world-{r}", user_id=FIRST_USER_ID + user, time_ms=time_ms, context=context, items=listed)
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:

@@ -48,7 +48,7 @@ class MovedWorld(World):
     def _turned(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """From one to the other, both independent and of one spread: the spread stays."""
         angle = self.phase * np.pi / 2
-        return (np.cos(angle) * before + np.sin(angle) * after).astype(np.float32)  # type: ignore[no-any-return]
+        return (np.cos(angle) * before + np.sin(angle) * after).astype(np.float32)
 
     @cached_property
     def items(self) -> Items:
@@ -132,4 +132,4 @@ class DriftingCatalogue:
     @property
     def held_out_ids(self) -> list[int]:
         """Their ids."""
-        return (FIRST_USER_ID + self.held_out).tolist()  # type: ignore[no-any-return]
+        return (FIRST_USER_ID + self.held_out).tolist()

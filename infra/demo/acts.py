@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -119,7 +120,7 @@ def show_updates(
             continue
         started = time.perf_counter()
         publisher.publish_item(change.item_id, change.version, dict(change.features))
-        _wait_visible(lambda i=change.item_id, b=before: _score(server, user_id, i) != b, f"the new score of item {change.item_id}")  # type: ignore[misc]
+        _wait_visible(lambda i=change.item_id, b=before: _score(server, user_id, i) != b, f"the new score of item {change.item_id}")
         waited.append((time.perf_counter() - started) * 1e3)
         step.advance()
     return waited
@@ -136,7 +137,7 @@ def show_new_items(
             publisher.publish_item(features.item_id, features.version, dict(features.features))
         else:
             publisher.publish_new_item(features.item_id, embedding.embedding, features.features, features.version)
-        _wait_visible(lambda i=features.item_id: _score(server, user_id, i) is not None, f"new item {features.item_id}")  # type: ignore[misc]
+        _wait_visible(lambda i=features.item_id: _score(server, user_id, i) is not None, f"new item {features.item_id}")
         waited.append((time.perf_counter() - started) * 1e3)
         step.advance()
     return waited
@@ -217,7 +218,7 @@ def show_switches(
             for change in _some(changes, 20):
                 publisher.publish_item(change.item_id, change.version, dict(change.features))
             publisher.flush()
-            stage.wait_for(lambda v=version: _answers_from(load, v), f"answers from version {version}")  # type: ignore[misc]
+            stage.wait_for(partial(_answers_from, load, version), f"answers from version {version}")
             step.tell(f"version {version} answers")
             step.advance()
         stage.wait_for(lambda: load.error is not None or len(load.answers) >= ANSWERS_DURING_SWITCH_MIN, "enough answers under load")

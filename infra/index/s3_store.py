@@ -21,7 +21,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -129,12 +129,15 @@ def _open_objects(address: S3Address, request_s_max: float) -> "Objects":
     from obstore.store import S3Store as Objects
 
     given: dict[str, Any] = {"endpoint": endpoint_of(address), "region": address.region}
-    backoff = {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2}
     return Objects(
         address.bucket,
         prefix=address.prefix or None,
         client_options={"allow_http": endpoint_of(address).startswith("http://"), "timeout": timedelta(seconds=request_s_max)},
-        retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S_MAX), "backoff": backoff},  # type: ignore[typeddict-item]
+        retry_config={
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=_RETRY_S_MAX),
+            "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
+        },
         **{name: value for name, value in given.items() if value},
     )
 
@@ -242,7 +245,7 @@ class S3Store:
         """See IndexStore."""
         return [file.path for file in self.list_files(prefix)]
 
-    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+    def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         """See IndexStore. One request for 1,000 files."""
         folder = prefix.rpartition("/")[0]
         if "/" in prefix:

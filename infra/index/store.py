@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -60,7 +60,7 @@ class IndexStore(Protocol):
         """Paths of all files that begin with `prefix`, sorted."""
         ...
 
-    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+    def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         """The same with their sizes and the times at which they were put."""
         ...
 
@@ -216,7 +216,7 @@ class FolderStore:
                 found += [(inside / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]
         return sorted(path for path in found if path.startswith(prefix))
 
-    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+    def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         """See IndexStore. Files that somebody removes at the same moment are left out."""
         found = []
         for path in self.list(prefix):

@@ -6,8 +6,9 @@ Here: options and printing. Not here: topics (admin.py), the generated files (js
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -152,13 +153,13 @@ def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     settings, began = read_settings(), time.monotonic()
     lines = JsonLines(file, event_types()[kind], IdKind(settings.index.id_kind), _Progress(file.stat().st_size))
     with open_publisher(settings, "aif-publish") as publisher:
-        send = {
+        send: dict[str, Callable[[Any], int]] = {
             "items": publisher.publish_items,
             "new-items": publisher.publish_new_items,
             "behaviours": publisher.publish_behaviours,
             "users": publisher.publish_users,
-        }[kind]
-        sent = send(lines)  # type: ignore[arg-type]
+        }
+        sent = send[kind](lines)
         publisher.flush()
     for reason in lines.reasons:
         say(f"rejected {reason}")

@@ -239,7 +239,8 @@ class Publisher:
 
         def delivered(error: KafkaError | None, message: Message) -> None:
             if error is None:
-                delivery.set_result(Delivered(topic, message.partition(), message.offset()))
+                # confluent_kafka: a record that was delivered has both
+                delivery.set_result(Delivered(topic, message.partition(), message.offset()))  # type: ignore[arg-type]
             else:
                 delivery.set_exception(Unavailable("not_delivered", self._note_failure(topic, partition, error)))
 

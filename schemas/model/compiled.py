@@ -1,6 +1,7 @@
 """How kernels of the model and of the engine are compiled: ahead, cached, without the GIL, and without counting references to arrays.
 
-Here: the two decorators. Not here: the kernels, and the order in which processes compile them (infra/compiled_once.py and who calls it).
+Here: the two decorators, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
+(infra/compiled_once.py and who calls it).
 Numba counts a reference whenever an array, or a tuple of them, is handed to a function or cut: an atomic addition for each array in it, in memory that the
 threads share. The kernels here hand over tuples of ten arrays for every block of candidates; without the counts a call on three such tuples costs 30 ns, with
 them 450. Nothing is lost: whoever calls a kernel holds every array until it returns.
@@ -12,8 +13,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Conversions in kernels. What they give is an int to compiled code and to the Python that calls it, which numpy's types do not say.
+int64: Any = np.int64
+uint64: Any = np.uint64
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "_nrt": False}
 _PART_OPTIONS = _OPTIONS | {"no_cpython_wrapper": True}

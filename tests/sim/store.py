@@ -3,7 +3,7 @@
 Here: files and their times; parts as objects beside them (boundary.py says why). Not here: what is in the files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas.errors import Corrupted, Unavailable
@@ -73,7 +73,7 @@ class MemoryStore:
         paths = self._paths.get(top, ()) if below else self.files
         return sorted([path for path in paths if path.startswith(prefix)])
 
-    def list_files(self, prefix: str = "") -> "list[StoreFile]":
+    def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         return [StoreFile(path, self.modified[path], len(self.files[path])) for path in self.list(prefix)]
 
     def size_bytes(self, path: str) -> int:

@@ -1,7 +1,7 @@
 """The `aif` commands of `streams`. Only typer and the standard library at module level; heavy imports belong inside the commands."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,7 +55,7 @@ def worker(
     from infra.settings import load_settings
     from streams.settings import WorkerSettings
 
-    flags = {"worker": {"data_dir": data_dir, "metrics_port": metrics_port}, "index": {"store": store}}
+    flags: dict[str, dict[str, Any]] = {"worker": {"data_dir": data_dir, "metrics_port": metrics_port}, "index": {"store": store}}
     settings = load_settings(WorkerSettings, flags)
     open_logs("worker", settings.log.level, settings.log.format)
     where = {

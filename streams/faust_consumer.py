@@ -10,12 +10,15 @@ fetch of a partition, which a run cannot exceed (I8).
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faust.transport.drivers.aiokafka import Consumer
 from faust.types import TP
 from faust.types.transports import SchedulingStrategyT
 from faust.types.tuples import ConsumerMessage
+
+if TYPE_CHECKING:
+    from streams.faust_shell import ShellApp
 
 _WAITING_POLL_S = 0.05
 _RUN_RECORDS_MAX = 250  # partitions take turns run by run, so that a batch has work for every shard
@@ -53,6 +56,8 @@ class NothingRead(dict[TP, int | None]):
 class RunConsumer(Consumer):
     """For an app whose `ConsumerScheduler` is RunsInTurn."""
 
+    app: "ShellApp"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._read_offset = NothingRead()
@@ -71,8 +76,9 @@ class RunConsumer(Consumer):
     def _to_message(self, tp: TP, record: Any) -> RunMessage:
         last = record[-1]
         message = RunMessage(
-            last.topic, last.partition, last.offset, None, None, (), None, None, None, tp=tp, generation_id=self.app.consumer_generation_id
-        )
+            last.topic, last.partition, last.offset, None, None, (), None, None, None,  # type: ignore[arg-type] # Faust: wants times and headers
+            tp=tp, generation_id=self.app.consumer_generation_id,
+        )  # fmt: skip
         message.records = record
         return message
 

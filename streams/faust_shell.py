@@ -101,7 +101,7 @@ class ShellApp(faust.App):
             try:
                 offsets = await self._open_partitions(frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned))
                 stored = {TP(self.prefix + topic, partition): offset for (topic, partition), offset in offsets.items()}
-                if stored and not await self.consumer._thread.commit(stored):
+                if stored and not await self.consumer._thread.commit(stored):  # type: ignore[attr-defined] # Faust: the type is that of any transport
                     _log.warning("the group moved on during an assignment; the next one starts again at the shards' offsets")
                 elif stored:
                     # The client may already read at the group's former offsets, and Faust itself does not seek to a committed 0.
@@ -142,7 +142,7 @@ class ShellApp(faust.App):
 
     def _new_transport(self) -> Any:
         transport = super()._new_transport()
-        transport.Consumer = RunConsumer
+        transport.Consumer = RunConsumer  # type: ignore[misc] # Faust: as its own App sets other classes
         return transport
 
 

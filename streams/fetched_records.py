@@ -27,6 +27,8 @@ class FetchedRecords:
 class PartitionRecords(fetcher.PartitionRecords):
     """aiokafka's, which goes on where a header's name is not UTF-8."""
 
+    _records: Any
+
     def _unpack_records(self) -> Iterator[Any]:
         try:
             yield from super()._unpack_records()
@@ -35,7 +37,7 @@ class PartitionRecords(fetcher.PartitionRecords):
             yield from super()._unpack_records()  # passes over what was given already
 
 
-class _LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # final for the checker only
+class _LenientRecords(_MemoryRecordsPy):
     def next_batch(self, *_: Any) -> "_LenientBatch":
         piece = self._next_slice
         assert piece is not None
@@ -43,7 +45,9 @@ class _LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # final for the 
         return _LenientBatch(piece)  # of format 2, as every broker of today sends them
 
 
-class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]
+class _LenientBatch(_DefaultRecordBatchPy):
+    _buffer: Any
+
     def __iter__(self) -> "_LenientBatch":
         super().__iter__()
         self._buffer = _LenientBytes(self._buffer)

@@ -98,7 +98,8 @@ class WorkerMetrics:
             end = ends(prefix + topic) if shards else {}
             for shard, next_offsets in shards:
                 place = topic, shard
-                clock = clocks[place] = self._clocks.pop(place, None) or LagClock()
+                clock = self._clocks.pop(place, None) or LagClock()
+                clocks[place] = clock
                 gauge("shard_offset").labels(*place).set(next_offsets[topic])
                 gauge("lag_records").labels(*place).set(max(0, end[shard] - next_offsets[topic]))
                 gauge("lag_seconds").labels(*place).set(clock.lag_s(next_offsets[topic], end[shard], now))

@@ -189,5 +189,5 @@ def _decide(entry: Entry, gate: CheckpointGate, decision: Decision) -> Decision:
     """Writes the entry, unless the newest log has decided the version already."""
     if append_entry(gate.control_log, lambda state: entry if entry.version > state.newest_decided else None) is None:
         return Decision.KNOWN
-    gate.announce(IndexEvent(schema=1, kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
+    gate.announce(IndexEvent(kind=str(decision), version=entry.version, reason=entry.reason or entry.label))
     return decision

@@ -19,7 +19,7 @@ class BatchResult:
     work: Counter[str] = field(default_factory=Counter)
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, disposition)
     outbox: list[OutboxEntry] = field(default_factory=list)
-    stage_s: Counter[str] = field(default_factory=Counter)  # seconds by stage: decode, fold, rows, write
+    stage_s: dict[str, float] = field(default_factory=dict)  # seconds by stage: decode, fold, rows, write
     record_times_ms: dict[str, list[int]] = field(default_factory=dict)  # of the records that were new, by topic
 
     @property
@@ -37,5 +37,5 @@ class StageWatch:
     def lap(self, result: BatchResult, stage: str) -> None:
         """The time since the last lap, or since the beginning, was spent on `stage`."""
         now = self._clock.monotonic()
-        result.stage_s[stage] += now - self._at
+        result.stage_s[stage] = result.stage_s.get(stage, 0.0) + (now - self._at)
         self._at = now

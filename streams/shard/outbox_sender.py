@@ -8,6 +8,7 @@ again after a restart. A delivery never times out: while the broker is away the 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -67,7 +68,7 @@ class OutboxSender:
         self._thread.join()
 
     def _produce(self, entry: OutboxEntry) -> bool:
-        place = {} if entry.partition is None else {"partition": entry.partition}
+        place: dict[str, Any] = {} if entry.partition is None else {"partition": entry.partition}
         try:
             self._producer.produce(
                 self._prefix + entry.topic,

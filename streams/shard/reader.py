@@ -19,7 +19,8 @@ from schemas.errors import Corrupted
 from streams.builders.jobs import SLICE_ROWS
 from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
-from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
+from streams.shard.fold import EMBEDDINGS, FEATURES
+from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
 from streams.stored.item_block import ItemBlock, cut_item_block, cut_joined_block, has_dead
 
 _PAGE_ROWS = 512

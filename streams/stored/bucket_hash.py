@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.model.compiled import part
+from schemas.model.compiled import int64, part
+from schemas.model.compiled import uint64 as U
 from schemas.model.vector_blocks import address, load_word
 
-U = np.uint64
 _IV = np.array(
     [
         0x6A09E667F3BCC908, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1,
@@ -134,7 +134,7 @@ def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8
     """`hash_bucket` of text[begin : begin + length]: 1 to `buckets` - 1. `memory` (`new_memory`) belongs to one feature and one call."""
     w, kept = memory.work, memory.kept_S6
     if length > _KEPT_BYTES:
-        return 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
+        return 1 + int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
     one, two, three, four = U(0), U(0), U(0), U(0)
     for i in range(length):
         shifted = U(text[begin + i]) << U(8 * (i & 7))
@@ -147,9 +147,9 @@ def find_bucket(text: np.ndarray, begin: int, length: int, buckets: int, start_8
         else:
             four |= shifted
     mixed = (one ^ _rotate(two, 23) ^ _rotate(three, 41) ^ _rotate(four, 7)) * U(0x9E3779B97F4A7C15)
-    at = np.int64((mixed >> U(40)) & U(kept.shape[0] - 1))
+    at = int64((mixed >> U(40)) & U(kept.shape[0] - 1))
     if kept[at, 4] == U(length + 1) and kept[at, 0] == one and kept[at, 1] == two and kept[at, 2] == three and kept[at, 3] == four:
-        return np.int64(kept[at, 5])
-    bucket = 1 + np.int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
+        return int64(kept[at, 5])
+    bucket = 1 + int64(digest_64(text, begin, length, start_8, w) % U(buckets - 1))
     kept[at, 0], kept[at, 1], kept[at, 2], kept[at, 3], kept[at, 4], kept[at, 5] = one, two, three, four, U(length + 1), U(bucket)
     return bucket

@@ -11,9 +11,9 @@ Source: W. Clinger 1990 (the first way); D. Lemire, Number Parsing at a Gigabyte
 
 import numpy as np
 
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
+from schemas.model.compiled import uint64 as U
 
-U = np.uint64
 _EXACT_TENS = np.array([float(10**k) for k in range(23)])
 _EXACT_WHOLE_MAX = U(1 << 53)
 _POWER_MIN, _POWER_MAX = -342, 308  # of ten; beyond them every 19 digits are zero or infinite
@@ -77,7 +77,7 @@ def to_double(whole: int, power: int, bits_1: np.ndarray) -> bool:
             return False
     top = upper >> U(63)
     mantissa = upper >> (top + U(9))
-    exponent = ((217706 * power) >> 16) + 63 + np.int64(top) - zeros + 1023
+    exponent = ((217706 * power) >> 16) + 63 + int64(top) - zeros + 1023
     if exponent <= 0 or exponent >= 2046:
         return False  # subnormal, infinite, or at the edge of it
     if lower <= U(1) and -4 <= power <= 23 and mantissa & U(3) == U(1) and mantissa << (top + U(9)) == upper:

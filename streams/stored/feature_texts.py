@@ -16,9 +16,10 @@ from typing import Any, overload
 import numpy as np
 
 from infra.joined import join_stored
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
+from schemas.model.compiled import uint64 as U
 from streams.core.item_state import decode_raw_features
-from streams.stored.decimal_numbers import U, to_double
+from streams.stored.decimal_numbers import to_double
 from streams.stored.text_words import WORD_BYTES, are_equal, divide_by_tens, order_of, read_short_number
 
 ABSENT, WHOLE, FLOAT, TEXT, BOOLEAN, LIST = range(6)  # kinds of cells; null counts as absent
@@ -177,7 +178,7 @@ def read_number(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tupl
             at += 1
         seen, scale = at, 0
         while at < end and _ZERO <= text[at] <= _NINE and at - seen < 4:
-            scale = scale * 10 + np.int64(text[at] - _ZERO)
+            scale = scale * 10 + int64(text[at] - _ZERO)
             at += 1
         power += -scale if down else scale
     if whole == U(0):

@@ -14,7 +14,7 @@ import numpy as np
 
 from infra.held_rows import hash_key
 from infra.joined import Joined, copy_into, is_same, join_some, pack_into, read_only
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
 from streams.core.item_state import FEATURES_HEADER, FeaturesUpdate
 from streams.stored.bucket_hash import WORK_WORDS, digest_64, start_words
 from streams.stored.feature_texts import FeatureTexts
@@ -150,7 +150,7 @@ def _read_whole(text: np.ndarray, at: int, size: int) -> int:
     whole = np.uint64(0)
     for i in range(size):
         whole |= np.uint64(text[at + i]) << np.uint64(8 * i)
-    return np.int64(whole)
+    return int64(whole)
 
 
 @part
@@ -213,7 +213,7 @@ def _fold(
             _write_order(arena_T, at, orders_U3[u])
             _write_order(arena_T, at + _CHANGED_AT, orders_U3[u])
             arena_T[at + _DEAD_AT] = 0
-            _write_whole(arena_T, at + _HASH_AT, 8, np.int64(digest_64(raw_T, raw, raw_end - raw, start_8, work)))
+            _write_whole(arena_T, at + _HASH_AT, 8, int64(digest_64(raw_T, raw, raw_end - raw, start_8, work)))
             text = at + _HEAD
             at = copy_into(raw_T, raw, raw_end, arena_T, text)
             if is_live:

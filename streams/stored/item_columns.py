@@ -18,6 +18,7 @@ import numpy as np
 
 from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features, encode_realtime_rows
 from schemas.limits import BAG_VALUES_MAX
+from schemas.model.compiled import int64
 from streams.stored.bucket_hash import Memory, find_bucket, new_memory, start_words
 from streams.stored.feature_texts import BOOLEAN, LIST, TEXT, WHOLE, Cells, FeatureTexts, read_cells, read_number, skip_text
 
@@ -191,7 +192,7 @@ def _fill_buckets(
         if kinds_R[r] == TEXT or kinds_R[r] == WHOLE:
             out_R[r] = find_bucket(text, begins_R[r], ends_R[r] - begins_R[r], buckets, start_8, memory)
         elif kinds_R[r] == BOOLEAN:
-            out_R[r] = of_truth_2[np.int64(numbers_R[r])]
+            out_R[r] = of_truth_2[int64(numbers_R[r])]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -261,6 +262,8 @@ def compile_columns() -> None:
     """Takes the kernels of this file, and the parts that they are made of, from numba's cache, or compiles them."""
     schema = FeatureSchema((Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=2), Feature("b", Scope.ITEM, Kind.BAG, buckets=2)))
     encode_columns(schema, FeatureTexts.join([b'{"a":1,"b":["x",0.5]}']), np.zeros((1, 0), np.float32))
-    _fill_vectors(np.zeros(1, np.uint8), *(np.zeros(0, t) for t in (np.uint8, np.int64, np.int64)), np.zeros((0, 1)), np.zeros(0, np.bool_))
+    _fill_vectors(
+        np.zeros(1, np.uint8), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 1)), np.zeros(0, np.bool_)
+    )
     for out_R in (np.zeros(2, np.float32), np.zeros((2, 2), np.float32)[:, 0]):
         _fill_numbers(np.zeros(2), 0.0, False, 0.0, 1.0, out_R)

@@ -22,7 +22,7 @@ from schemas.limits import (
     NAME_CHARS_MAX,
     TEXT_ID_BYTES_MAX,
 )
-from schemas.model.compiled import part
+from schemas.model.compiled import int64, part
 from streams.stored.text_words import order_of
 
 _QUOTE, _ESCAPE, _COMMA, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,{}[]')
@@ -57,7 +57,7 @@ def _whole(text: np.ndarray, at: int) -> tuple[int, int]:
     at += 1 if negative else 0
     begin, value = at, 0
     while at < text.shape[0] and _ZERO <= text[at] <= _NINE and at - begin <= _WHOLE_DIGITS_MAX:
-        value = value * 10 + np.int64(text[at] - _ZERO)
+        value = value * 10 + int64(text[at] - _ZERO)
         at += 1
     digits = at - begin
     if digits == 0 or digits > _WHOLE_DIGITS_MAX or (text[begin] == _ZERO and (digits > 1 or negative)):
@@ -266,7 +266,7 @@ def _murmur2(text: np.ndarray, begin: int, end: int) -> int:
         h = (h * m) & mask
     h ^= h >> np.uint64(13)
     h = (h * m) & mask
-    return np.int64((h ^ (h >> np.uint64(15))) & np.uint64(0x7FFFFFFF))
+    return int64((h ^ (h >> np.uint64(15))) & np.uint64(0x7FFFFFFF))
 
 
 @part

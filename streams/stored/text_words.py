@@ -13,10 +13,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from schemas.model.compiled import part
+from schemas.model.compiled import int64, part
+from schemas.model.compiled import uint64 as U
 from schemas.model.vector_blocks import INT64, address, external, instruction, load_word
 
-U = np.uint64
 WORD_BYTES = 8
 
 _POINT = U(ord("."))
@@ -53,7 +53,7 @@ def order_of(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: in
     """Below, equal to or above 0 as a[begin_a:end_a] is before, the same as or after b[begin_b:end_b], byte by byte."""
     for i in range(min(end_a - begin_a, end_b - begin_b)):
         if a[begin_a + i] != b[begin_b + i]:
-            return np.int64(a[begin_a + i]) - np.int64(b[begin_b + i])
+            return int64(a[begin_a + i]) - int64(b[begin_b + i])
     return (end_a - begin_a) - (end_b - begin_b)
 
 
@@ -87,4 +87,4 @@ def read_short_number(text: np.ndarray, at: int) -> tuple[int, int, int]:
     digits = digits * U(10) + (digits >> U(8))
     low = (digits & U(0x000000FF000000FF)) * U(0x000F424000000064)
     high = ((digits >> U(16)) & U(0x000000FF000000FF)) * U(0x0000271000000001)
-    return length, places, np.int64((low + high) >> U(32))
+    return length, places, int64((low + high) >> U(32))

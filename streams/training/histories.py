@@ -14,7 +14,8 @@ import torch
 from schemas.events import Behaviour, UserFeaturesRecord
 from schemas.features import Scope, encode_features
 from schemas.ids import Id
-from schemas.model.inputs import FeatureTensors, encode_item_buckets, encode_kind
+from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
+from schemas.model.inputs import FeatureTensors
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from streams.training.item_table import ItemTable

@@ -12,6 +12,7 @@ beside the click.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -111,8 +112,13 @@ class TrainingSet:
         found = hashlib.sha256()
         tables = (self.items.inputs, self.items.realtime_RQ, self.items.category_R, self.items.bid_R, self.items.signatures_RW)
         histories = self.histories
+
+        def add(tensor: Tensor) -> Tensor:
+            found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+            return tensor
+
         for part in (*tables, histories.profiles, histories.bucket_H, histories.kind_H, histories.features, self.context):
-            map_tensors(part, lambda t: (found.update(np.ascontiguousarray(t.numpy()).tobytes()), t)[1])
+            map_tensors(part, add)
         columns = (self.items.version_R, histories.time_H, histories.item_H, self.time_Q, self.user_Q, self.history_end_Q)
         for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC, self.outcomes_QCT):
             found.update(np.ascontiguousarray(column).tobytes())
@@ -228,4 +234,6 @@ class _Columns:
     def outcomes(self, tasks: Sequence[str]) -> np.ndarray:
         """Whether each of `tasks` came of each shown item, float32 [Q, C, T]."""
         nothing_QC0 = np.zeros((*self._used_QC.shape, 0), np.float32)
-        return np.concatenate([nothing_QC0, *(self.numbers(lambda s, t=task: t in s.outcomes, 0.0)[..., None] for task in tasks)], axis=2)
+        return np.concatenate(
+            [nothing_QC0, *(self.numbers(partial(lambda t, s: t in s.outcomes, task), 0.0)[..., None] for task in tasks)], axis=2
+        )

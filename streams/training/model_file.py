@@ -35,7 +35,7 @@ def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
     unknown = sorted(set(choices) - set(default))
     if unknown:
         raise Misconfigured("bad_model_file", f"unknown {unknown}; {suggest(unknown[0], default)}")
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in choices.items()}
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in choices.items()}
     for name, value in plain.items():
         if type(value) is not type(default[name]):
             raise Misconfigured("bad_model_file", f"{name} = {value!r}, expected a value like {default[name]!r}")

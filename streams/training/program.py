@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from infra.bench.report import Figures
 from infra.kafka.publisher import Publisher
-from infra.settings import InfraSettings
+from infra.settings import ProcessSettings
 from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
@@ -74,7 +74,7 @@ class DataRange:
         return {"offsets": {topic: dict(of) for topic, of in self.offsets.items()}, "from_ms": self.from_ms, "until_ms": self.until_ms}
 
 
-def run_training(settings: InfraSettings, plan: TrainPlan) -> Figures:
+def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
     """Reads the topics, fits, writes `1 + more` checkpoints into `plan.out`. Figures: steps, losses, seconds, requests."""
     torch.set_num_threads(plan.threads)
     torch.manual_seed(plan.train.seed)
@@ -128,7 +128,7 @@ def _open_network(plan: TrainPlan) -> AifNetwork:
     return network
 
 
-def _open_source(settings: InfraSettings, plan: TrainPlan, refused: RefusedImpressions | None) -> TopicEvents | SnapshotEvents:
+def _open_source(settings: ProcessSettings, plan: TrainPlan, refused: RefusedImpressions | None) -> TopicEvents | SnapshotEvents:
     """The topics, or what was exported of them."""
     if plan.snapshot is not None:
         return SnapshotEvents(plan.snapshot)
@@ -212,7 +212,7 @@ def _write(network: AifNetwork, plan: TrainPlan, number: int, card: dict[str, An
     return path
 
 
-def _publish(settings: InfraSettings, network: AifNetwork, path: Path) -> int:
+def _publish(settings: ProcessSettings, network: AifNetwork, path: Path) -> int:
     """The number of the version that it becomes."""
     index, kafka = settings.index, settings.kafka
     kind = network.spec.schema.id_kind

@@ -11,7 +11,8 @@ Arrays: Q requests.
 
 import numpy as np
 
-_DAY_MS = 86_400_000
+from infra.clock import DAY_MS
+
 _HALVINGS_MAX = 40.0  # so that the oldest can still be drawn where the newest are fewer than a batch
 
 
@@ -22,7 +23,7 @@ class RequestDraw:
         self._count = len(time_Q)
         self._halvings_Q = None
         if half_life_days:
-            self._halvings_Q = (time_Q.max() - time_Q) / (half_life_days * _DAY_MS)
+            self._halvings_Q = (time_Q.max() - time_Q) / (half_life_days * DAY_MS)
 
     def draw(self, chance: np.random.Generator, count: int, share: float) -> np.ndarray:
         """Different requests for one step, at that share of the run; all of them if there are no more than `count`."""

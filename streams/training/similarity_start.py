@@ -32,6 +32,7 @@ def start_from_similarity(network: AifNetwork) -> None:
     _start_item_half(network.item_half, network.spec)
     network.behaviour.w_seq.weight[:, -width:] = identity_DD
     last = network.user_half.attention.ffn[-1]
+    assert isinstance(last, nn.Linear)
     last.weight.zero_()
     last.bias.zero_()
     project_user = network.head.project_user.weight
@@ -69,7 +70,7 @@ def _set_rows(layer: nn.Linear, rows_PX: torch.Tensor) -> None:
 def _embedding_columns(spec: ModelSpec, width: int) -> list[int]:
     """Where, among the `width` inputs of the item half, its embeddings are that no signature is made of."""
     embeddings = [f for f in spec.schema.item_half_inputs if f.kind is Kind.EMBEDDING]
-    columns, at = [], width - sum(f.width for f in embeddings)  # embeddings come last (schemas/model/embeddings.py)
+    columns, at = list[int](), width - sum(f.width for f in embeddings)  # embeddings come last (schemas/model/embeddings.py)
     for feature in embeddings:
         if feature.name != spec.schema.multimodal:
             columns += range(at, at + feature.width)

@@ -15,6 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def write_snapshot(directory: Path, log: LogAddress, wanted: LogRange, progress:
     staged = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()
-    topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, lambda n, t=t: progress(t, n)) for t in TRAINING_TOPICS}
+    topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
     identity = {"shards": log.shards, "user_partitions": log.user_partitions, "id_kind": str(log.kind)}
     (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
     fsync_folder(staged)

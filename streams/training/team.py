@@ -13,7 +13,7 @@ import datetime as dt
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -70,7 +70,7 @@ def _run_rank(
         fit(network, data, options, states=states, team=team)
 
 
-def _end(others: list[BaseProcess]) -> None:
+def _end(others: Sequence[BaseProcess]) -> None:
     for other in others:
         other.join(_STOP_S_MAX)
         if other.is_alive():

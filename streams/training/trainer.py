@@ -27,6 +27,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -289,7 +290,7 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of
     groups = group_by_length(users.behaviours.mask_BL)
     if len(groups) == 1:
         return network.joint_logits(network.user_states(users), rows)
-    parts = [network.joint_logits(network.user_states(take_users(users, g)), map_tensors(rows, lambda t, g=g: t[g])) for g in groups]
+    parts = [network.joint_logits(network.user_states(take_users(users, g)), map_tensors(rows, itemgetter(g))) for g in groups]
     return torch.cat(parts)[torch.cat(groups).argsort()]
 
 

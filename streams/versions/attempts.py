@@ -79,4 +79,4 @@ class Attempts:
     def announce(self, kind: str, version: int, revision: int = 0, shard: int | None = None, reason: str = "") -> None:
         """Counts something that happened to a version, and tells it to people and metrics."""
         self.report.count(kind)
-        self._announce(IndexEvent(schema=1, kind=kind, version=version, revision=revision, shard=shard, reason=reason))
+        self._announce(IndexEvent(kind=kind, version=version, revision=revision, shard=shard, reason=reason))

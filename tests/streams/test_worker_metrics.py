@@ -79,7 +79,7 @@ def test_versions_builds_and_refused_checkpoints_are_shown() -> None:
 def test_a_records_age_is_from_its_time_to_the_moment_it_was_written_in_seconds_and_the_future_is_flagged() -> None:
     metrics, clock = Metrics(), ManualClock()
     clock.seconds = 100.0
-    result = BatchResult(stage_s=Counter(decode=0.5, write=0.25), record_times_ms={ITEM_FEATURES: [99_000, 99_500, 100_900, 102_500]})
+    result = BatchResult(stage_s={"decode": 0.5, "write": 0.25}, record_times_ms={ITEM_FEATURES: [99_000, 99_500, 100_900, 102_500]})
     WorkerMetrics(metrics, clock).count(0, result, 1.0)
     assert shown(metrics, "aif_stored_seconds_count", topic=ITEM_FEATURES) == 4
     assert shown(metrics, "aif_stored_seconds_sum", topic=ITEM_FEATURES) == 1.5

@@ -175,8 +175,13 @@ def _period(catalogue: MappedCatalogue) -> dict[str, str]:
 
 def read_events(catalogue: Catalogue, progress: Progress) -> Events:
     """The catalogue's events in memory, in the form that a reader of the topics gives to training."""
-    kinds = (catalogue.items, catalogue.new_items, catalogue.users, catalogue.behaviours, catalogue.impressions)
-    return Events(*(list(counted(kind(), progress, kind.__name__.replace("_", " "))) for kind in kinds))  # type: ignore[call-overload]
+    return Events(
+        list(counted(catalogue.items(), progress, "items")),
+        list(counted(catalogue.new_items(), progress, "new items")),
+        list(counted(catalogue.users(), progress, "users")),
+        list(counted(catalogue.behaviours(), progress, "behaviours")),
+        list(counted(catalogue.impressions(), progress, "impressions")),
+    )
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray | None:

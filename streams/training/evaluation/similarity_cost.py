@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from schemas.model.compiled import int64
 from schemas.model.lsh import equal_bits_min
 from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS
 from streams.training.family.codes import MOMENT_WIDTH
@@ -107,7 +108,7 @@ def pool_counts(counts_CB: np.ndarray, minima: tuple[int, ...]) -> np.ndarray:
     return at_least_CB[:, list(minima)]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def count_equal_bits(words_CQ: np.ndarray, words_LQ: np.ndarray) -> np.ndarray:
     """How many behaviours have each number of equal bits with each candidate: int64 [C, 64 Q + 1]. The count of a word is by halving."""
     candidates, words = words_CQ.shape
@@ -121,7 +122,7 @@ def count_equal_bits(words_CQ: np.ndarray, words_LQ: np.ndarray) -> np.ndarray:
                 x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
                 x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
                 x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-                different += np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+                different += int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
             counts_CB[c, bits - different] += 1
     return counts_CB
 

@@ -70,7 +70,7 @@ class WorldTruth:
     @property
     def user_ids(self) -> list[Id]:
         """The ids [U] of the fold's users."""
-        return (FIRST_USER_ID + self.held_out).tolist()  # type: ignore[no-any-return]
+        return (FIRST_USER_ID + self.held_out).tolist()
 
     @functools.cached_property
     def near(self) -> np.ndarray:

@@ -24,6 +24,7 @@ from infra.bench.report import Figures
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID
 from infra.data.world_drift import DriftingCatalogue
+from schemas.ids import Id
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -175,7 +176,7 @@ class _Exam:
         return self._truth[period]
 
     def _questions(self, period: int) -> TrainingSet:
-        asked = {user: self._users[user] for user in self._catalogue.held_out_ids}
+        asked: dict[Id, UserHistory] = {user: self._users[user] for user in self._catalogue.held_out_ids}
         data = dataclasses.replace(self._tables, histories=build_histories(self._spec, self._tables.items, asked))
         at = self._catalogue.begin_ms(max(period, 1))
         return ask(data, self._catalogue.held_out_ids, at, FIRST_ITEM_ID + self._rows_UC, {"hour": f"h{at // 3_600_000 % 24}"})

@@ -31,6 +31,7 @@ from infra.processes import stop_signals
 from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.index.manifest import checkpoint_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.spec import ModelSpec
 from schemas.topics import IMPRESSIONS
@@ -145,7 +146,8 @@ def _open_base(
             say(json.dumps({"waiting": "no version is live yet; publish a checkpoint, or name one with --warm-start"}))
             told = True
         time.sleep(_POLL_S)
-    return read_checkpoint(store.local_path(checkpoint_path(current.checkpoint_sha256)), current.checkpoint_sha256)
+    data = store.get(checkpoint_path(current.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+    return read_checkpoint(data, current.checkpoint_sha256)
 
 
 def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:

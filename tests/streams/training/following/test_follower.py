@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from infra.metrics import Metrics
 from infra.settings import load_settings
 from schemas.errors import Incompatible, Unavailable
 from schemas.events import CheckpointRecord, ImpressionRecord, ShownItem, decode_record
+from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.following import followed_log, program
 from streams.training.following import follower as follower_module
@@ -30,6 +33,7 @@ from streams.training.following.learner import OnlineOptions
 from streams.training.following.program import FollowPlan, open_follower
 from streams.training.following.rounds import Round
 from streams.training.settings import TrainSettings
+from tests.sim.store import MemoryStore
 from tests.streams.training.following.stream import TasteStream, publish, write_base
 
 IMPRESSIONS_PER_ROUND = 12
@@ -115,6 +119,16 @@ def _oldest(bootstrap: str, prefix: str) -> Any:
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_follower_begins_with_the_live_checkpoint_of_a_store_that_is_no_folder(tmp_path: Path) -> None:
+    data = write_base(tmp_path / "base.safetensors", TasteStream()).read_bytes()
+    live = SimpleNamespace(checkpoint_sha256=hashlib.sha256(data).hexdigest())
+    store: Any = MemoryStore(lambda what: None, lambda: 0)
+    store.put_bytes(checkpoint_path(live.checkpoint_sha256), data)
+    control: Any = SimpleNamespace(refresh=lambda: SimpleNamespace(current=live))
+    base = program._open_base(FollowPlan(tmp_path), control, store, print, lambda: False)
+    assert base is not None and base.info.sha256 == live.checkpoint_sha256
 
 
 @pytest.mark.parametrize("kill_at", [1, 4, 9])

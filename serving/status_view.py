@@ -49,4 +49,5 @@ def _resident(report: VersionReport) -> Mapping[str, Any]:
         "watermark": [dict(shard) for shard in report.watermark],
         "source_ms": report.source_ms,
         "delta_positions": dict(report.positions),
+        "tiers_by": report.tiers_by,
     }

@@ -98,8 +98,8 @@ def _fold(table: Tensor, segment: Tensor, projection: Tensor) -> FoldedFactor:
     return FoldedFactor(table @ segment.T, table @ projection.T)
 
 
-def apply_split(head: Head, split: FirstLayerSplit, states: UserStates, rows: CandidateRows) -> Tensor:
-    """The first layer's output before ReLU: [B, C, H]."""
+def apply_split(head: Head, split: FirstLayerSplit, states: UserStates, rows: CandidateRows, counts_BCN: Tensor | None = None) -> Tensor:
+    """The first layer's output before ReLU: [B, C, H]. `counts_BCN` as for `Head.tiers`."""
     weights, items_BCD, bridge_BCN = slice_weights(head), rows.vectors_BCD.float(), rows.bridge_BCN.float()
     out = items_BCD @ split.item_BHD.transpose(1, 2) + split.constant_BH[:, None, :] + bridge_BCN @ split.bea.through_w
     out = out + ((bridge_BCN @ split.bea.through_p) * items_BCD) @ product_weights(weights["bea_x"]).T
@@ -108,7 +108,7 @@ def apply_split(head: Head, split: FirstLayerSplit, states: UserStates, rows: Ca
         out = out + signs_BCK @ split.din.through_w + split.din_offset.through_w * has_BC1
         projected_BCD = signs_BCK @ split.din.through_p + split.din_offset.through_p * has_BC1
         out = out + (projected_BCD * items_BCD) @ product_weights(weights["din_x"]).T
-        out = out + head.tiers(states, signs_BCK, rows.has_signature_BC) @ weights["tiers"].T
+        out = out + head.tiers(states, signs_BCK, rows.has_signature_BC, counts_BCN) @ weights["tiers"].T
     if split.sim is not None and split.sim_log_weight_H is not None:
         out = out + _sim_part(split.sim, split.sim_log_weight_H, product_weights(weights["sim_x"]), states.sim, rows)
     return out + head.realtime(rows.realtime_BCQ) @ weights["realtime"].T
@@ -121,7 +121,7 @@ def _sim_part(folded: FoldedFactor, log_weight_H: Tensor, product_HD: Tensor, ta
     return through_w + log_counts * log_weight_H + (through_p * rows.vectors_BCD.float()) @ product_HD.T
 
 
-def joint_logits_split(head: Head, states: UserStates, rows: CandidateRows) -> Tensor:
-    """`Head.forward` by the split: [B, C, T]."""
+def joint_logits_split(head: Head, states: UserStates, rows: CandidateRows, counts_BCN: Tensor | None = None) -> Tensor:
+    """`Head.forward` by the split: [B, C, T]. `counts_BCN` as for `Head.tiers`."""
     split = split_first_layer(head, states, rows.context)
-    return torch.as_tensor(head.rest(apply_split(head, split, states, rows)))
+    return torch.as_tensor(head.rest(apply_split(head, split, states, rows, counts_BCN)))

@@ -31,6 +31,7 @@ class CpuScorer:
     """One version's model on its tables. `score` is called by one thread, and helpers compute shares of it; `user_state` may be called by any thread."""
 
     user_beside = True
+    tiers_by = "compiled"
 
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
         self.parameters, self.spec, self.version, self.tables = parameters, parameters.spec, version, tables

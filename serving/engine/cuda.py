@@ -1,13 +1,14 @@
 """The scorer on a device of torch: the columns live there, rows that change are copied there, and only scores come back.
 
-Here: the copy of the columns and call 2 by the exact split of the first layer in plain torch. Not here: fused kernels, graphs.
+Here: the copy of the columns, and call 2 by the exact split of the first layer: torch's products, SimTier by one fused kernel where that works. Not here:
+the kernel (tier_kernel.py); captured graphs, which nobody has built, because they could not be tried without a device.
 Same interface and same numbers (up to fp32 rounding) as cpu.py; it also runs on the device "cpu", which is how its arithmetic is tested without a GPU.
 
 Arrays: R slots, C candidates, T tasks.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from schemas.model.parameters import Parameters
 from serving.engine.device_state import DeviceUserState, build_device_state, states_on
 from serving.engine.tables import Applied, Tables
 from serving.engine.work import UserState, UserWork
+
+if TYPE_CHECKING:
+    from serving.engine.tier_kernel import CountTiers
 
 
 class CudaScorer:
@@ -32,6 +36,8 @@ class CudaScorer:
         self.parameters, self.version, self.tables = parameters, version, tables
         self.network = build_network(parameters).to(self.device)
         self._columns = {name: torch.from_numpy(column.copy()).to(self.device) for name, column in tables.columns.items()}
+        self.count_tiers, why = self._open_tier_kernel()
+        self.tiers_by = f"torch, because {why}" if why else "triton"
 
     def user_state(self, work: UserWork) -> DeviceUserState:
         """Call 1; the state stays on the device."""
@@ -46,12 +52,28 @@ class CudaScorer:
         for name, column in self.tables.columns.items():
             self._columns[name].index_copy_(0, at, torch.from_numpy(column[slots]).to(self.device))
 
+    def _open_tier_kernel(self) -> tuple["CountTiers | None", str]:
+        """(SimTier's kernel, "") or (None, why plain torch counts)."""
+        if self.device.type != "cuda":
+            return None, f"the device is {self.device.type}"
+        if not self.network.spec.signature_bytes:
+            return None, "the model compares no signatures"
+        try:
+            from serving.engine.tier_kernel import open_tier_kernel
+        except ImportError as error:
+            return None, f"Triton is missing: {error}"
+        return open_tier_kernel(self.network.spec, self._columns["signature"])
+
     @torch.inference_mode()
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
         states, slots = states_on(state, self.device), torch.from_numpy(slots_C).to(self.device)
         rows = self._rows(slots, map_tensors(encode_context(self.network.spec, context), lambda t: t.to(self.device)))
-        scores_BC, probabilities_BCT = self.network.scores(joint_logits_split(self.network.head, states, rows), rows.bid_BC)
+        counts_BCN = None
+        if self.count_tiers is not None:
+            counts_BCN = self.count_tiers(rows.signatures_BCW[0], states.simtier_BSW[0], states.simtier_mask_BS[0])[None]
+        logits_BCT = joint_logits_split(self.network.head, states, rows, counts_BCN)
+        scores_BC, probabilities_BCT = self.network.scores(logits_BCT, rows.bid_BC)
         return scores_BC[0].cpu().numpy(), probabilities_BCT[0].cpu().numpy()
 
     def _rows(self, slots_C: torch.Tensor, context: Any) -> CandidateRows:

@@ -55,6 +55,7 @@ class Resident:
     changes_applied: int = 0
     changes_superseded: int = 0
     error: str = ""
+    tiers_by: str = ""
     state_made_s: float = field(default_factory=time.monotonic)
     arrivals: Arrivals = field(default_factory=Arrivals)
 
@@ -128,4 +129,5 @@ def report_of(resident: Resident) -> VersionReport:
         changes_applied=resident.changes_applied,
         changes_superseded=resident.changes_superseded,
         error=resident.error,
+        tiers_by=resident.tiers_by,
     )

@@ -106,7 +106,8 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version. `positions`: next offset per partition of index-deltas; `error`: why it takes no more changes, else empty."""
+    """One resident version. `positions`: next offset per partition of index-deltas; `error`: why it takes no more changes, else empty; `tiers_by`: what counts
+    SimTier (compiled, triton, or torch and why)."""
 
     token: VersionToken
     rows: int
@@ -119,6 +120,7 @@ class VersionReport:
     changes_applied: int
     changes_superseded: int
     error: str = ""
+    tiers_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

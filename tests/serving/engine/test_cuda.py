@@ -1,13 +1,19 @@
 """The device scorer: its arithmetic on the CPU everywhere, and on a GPU where there is one."""
 
+import statistics
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
+from schemas.model.hamming import decode_signs
 from schemas.model.head_split import joint_logits_split
 from schemas.model.inputs import map_tensors
+from schemas.model.simtier import simtier_counts
 from serving.engine.changes import decode_changes, encode_ids
 from serving.engine.cpu import CpuScorer
 from serving.engine.cuda import CudaScorer
@@ -16,10 +22,8 @@ from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version, order
 from tests.serving.engine.test_cpu import probability_tolerance
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]),
-]
+WITHOUT_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, WITHOUT_DEVICE])]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -63,3 +67,52 @@ def test_call_two_on_a_device_touches_no_tensor_of_another(name: str) -> None:
         logits = joint_logits_split(version.network.to("meta").head, states, rows)
         scores, _ = version.network.scores(logits, rows.bid_BC)
     assert scores.device.type == "meta" and scores.dtype is torch.float32
+
+
+@pytest.mark.cuda
+@WITHOUT_DEVICE
+def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
+    from tests.serving.engine import tier_kernel_cases
+
+    wrong = [name for name, agrees in tier_kernel_cases.find_differing("cuda") if not agrees]
+    assert not wrong
+    version = make_version(SPECS["full"])
+    slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
+    scorer = CudaScorer(version.parameters, 1, version.tables)
+    assert scorer.tiers_by == "triton"
+    state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))
+    fused = scorer.score(state, slots, CONTEXT)
+    scorer.count_tiers = None
+    for one, other in zip(fused, scorer.score(state, slots, CONTEXT), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.cuda
+@WITHOUT_DEVICE
+def test_simtiers_kernel_is_not_slower_than_plain_torch() -> None:
+    from serving.engine.tier_kernel import count_tiers, tier_limits
+    from tests.serving.engine.tier_kernel_cases import EDGES
+
+    items, sequence = (torch.randint(256, (rows, 16), dtype=torch.uint8, device="cuda") for rows in (10_000, 1_000))
+    counted, limits = torch.ones(1_000, dtype=torch.bool, device="cuda"), tier_limits(EDGES, 128).cuda()
+
+    def plain() -> torch.Tensor:
+        signs = [decode_signs(one[None], one.new_ones(1, len(one))) for one in (items, sequence)]
+        return simtier_counts(*signs, counted[None], EDGES)[0]
+
+    def fused() -> torch.Tensor:
+        return count_tiers(items, sequence, counted, limits)
+
+    assert torch.equal(plain(), fused())
+    assert _median_s(fused) <= _median_s(plain)
+
+
+def _median_s(call: Callable[[], torch.Tensor]) -> float:
+    """Of 50 calls, each to its end on the device."""
+    taken = []
+    for _ in range(50):
+        started_s = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - started_s)
+    return statistics.median(taken)

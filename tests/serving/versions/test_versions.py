@@ -105,6 +105,7 @@ def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_th
     d.wait_live(3)
     d.assert_serves(caught_up, 3)
     assert all(w["item-features"] == 31 for w in d.engine.status().residents[0].watermark) and d.follower.last_error == ""
+    assert d.engine.status().residents[0].tiers_by == "compiled"
     later = with_bids(caught_up, [20], 70.0)
     d.deltas.write(later, 3, changes(later, [20], 3, offset=40), source_ms=12)
     shard = partition_of(later.ids[20], SHARDS)

@@ -10,15 +10,12 @@ fetch of a partition, which a run cannot exceed (I8).
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from faust.transport.drivers.aiokafka import Consumer
 from faust.types import TP
 from faust.types.transports import SchedulingStrategyT
 from faust.types.tuples import ConsumerMessage
-
-if TYPE_CHECKING:
-    from streams.faust_shell import ShellApp
 
 _WAITING_POLL_S = 0.05
 _RUN_RECORDS_MAX = 250  # partitions take turns run by run, so that a batch has work for every shard
@@ -56,7 +53,7 @@ class NothingRead(dict[TP, int | None]):
 class RunConsumer(Consumer):
     """For an app whose `ConsumerScheduler` is RunsInTurn."""
 
-    app: "ShellApp"
+    app: Any  # faust_shell.py's ShellApp; that file imports this one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

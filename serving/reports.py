@@ -105,7 +105,6 @@ class Reporter:
         p50_ms, p99_ms = quantiles_ms({edge: n - latencies_before.get(edge, 0) for edge, n in latencies.items()}, (0.5, 0.99))
         probabilities = np.quantile(np.concatenate(counts.probabilities), _QUANTILES).tolist() if counts.probabilities else [None] * 3
         return ServerReport(
-            schema=1,
             server_id=self._server_id,
             at_ms=time.time_ns() // 1_000_000,
             version=token.version,

@@ -176,8 +176,12 @@ def open_ports(engine: Engine) -> Iterator[Ports]:
     """Opens both ports of a server over an engine in a thread of this process, wired as in `aif serve`, without an index or a broker."""
     opened, stop, found = threading.Event(), threading.Event(), dict[str, Any]()
 
+    def tell(ports: Ports) -> None:
+        found["ports"] = ports
+        opened.set()
+
     def run(folder: str) -> None:
-        asyncio.run(_serve(engine, Path(folder), lambda ports: (found.update(ports=ports), opened.set()), stop))
+        asyncio.run(_serve(engine, Path(folder), tell, stop))
 
     with tempfile.TemporaryDirectory() as folder:
         thread = threading.Thread(target=run, args=(folder,), name="bench-ports", daemon=True)

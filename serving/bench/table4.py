@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import SupportsFloat
 
 import numpy as np
 
@@ -184,7 +185,7 @@ def _add_figures(figures: Figures, world: RankWorld, rows: Sequence[_Measured], 
             figures.add(f"{name}.paper_{measure}", value, "%")
 
 
-def _more_pct(value: float, base: float) -> float:
+def _more_pct(value: SupportsFloat, base: SupportsFloat) -> float:
     return 100.0 * (float(value) / float(base) - 1) if base else float("nan")
 
 

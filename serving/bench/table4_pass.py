@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import address
 from serving.engine.joint_pass import (
     BLOCK,
@@ -65,7 +65,7 @@ def _gather_row_block(
         inputs, stride, joined = address(scratch.second_BH), 4 * scratch.second_BH.shape[1], scratch.joined_BD
         zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
         bridges = columns.bridge.shape[1]
-        multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
+        multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, int64(0), joined, none)
 
 
 @part

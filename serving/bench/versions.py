@@ -25,7 +25,8 @@ from schemas.index.digest import ShardDigest
 from schemas.index.layout import ORDER, RowBlock, row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
-from schemas.model.checkpoint import CheckpointInfo, encode_checkpoint, read_checkpoint
+from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
+from schemas.model.checkpoint_file import CheckpointInfo
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.topics import SHARD_TOPICS

@@ -83,7 +83,9 @@ class Users:
         """The history to use. If it is not in memory it is read from disk, in a thread beside the event loop."""
         if asked.given is not None:
             return asked.given
-        known = self.store.find_in_memory(asked.user) or await asyncio.to_thread(self.store.find, asked.user)
+        known = self.store.find_in_memory(asked.user)
+        if known is None:
+            known = await asyncio.to_thread(self.store.find, asked.user)
         return FoundUser(known, known.offsets)
 
     def keep(self, asked: Asked, found: FoundUser, state: UserState) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import address, aligned
 from serving.engine.joint_pass import BLOCK, multiply
 from serving.engine.panels import padded
@@ -75,14 +75,14 @@ def _attend_block(
     """scratch.first_BH = softmax(queries behaviours^T / sqrt(D)) behaviours of a block of queries at an address."""
     zeros, none = address(scratch.zeros), np.float32(-np.inf)
     stride = 4 * scratch.weights_BA.shape[1]
-    multiply(rows, queries, query_stride, address(scratch.keys), width, columns, zeros, np.int64(0), scratch.weights_BA, none)
+    multiply(rows, queries, query_stride, address(scratch.keys), width, columns, zeros, int64(0), scratch.weights_BA, none)
     scale = np.float32(1.0 / np.sqrt(width))
     for i in range(rows):
         for j in range(length, columns):
             scratch.weights_BA[i, j] = none
         scratch.totals_B[i] = soften_row(address(scratch.weights_BA) + i * stride, columns // LANES, scale)
     weights, values = address(scratch.weights_BA), address(scratch.values)
-    multiply(rows, weights, stride, values, length, padded_width, zeros, np.int64(0), scratch.first_BH, none)
+    multiply(rows, weights, stride, values, length, padded_width, zeros, int64(0), scratch.first_BH, none)
     for i in range(rows):
         for d in range(padded_width):
             scratch.first_BH[i, d] /= scratch.totals_B[i]
@@ -94,7 +94,7 @@ def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: Attent
     here, there, stride = scratch.first_BH, scratch.second_BH, 4 * scratch.first_BH.shape[1]
     for layer in range(layers.shape[0] - 1):
         panels, bias = address(rest) + 4 * layers[layer, 0], address(rest) + 4 * layers[layer, 1]
-        multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, np.int64(0), there, np.float32(0))
+        multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, int64(0), there, np.float32(0))
         here, there = there, here
 
 
@@ -129,7 +129,7 @@ def attend(
     for h in range(depth):
         scratch.second_BH[0, h] = mean_H[h] / length
     panels, bias = address(rest) + 4 * layers[last, 0], address(rest) + 4 * layers[last, 1]
-    multiply(1, address(scratch.second_BH), stride_H, panels, depth, layers[last, 3], bias, np.int64(0), scratch.first_BH, none)
+    multiply(1, address(scratch.second_BH), stride_H, panels, depth, layers[last, 3], bias, int64(0), scratch.first_BH, none)
     for d in range(padded_width):
         out_2D[0, d] = out_2D[0, d] / length + scratch.first_BH[0, d]
         scratch.second_BH[0, d] = profile_D[d]

@@ -89,19 +89,19 @@ class UserFold:
         """Memory for a user with so many categories, in one piece, of which each array begins on a cache line."""
         spec, hidden = self.spec, len(self._weights.bias_H)
         signs = padded(2 * spec.width, SIGN_CHUNK) if self._has_signs else 0
-        shapes = FoldOutput(
-            base_GH=(groups + 1, hidden),
-            user_panels=((spec.width + spec.bridges) * hidden,),
-            bea_panels=(spec.bridges * padded(spec.width),),
-            sim_GD=(groups + 1, spec.width if self._has_sim else 0),
-            signs_KF=(spec.hash_bits if signs else 0, signs),
-            sign_start_F=(signs,),
-        )
-        memory, at, arrays = aligned((sum(padded(math.prod(shape)) for shape in shapes),)), 0, list[np.ndarray]()
-        for shape in shapes:
-            arrays.append(memory[at : at + math.prod(shape)].reshape(shape))
+        shapes: dict[str, tuple[int, ...]] = {
+            "base_GH": (groups + 1, hidden),
+            "user_panels": ((spec.width + spec.bridges) * hidden,),
+            "bea_panels": (spec.bridges * padded(spec.width),),
+            "sim_GD": (groups + 1, spec.width if self._has_sim else 0),
+            "signs_KF": (spec.hash_bits if signs else 0, signs),
+            "sign_start_F": (signs,),
+        }
+        memory, at, arrays = aligned((sum(padded(math.prod(shape)) for shape in shapes.values()),)), 0, dict[str, np.ndarray]()
+        for name, shape in shapes.items():
+            arrays[name] = memory[at : at + math.prod(shape)].reshape(shape)
             at += padded(math.prod(shape))
-        return FoldOutput(*arrays)
+        return FoldOutput(**arrays)
 
 
 def _widened(segment_HE: np.ndarray) -> np.ndarray:

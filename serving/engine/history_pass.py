@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 from serving.engine.history import History
 from serving.engine.joint_pass import BLOCK, Columns, multiply
@@ -129,7 +129,7 @@ def _gather_block(columns: Columns, weights: HistoryWeights, history: History, s
     vectors, starts_BD, inputs_BX = scratch.starts_BD.shape[1] // LANES, scratch.starts_BD, scratch.inputs_BX
     for j in range(start, end):
         slot, i = history.slots_L[j], j - start
-        category = np.int64(columns.category[slot]) if slot >= 0 else np.int64(0)
+        category = int64(columns.category[slot]) if slot >= 0 else int64(0)
         kind = _row_of(weights.kinds, history.kind_L[j])
         sum_rows(kind, _row_of(weights.categories, category), vectors, address(starts_BD) + 4 * i * starts_BD.shape[1])
         item = min(max(history.bucket_L[j], 0), weights.items.shape[0] - 1)
@@ -163,7 +163,7 @@ def _add_signed(
                 _add_to(address(sums.sum_D), vector, vectors)
                 sums.counts[0] += 1
                 for byte in range(signature.shape[1]):
-                    value = np.int64(signature[slot, byte])
+                    value = int64(signature[slot, byte])
                     _add_to(nibble + (value >> 4) * row_bytes, vector, vectors)
                     _add_to(nibble + (16 + (value & 15)) * row_bytes, vector, vectors)
                     nibble += 32 * row_bytes
@@ -177,9 +177,9 @@ def _add_to_categories(
     width = sums.sum_D.shape[0]
     for j in range(end - 1, start - 1, -1):
         slot = history.slots_L[j]
-        category = np.int64(columns.category[slot]) if slot >= 0 else np.int64(0)
+        category = int64(columns.category[slot]) if slot >= 0 else int64(0)
         if 0 < category < entries.shape[0]:
-            entry = np.int64(entries[category]) - 1
+            entry = int64(entries[category]) - 1
             if entry < 0:
                 entry = sums.counts[1]
                 sums.counts[1] += 1

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from schemas.model.compiled import kernel, part
+from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 from serving.engine.panels import padded
 from serving.engine.tier_counts import LANES as BEHAVIOUR_LANES
@@ -227,9 +227,9 @@ def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.
     length = np.float32(max(1, user.length))
     above = user.length
     for t in range(tiers):
-        reached = np.int64(0)
+        reached = int64(0)
         if t + 1 < tiers and weights.distance_max_E[t] >= 0:
-            reached = np.int64(near_E[t])
+            reached = int64(near_E[t])
         count = above - reached
         x[at + t] = user.log1p_L[count] if has else np.float32(0)
         x[at + tiers + t] = np.float32(count) / length if has else np.float32(0)
@@ -243,7 +243,7 @@ def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int,
         x[at] = min(max(columns.realtime[slot, column], -weights.value_abs_max), weights.value_abs_max)
         at += 1
     for i in range(weights.realtime_categorical.shape[0]):
-        row = np.int64(columns.realtime[slot, weights.realtime_categorical[i]]) + weights.realtime_start[i]
+        row = int64(columns.realtime[slot, weights.realtime_categorical[i]]) + weights.realtime_start[i]
         row = min(max(row, 0), weights.realtime_table.shape[0] - 1)  # clamped, so that nothing outside the table is read
         for e in range(weights.realtime_table.shape[1]):
             x[at] = weights.realtime_table[row, e]
@@ -261,7 +261,7 @@ def multiply(
     start: int,
     start_stride: int,
     out_BH: np.ndarray,
-    least: float,
+    least: np.float32,
     stored: int = 0,
 ) -> None:
     """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. `stored`: how deep the panels are, if deeper than what
@@ -290,7 +290,7 @@ def _gather_block(
         _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
     inputs, stride, joined = address(scratch.inputs_BX) + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
     zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
-    multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, np.int64(0), joined, none)
+    multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, int64(0), joined, none)
 
 
 @part
@@ -333,7 +333,7 @@ def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> No
         panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
         depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
         least = none if layer + 1 < layers else last
-        multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, np.int64(0), there, least)
+        multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, int64(0), there, least)
         here, there = there, here
 
 

@@ -12,10 +12,11 @@ Source: the idea of (key, slot) pairs at low load and of loading a block's first
 import numba
 import numpy as np
 
+from schemas.model.compiled import int64, part
+from schemas.model.compiled import uint64 as U
 from schemas.model.vector_blocks import address, load_word
 from serving.engine.vector_code import prefetch
 
-U = np.uint64
 _MIX_1, _MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9)
 _BLOCK = 64
 UNKNOWN = -1
@@ -50,7 +51,7 @@ def find_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, slots
             key, place = U(ids_C[i]), places[i - start]
             while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
                 place = (place + U(1)) & mask
-            slots_C[i] = np.int64(table_T2[place, 1]) - 1
+            slots_C[i] = int64(table_T2[place, 1]) - 1
 
 
 @numba.njit(nogil=True, cache=True)
@@ -62,7 +63,7 @@ def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, head
         place = _mix(key) & mask
         while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
             place = (place + U(1)) & mask
-        slot = np.int64(table_T2[place, 1]) - 1
+        slot = int64(table_T2[place, 1]) - 1
         if slot < 0:
             slot = header[HEADER_ROWS]
             if slot >= ids_R.shape[0]:
@@ -74,7 +75,7 @@ def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, head
         slots_C[i] = slot
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _tail(bytes_N: np.ndarray, start: int, end: int) -> int:
     """The last bytes of an id, fewer than eight, as a word."""
     word = U(0)
@@ -83,7 +84,7 @@ def _tail(bytes_N: np.ndarray, start: int, end: int) -> int:
     return word
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _hash_text(bytes_N: np.ndarray, start: int, end: int) -> int:
     h = U(end - start) * _MIX_1
     at = start
@@ -94,7 +95,7 @@ def _hash_text(bytes_N: np.ndarray, start: int, end: int) -> int:
     return _mix(h ^ _tail(bytes_N, at, end))
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _same_text(one_N: np.ndarray, start: int, end: int, other_M: np.ndarray, at: int) -> bool:
     """Whether two ids of equal length are the same."""
     while start + 8 <= end:
@@ -105,7 +106,7 @@ def _same_text(one_N: np.ndarray, start: int, end: int, other_M: np.ndarray, at:
     return _tail(one_N, start, end) == _tail(other_M, at, at + end - start)
 
 
-@numba.njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@part
 def _probe_text(
     bytes_N: np.ndarray, start: int, end: int, key: int, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray
 ) -> int:
@@ -114,7 +115,7 @@ def _probe_text(
     place = key & mask
     while table_T2[place, 1] != U(0):
         if table_T2[place, 0] == key:
-            slot = np.int64(table_T2[place, 1]) - 1
+            slot = int64(table_T2[place, 1]) - 1
             at = starts_R[slot]
             if starts_R[slot + 1] - at == end - start and _same_text(bytes_N, start, end, stored_M, at):
                 return place
@@ -135,15 +136,15 @@ def find_text(
         end = min(starts_C.shape[0] - 1, first + _BLOCK)
         for i in range(first, end):
             keys[i - first] = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
-            prefetch(address(table_T2) + np.int64((keys[i - first] & mask) * U(16)))
+            prefetch(address(table_T2) + int64((keys[i - first] & mask) * U(16)))
         for i in range(first, end):
-            slots_C[i] = max(0, np.int64(table_T2[keys[i - first] & mask, 1]) - 1)
+            slots_C[i] = max(0, int64(table_T2[keys[i - first] & mask, 1]) - 1)
             prefetch(address(starts_R) + 8 * slots_C[i])
         for i in range(first, end):
             prefetch(address(stored_M) + starts_R[slots_C[i]])
         for i in range(first, end):
             place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys[i - first], starts_R, stored_M, table_T2)
-            slots_C[i] = np.int64(table_T2[place, 1]) - 1
+            slots_C[i] = int64(table_T2[place, 1]) - 1
 
 
 @numba.njit(nogil=True, cache=True)
@@ -161,7 +162,7 @@ def place_text(
         start, end = starts_C[i], starts_C[i + 1]
         key = _hash_text(bytes_N, start, end)
         place = _probe_text(bytes_N, start, end, key, starts_R, stored_M, table_T2)
-        slot = np.int64(table_T2[place, 1]) - 1
+        slot = int64(table_T2[place, 1]) - 1
         if slot < 0:
             slot, at = header[HEADER_ROWS], header[HEADER_ID_BYTES]
             if slot >= starts_R.shape[0] - 1 or at + end - start > stored_M.shape[0]:

@@ -8,7 +8,7 @@ come twice, late, or in any order.
 Arrays: R slots, C ids or changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numba
@@ -16,6 +16,7 @@ import numpy as np
 
 from schemas.ids import Id, IdKind
 from schemas.index.layout import ORDER, Column, RowLayout
+from schemas.model.compiled import int64
 from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, pack_orders
 from serving.engine.lookup import (
     FULL,
@@ -62,7 +63,7 @@ def decide_newer(
             continue
         for part in range(3):
             old[part] = new[part]
-        header[HEADER_DEAD] += np.int64(dead_C[i]) - np.int64(dead_R[slot])
+        header[HEADER_DEAD] += int64(dead_C[i]) - int64(dead_R[slot])
         dead_R[slot] = dead_C[i]
 
 
@@ -165,7 +166,7 @@ def warm_tables() -> None:
         _find_once(kind, ids)
 
 
-def _find_once(kind: IdKind, ids: list[Id]) -> None:
+def _find_once(kind: IdKind, ids: Sequence[Id]) -> None:
     layout = RowLayout((Column("category", "<i4", 1),), kind)
     plan = plan_arrays(layout, len(ids), 32)
     arrays = open_arrays(plan, bytearray(plan.size_bytes))

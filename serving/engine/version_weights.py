@@ -10,7 +10,7 @@ Arrays: X inputs, D width, N bridges, H widths of hidden layers, E edges.
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nd
     return layers, np.concatenate(pieces)
 
 
-def _realtime(parameters: Parameters) -> dict[str, object]:
+def _realtime(parameters: Parameters) -> dict[str, Any]:
     """Which columns of `realtime` are numbers, which are rows of the table, and from where: the order of `RealtimeFeatures`."""
     features, table = parameters.spec.schema.realtime_features, parameters.find("head.realtime.table")
     categorical = [i for i, feature in enumerate(features) if feature.kind is Kind.CATEGORICAL]

@@ -40,6 +40,6 @@ def encode_answer(ranked: Ranked, took_ms: float) -> bytes:
 
 def encode_wire_ids(ids: Sequence[Id]) -> Sequence[Id]:
     """Ids as they travel in JSON. If the smallest and the greatest id fit into a JSON number, all do; this is the common case and needs no loop."""
-    if ids and isinstance(ids[0], int) and all(isinstance(encode_wire_id(one), int) for one in (min(ids), max(ids))):  # type: ignore[type-var]
+    if ids and isinstance(ids[0], int) and all(isinstance(encode_wire_id(one), int) for one in (min(ids), max(ids))):
         return ids
     return [encode_wire_id(one) for one in ids]

@@ -64,7 +64,7 @@ class _Granian(GranianServer):
         self._take_socket = take_socket
 
     def _init_shared_socket(self) -> None:
-        self._shd = SocketHolder(self._take_socket().detach(), False, self.backlog)
+        self._shd = SocketHolder(self._take_socket().detach(), False, self.backlog)  # type: ignore[assignment, call-arg] # granian: its types know no shared socket here
 
 
 class Listener:

@@ -75,8 +75,8 @@ def openapi_json() -> bytes:
 
 def openapi_document() -> Mapping[str, Any]:
     """The document as plain values."""
-    models = [model for request, answer, _ in _CALLS.values() for model in (request, answer)]
-    _, schemas = models_json_schema([(model, "validation") for model in (*models, ErrorAnswer)], ref_template=_REFERENCE)
+    models: list[type[BaseModel]] = [*(model for request, answer, _ in _CALLS.values() for model in (request, answer)), ErrorAnswer]
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     components = {**schemas["$defs"], "Tensor": _TENSOR, "InferRequest": _infer_body("inputs"), "InferAnswer": _infer_body("outputs")}
     components["InferError"] = _infer_error(components["ErrorAnswer"])
     return {
@@ -95,10 +95,10 @@ def _call_paths() -> Mapping[str, Any]:
 
 def _infer_paths() -> Mapping[str, Any]:
     about = "Open Inference Protocol: rank, with tensors as JSON or as raw bytes behind it (header Inference-Header-Content-Length)."
-    bodies = [{**_json_of(name), "application/octet-stream": {}} for name in ("InferRequest", "InferAnswer")]
-    pinned = {**_post(f"{about} On one version.", *bodies, "InferError"), "parameters": [_VERSION]}
+    asked, answered = ({**_json_of(name), "application/octet-stream": {}} for name in ("InferRequest", "InferAnswer"))
+    pinned = {**_post(f"{about} On one version.", asked, answered, "InferError"), "parameters": [_VERSION]}
     return {
-        "/v2/models/prerank/infer": {"post": _post(about, *bodies, "InferError")},
+        "/v2/models/prerank/infer": {"post": _post(about, asked, answered, "InferError")},
         "/v2/models/prerank/versions/{version}/infer": {"post": pinned},
     }
 

@@ -44,7 +44,8 @@ def listen(bound: socket.socket, stalled_s: float) -> None:
     try:
         bound.listen(CONNECTIONS_MAX)
     except OSError as error:  # another process bound the same port and listened first
-        raise _refused(*bound.getsockname()[:2], "--port", error) from error
+        host, port = bound.getsockname()[:2]
+        raise _refused(host, port, "--port", error) from error
 
 
 def connections_max() -> int:

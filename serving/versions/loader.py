@@ -165,4 +165,4 @@ class Loader:
 
 def _error_of(reply: dict[str, Any]) -> AifError:
     kind = getattr(schemas.errors, reply["error"], Corrupted)
-    return kind(reply["code"], reply["message"])  # type: ignore[no-any-return]
+    return kind(reply["code"], reply["message"])

@@ -135,6 +135,6 @@ def _count_different(count: CountTiers, rows_RW: Tensor, tier_edges: Sequence[fl
     drawn_RW = torch.randint(256, (3 * _CHECKED, rows_RW.shape[1]), generator=torch.Generator().manual_seed(0)).to(rows_RW)
     items_CW, sequence_SW = torch.cat([rows_RW, drawn_RW[: 2 * _CHECKED]]), torch.cat([rows_RW[::2], drawn_RW[_CHECKED:]])
     counted_S = torch.arange(len(sequence_SW), device=rows_RW.device) % 7 != 3
-    signs = [decode_signs(one[None], one.new_ones(1, len(one))) for one in (items_CW, sequence_SW)]
-    wanted_BCN = simtier_counts(*signs, counted_S[None], tier_edges)
+    items_BCK, sequence_BSK = (decode_signs(one[None], one.new_ones(1, len(one))) for one in (items_CW, sequence_SW))
+    wanted_BCN = simtier_counts(items_BCK, sequence_BSK, counted_S[None], tier_edges)
     return int((count(items_CW, sequence_SW, counted_S) != wanted_BCN[0]).sum())

@@ -1,5 +1,6 @@
 """Every way in which a request can be wrong, against the real HTTP server: status, code, and a message that names the value."""
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -222,3 +223,10 @@ def test_a_port_that_somebody_uses_is_refused_with_the_next_step() -> None:
         taken.listen()
         with pytest.raises(Misconfigured, match="--port"):
             Listener(None, "127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZip", "x-gzip", "identity", "Identity"])
+def test_the_names_of_encodings_have_no_case_and_identity_is_none(front: Front, encoding: str) -> None:
+    packed = gzip.compress(body()) if "gzip" in encoding.lower() else body()
+    answer = httpx.post(front.url + PRERANK, content=packed, headers={"content-encoding": encoding})
+    assert answer.status_code == 200, answer.text

@@ -1,8 +1,7 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
-Here: the sentences, and what is found by counting: ids that differ, times of another unit, a file without order, clicks among the behaviours,
-requests without a contrast. Not here: whether
-a column tells the future (telling_features.py), rows that are rejected (rejections.py).
+Here: the sentences, and what is found by counting: ids that differ, times of another unit, a file without order, clicks among the behaviours, requests
+without a contrast. Not here: whether a column tells the future (telling_features.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
@@ -16,6 +15,7 @@ from infra.data.columns import plain
 from infra.data.interactions import Interactions
 from infra.data.mapped_sources import MappedSources
 from infra.data.sampled_impressions import KnownUsers
+from infra.data.shown_impressions import ShownRows
 from infra.data.telling_features import SUSPICIOUS, find_telling_features
 from schemas.ids import Id
 
@@ -125,7 +125,9 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
 
 def _find_no_contrast(sources: MappedSources) -> str | None:
     """Requests that hold clicks only or none: rows of a log that stand alone, or ids of requests that differ with the click."""
-    clicked = _clicks_by_request(sources)
+    if sources.shown is None:
+        return None
+    clicked = _clicks_by_request(sources.shown)
     with_click = [flags for flags in clicked.values() if any(flags)]
     if len(with_click) < _CLICKS_LEAST or (share := sum(not all(flags) for flags in with_click) / len(with_click)) >= _CONTRAST_LEAST:
         return None
@@ -137,12 +139,10 @@ def _find_no_contrast(sources: MappedSources) -> str | None:
     )
 
 
-def _clicks_by_request(sources: MappedSources) -> dict[tuple[object, object], list[bool]]:
-    """Whether the rows of each request were clicked, of the first users of the file; empty where it tells no impressions."""
-    shown, users = sources.shown, None
-    found: dict[tuple[object, object], list[bool]] = {}
-    for rows in shown.table.blocks() if shown is not None else ():
-        assert shown is not None
+def _clicks_by_request(shown: ShownRows) -> dict[tuple[object, object], list[bool]]:
+    """Whether the rows of each request were clicked, of the first users of the file."""
+    users, found = None, dict[tuple[object, object], list[bool]]()
+    for rows in shown.table.blocks():
         cells = plain(rows.array("user"))
         users = pc.unique(cells).drop_null()[:_USERS_MOST] if users is None else users
         chosen = np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False))

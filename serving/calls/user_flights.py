@@ -48,7 +48,7 @@ class Flights:
 
     def find(self, user_key: StateKey) -> Flight | None:
         """The newest flight of this user half, whatever the history was when it began."""
-        found = [flight for (key, _), flight in self._flights.items() if key == user_key]
+        found = [flight for (key, _), flight in self._flights.items() if key == user_key and not flight.shared.cancelled()]
         return found[-1] if found else None
 
     def join_or_start(
@@ -56,7 +56,7 @@ class Flights:
     ) -> Flight:
         """The flight under `key`, started if there is none. `landed` is called with the state of a flight that was started here."""
         flight = self._flights.get(key)
-        if flight is not None:
+        if flight is not None and not flight.shared.cancelled():  # a cancelled one is still listed until the event loop's next turn
             self.joined += 1
             return flight
         flight = Flight(asyncio.wrap_future(start()), time.monotonic() + expected_ms / 1000)
@@ -65,6 +65,7 @@ class Flights:
         return flight
 
     def _end(self, key: FlightKey, done: "asyncio.Future[UserResult]", landed: Callable[[UserState], None]) -> None:
-        del self._flights[key]
+        if self._flights[key].shared is done:  # else the next one has begun in place of a cancelled one
+            del self._flights[key]
         if not done.cancelled() and done.exception() is None:
             landed(done.result().state)

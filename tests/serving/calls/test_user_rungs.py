@@ -150,7 +150,7 @@ def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: 
     with pytest.raises(Unavailable, match="deadline"):
         client.user(1, deadline_ms=60)
     wait_until(front.engine.held[0][0].cancelled, 10, "the work to be cancelled")
-    assert not front.users.flights._flights
+    wait_until(lambda: not front.users.flights._flights, 10, "the flight to end")
 
 
 def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: AifClient, monkeypatch: pytest.MonkeyPatch) -> None:

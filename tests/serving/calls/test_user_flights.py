@@ -1,0 +1,50 @@
+"""Flights in one event loop, without a server: who joins which, and that nobody joins one that was given up."""
+
+import asyncio
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from schemas.errors import Unavailable
+from serving.calls.deadline import Deadline
+from serving.calls.state_pool import StateKey
+from serving.calls.user_flights import Flight, Flights
+from serving.engine.work import UserResult
+
+KEY = (StateKey(1, 7, None), (0, 0))
+
+
+class Started:
+    """Work that was given to the engine, which never answers."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[UserResult]] = []
+
+    def start(self) -> "Future[UserResult]":
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def join(flights: Flights, started: Started) -> Flight:
+    return flights.join_or_start(KEY, started.start, 1.0, lambda state: None)
+
+
+def test_a_flight_that_its_last_waiter_gave_up_is_joined_by_nobody() -> None:
+    async def run() -> None:
+        flights, started = Flights(), Started()
+        first = join(flights, started)
+        with pytest.raises(Unavailable, match="deadline"):
+            await first.wait(Deadline(time.monotonic(), 20))
+        assert first.shared.cancelled() and list(flights._flights) == [KEY], "cancelled, and its end is still to come"
+        assert flights.find(KEY[0]) is None
+        second = join(flights, started)
+        assert second is not first and flights.find(KEY[0]) is second and flights.joined == 0
+        await asyncio.sleep(0)
+        assert flights.find(KEY[0]) is second, "the end of the first takes nothing from the second"
+        assert join(flights, started) is second and len(started.futures) == 2
+        second.shared.cancel()
+        await asyncio.sleep(0)
+        assert not flights._flights
+
+    asyncio.run(run())

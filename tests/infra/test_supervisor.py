@@ -19,7 +19,7 @@ def test_a_killed_child_is_started_again_and_a_stopped_one_is_not(tmp_path: Path
     one = Supervised(lambda: start_child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log"), said.append)
     first = one.child
     first.process.kill()
-    wait_until(lambda: one.child is not first and one.child.alive(), 20, "the restart")
+    wait_until(lambda: one.child is not first and one.child.alive(), 60, "the restart")
     one.stop()
     assert not one.child.alive() and len(said) == 1 and "-9" in said[0]
     one.check()
@@ -66,10 +66,10 @@ def test_a_child_without_a_sign_of_life_is_ended_and_started_again_and_one_that_
 
     both = [supervise(frozen), supervise(well)]
     try:
-        wait_until(lambda: frozen.exists() and well.exists(), 20, "both to beat")
+        wait_until(lambda: frozen.exists() and well.exists(), 60, "both to beat")
         first, second = (one.child for one in both)
         os.kill(first.pid, signal.SIGSTOP)
-        wait_until(lambda: both[0].child is not first and both[0].child.alive(), 40, "the frozen one to be started again")
+        wait_until(lambda: both[0].child is not first and both[0].child.alive(), 60, "the frozen one to be started again")
         assert both[1].child is second and second.alive()
         assert ["gave no sign of life" in line for line in said] == [True, False] and "frozen" in said[0]
     finally:

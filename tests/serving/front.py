@@ -114,11 +114,12 @@ def _open_front(
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     try:
-        assert opened.wait(10), "the listener did not open"
+        assert opened.wait(60), "the listener did not open"
         yield front
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
+        assert not thread.is_alive(), "the listeners did not close"
 
 
 def _count_entries(intake: Intake) -> Callable[[], int]:

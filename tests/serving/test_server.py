@@ -100,11 +100,11 @@ def run_server(settings: ServerSettings) -> Iterator[tuple[RankingServer, str]]:
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     try:
-        assert opened.wait(20), "the server did not open its port"
+        assert opened.wait(WAIT_S), "the server did not open its port"
         yield found["server"], found["url"]  # type: ignore[misc]
     finally:
         found["loop"].call_soon_threadsafe(found["server"].stop)  # type: ignore[attr-defined]
-        thread.join(30)
+        thread.join(WAIT_S)
         assert not thread.is_alive(), "the server did not stop"
 
 
@@ -117,7 +117,7 @@ def serve(spec: str, folder: Path, bootstrap: str, prefix: str) -> Iterator[Serv
     flags = {
         "kafka": {"bootstrap_servers": bootstrap, "topic_prefix": prefix},
         "index": {"store": store.url},
-        "serve": {"port": 0, "deadline_ms": 5_000, "address_file": folder / "address.json"},
+        "serve": {"port": 0, "deadline_ms": 30_000, "address_file": folder / "address.json"},
         "engine": {"device": "cpu", "poll_s": 0.02},
         "users": {"data_dir": folder / "users"},
     }
@@ -199,7 +199,9 @@ def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_pat
             publisher.publish_behaviour(Behaviour(user_id=7, item_id=candidates[0], time_ms=1))
             publisher.flush()
         wait_until(
-            lambda: sum(sum(p.values()) for p in served.client.status()["user_positions"].values()) == 2, 20, "both records to be folded"
+            lambda: sum(sum(p.values()) for p in served.client.status()["user_positions"].values()) == 2,
+            WAIT_S,
+            "both records to be folded",
         )
         assert served.client.user(7).behaviours == 1
         known = served.client.rank(7, candidates)

@@ -17,7 +17,7 @@ from schemas.index.lifecycle import State
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import ITEM_FEATURES
 from tests.streams.version_world import checkpoint_bytes
-from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, kill_hard, stop_cleanly
+from tests.streams.worker_stage import KILLED, SHARDS, WAIT_S, WorkerStage, kill_hard, stop_cleanly
 
 ITEMS = 100
 BACKLOG = 60_000  # records of a shard: more than all queues between the broker and a shard hold
@@ -27,7 +27,8 @@ BACKLOG = 60_000  # records of a shard: more than all queues between the broker 
 def stage(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[WorkerStage]:
     one = WorkerStage(tmp_path, bootstrap_servers, topic_prefix)
     (tmp_path / "checkpoints").mkdir()
-    one.settings = {"AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(tmp_path / "checkpoints")]), "AIF_CANARY__ENABLED": "false"}
+    roots = json.dumps([str(tmp_path / "checkpoints")])
+    one.settings = {"AIF_BUILD__CHECKPOINT_ROOTS": roots, "AIF_CANARY__ENABLED": "false", **KILLED}
     try:
         yield one
     finally:

@@ -28,6 +28,7 @@ from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS, SHARD_T
 from streams.shard.start import LogRange
 from streams.worker import Worker
 from tests.streams.worker_stage import (
+    KILLED,
     SHARDS,
     WAIT_S,
     WorkerStage,
@@ -68,6 +69,7 @@ def upsert(item: int, version: int = 1) -> bytes:
 
 @pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and shard/test_start.py hold the same
 def test_a_kill_in_mid_stream_counts_every_update_once_and_doubles_no_row(stage: WorkerStage) -> None:
+    stage.settings = KILLED
     publish(stage, 1)
     worker = stage.start_ready()
     for version in range(2, 8):

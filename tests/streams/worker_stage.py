@@ -32,7 +32,8 @@ from streams.core.shard_state import Counters, TopicCounts
 from streams.shard.shard import Shard, open_shard
 
 SHARDS = 2
-WAIT_S = 60.0
+WAIT_S = 120.0
+KILLED = {"AIF_WORKER__SESSION_TIMEOUT_S": "6"}  # the shortest that is allowed: so long the group waits for a member that was killed
 
 
 @functools.cache
@@ -67,7 +68,7 @@ class WorkerStage:
             "AIF_INDEX__USER_PARTITIONS": "1",
             "AIF_INDEX__ID_KIND": "int64",
             "AIF_WORKER__DATA_DIR": str(self.directory / name),
-            "AIF_WORKER__SESSION_TIMEOUT_S": "6",
+            "AIF_WORKER__SESSION_TIMEOUT_S": "30",  # a busy machine must not look like a dead member; who kills one sets KILLED
             "AIF_BUILD__WARM": "false",
             **self.settings,
         }

@@ -1,5 +1,6 @@
 """`aif demo` as a person runs it: to its end, and Ctrl-C at any moment: exit code 130, no process left, no file left."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -56,11 +57,12 @@ class Demo:
 
     def assert_nothing_runs(self) -> None:
         """A grandchild dies by the kernel's hand a moment after its parent."""
-        wait_until(lambda: not self.processes(), 5, f"the end of {self.processes()}")
+        wait_until(lambda: not self.processes(), 30, f"the end of {self.processes()}")
 
     def end(self) -> None:
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 

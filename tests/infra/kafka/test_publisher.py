@@ -31,6 +31,7 @@ from schemas.ids import IdKind, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
 
 SHARDS, USER_PARTITIONS = 3, 2
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def _accepted(record: SourceRecord) -> list[ItemFeaturesUpdate]:
 
 
 def test_a_single_update_has_its_id_as_key_its_partition_and_cloud_event_headers(publisher: Publisher, records) -> None:  # type: ignore[no-untyped-def]
-    delivered = publisher.publish_item(42, 7, {"price": 1.5, "tags": ["a", "b"]}).result(10)
+    delivered = publisher.publish_item(42, 7, {"price": 1.5, "tags": ["a", "b"]}).result(WAIT_S)
     (record,) = records("item-features")
     assert (record.topic, record.partition, record.offset) == ("item-features", delivered.partition, delivered.offset)
     assert record.partition == partition_of(42, SHARDS)
@@ -76,7 +77,7 @@ def test_our_partition_is_the_one_that_kafkas_own_partitioner_chooses_for_the_ke
     producer = Producer({"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"})
     for item in range(-20, 20):
         producer.produce(topic_prefix + "new-items", b"x", str(item).encode())
-    assert producer.flush(10) == 0
+    assert producer.flush(WAIT_S) == 0
     assert {r.key: r.partition for r in records("new-items")} == {str(i).encode(): partition_of(i, SHARDS) for i in range(-20, 20)}
 
 
@@ -108,7 +109,7 @@ def test_large_updates_are_packed_below_the_size_of_a_record(publisher: Publishe
 
 def test_a_new_item_goes_to_both_topics(publisher: Publisher, records) -> None:  # type: ignore[no-untyped-def]
     for delivery in publisher.publish_new_item(5, [0.25, -1.0], {"price": 2}, version=3):
-        delivery.result(10)
+        delivery.result(WAIT_S)
     (new,), (features,) = records("new-items"), records("item-features")
     assert decode_record(NewItemsRecord, new.value).updates[0] == NewItem(item_id=5, embedding=[0.25, -1.0])
     assert _accepted(features)[0].version == 3
@@ -116,7 +117,7 @@ def test_a_new_item_goes_to_both_topics(publisher: Publisher, records) -> None: 
 
 
 def test_a_delete_is_an_update_with_its_version(publisher: Publisher, records) -> None:  # type: ignore[no-untyped-def]
-    publisher.publish_delete(5, 9).result(10)
+    publisher.publish_delete(5, 9).result(WAIT_S)
     assert _accepted(records("item-features")[0]) == [ItemFeaturesUpdate(op="delete", item_id=5, version=9)]
 
 
@@ -154,7 +155,7 @@ def test_an_event_that_is_not_valid_is_refused_before_it_is_sent(publisher: Publ
 def test_text_ids_and_int_ids_written_as_text_have_the_same_key(
     bootstrap_servers: str, topic_prefix: str, publisher: Publisher, records
 ) -> None:  # type: ignore[no-untyped-def]
-    publisher.publish_item("12", 1, {}).result(10)
+    publisher.publish_item("12", 1, {}).result(WAIT_S)
     assert records("item-features")[0].partition == partition_of(12, SHARDS)
     with Publisher(bootstrap_servers, topic_prefix, "test", SHARDS, USER_PARTITIONS, IdKind.TEXT) as text:
         text.publish_new_item("naïve-ß", [1.0])
@@ -168,12 +169,12 @@ def test_what_a_broker_that_is_away_did_not_take_surfaces_on_the_handle_on_flush
     publisher = Publisher(away, "x.", "test", 1, 1, "int64", delivery_s_max=0.3)
     delivery = publisher.publish_item(1, 1, {})
     with pytest.raises(Unavailable, match="not_delivered"):
-        publisher.flush(10)
+        publisher.flush(WAIT_S)
     with pytest.raises(Unavailable, match="not_delivered"):
-        delivery.result(10)
+        delivery.result(WAIT_S)
     publisher.publish_items([ItemFeaturesUpdate(item_id=1, version=1)])
     with pytest.raises(Unavailable, match="not_delivered"):
-        publisher.close(10)
+        publisher.close(WAIT_S)
 
 
 def test_a_flush_that_runs_out_of_time_says_what_is_left_and_no_handle_is_left_waiting_after_the_close() -> None:
@@ -182,7 +183,7 @@ def test_a_flush_that_runs_out_of_time_says_what_is_left_and_no_handle_is_left_w
     with pytest.raises(Unavailable, match="1 are still waiting"):
         publisher.close(0.2)
     with pytest.raises(Unavailable, match="not_delivered"):
-        delivery.result(5)
+        delivery.result(WAIT_S)
 
 
 def test_an_event_larger_than_a_record_may_be_is_refused_as_the_senders_fault_and_the_publisher_goes_on() -> None:
@@ -212,7 +213,7 @@ def test_a_partition_that_the_topic_does_not_have_is_an_error(bootstrap_servers:
 def test_more_than_the_queue_holds_waits_instead_of_failing(publisher: Publisher, bootstrap_servers: str, topic_prefix: str) -> None:
     embedding = [0.12345678901234] * 1024
     assert publisher.publish_new_items(NewItem(item_id=i, embedding=embedding) for i in range(6000)) == 6000
-    publisher.flush(60)
+    publisher.flush(WAIT_S)
     assert sum(end_offsets(bootstrap_servers, topic_prefix + "new-items").values()) > 0
 
 

@@ -20,7 +20,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
-from infra.tools import doctor, unknown_features
+from infra.tools import doctor, inspect, unknown_features
 from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
 from infra.tools.status_view import render_sample
 from schemas.events import ItemFeaturesUpdate
@@ -54,7 +54,10 @@ def told(shard: int, sequence: int, next_offset: int, source_ms: int = 1) -> byt
     return encode_delta(IdKind.INT64, DeltaRecord(DeltaHeader(WATERMARK_VERSION, shard, sequence, (next_offset, 0), source_ms), ()))
 
 
-def test_a_sample_says_how_far_each_shard_is_how_late_and_that_nobody_owns_it(bootstrap_servers: str, prefix: str, tmp_path: Path) -> None:
+def test_a_sample_says_how_far_each_shard_is_how_late_and_that_nobody_owns_it(
+    bootstrap_servers: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect, "_ASK_S_MAX", 60.0)
     apply_topics(bootstrap_servers, prefix, 2, 1)
     clock = SystemClock()
     produce(bootstrap_servers, f"{prefix}item-features", 1, *[b"x"] * 10)

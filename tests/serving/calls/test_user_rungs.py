@@ -139,7 +139,7 @@ def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, cli
     with ThreadPoolExecutor(1) as threads:
         first = begin_call_one(front, client, threads)
         make_slow(front)  # so inline is no way out either
-        answer = client.rank(1, [1, 2], deadline_ms=300)
+        answer = client.rank(1, [1, 2], deadline_ms=2_000)
         assert answer.rung in ("profile_only", "item_prior")
         front.engine.release()
         assert first.result().behaviours == 1, "call 1 goes on for its own sake"
@@ -147,8 +147,9 @@ def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, cli
 
 def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: AifClient) -> None:
     tell(front, 1, 0)
-    with pytest.raises(Unavailable, match="deadline"):
-        client.user(1, deadline_ms=60)
+    while not front.engine.held:  # a busy machine may need more than the deadline until the work is in the engine
+        with pytest.raises(Unavailable, match="deadline"):
+            client.user(1, deadline_ms=60)
     wait_until(front.engine.held[0][0].cancelled, 10, "the work to be cancelled")
     wait_until(lambda: not front.users.flights._flights, 10, "the flight to end")
 
@@ -192,21 +193,21 @@ def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front
         first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 5  # a little, within the bound of the queue
         front.paced._began_s += 3_600
-        front.paced.costs = Costs({("rank", 2): 500.0}, 1e9)
-        with pytest.raises(Unavailable, match="needs 500 ms") as caught:
-            client.rank(1, [1, 2], deadline_ms=100)
+        front.paced.costs = Costs({("rank", 2): 50_000.0}, 1e9)
+        with pytest.raises(Unavailable, match="needs 50000 ms") as caught:
+            client.rank(1, [1, 2], deadline_ms=20_000)
         assert caught.value.code == "overloaded"
         front.engine.release()
         assert first.result().behaviours == 1
-    assert client.rank(1, [1, 2], deadline_ms=100).items, "where nothing waits it is tried, whatever was learnt"
+    assert client.rank(1, [1, 2], deadline_ms=20_000).items, "where nothing waits it is tried, whatever was learnt"
 
 
 def test_an_avoided_user_half_is_tried_again_in_time(front: Front, client: AifClient) -> None:
     front.engine.let_go = True
     tell(front, 1, 0)
     front.store.find(1)
-    make_slow(front, 1, 250.0)
-    rungs = [client.rank(1, [1, 2], deadline_ms=200).rung for _ in range(12)]
+    make_slow(front, 1, 25_000.0)
+    rungs = [client.rank(1, [1, 2], deadline_ms=20_000).rung for _ in range(12)]
     assert rungs[0] != "inline" and rungs[-1] in ("inline", "cached")
 
 

@@ -97,9 +97,9 @@ def test_a_refused_call_is_counted_and_logged_on_both_ports(caplog: pytest.LogCa
                 client.infer("prerank", inputs(triton_grpc), headers=headers)
         with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException, match="no_such_method"):
             client.get_model_config("prerank", headers=dict(BEARER))
+        wait_until(lambda: len(lines) == 5, 20, "five lines")  # an answer is counted, and then logged, when it is on its way
         requests = front.metrics.counter("requests")
         counted = {at: requests.labels(*at)._value.get() for at in (("/v1/rank", "401"), *[("grpc other", s) for s in REFUSED])}
-        wait_until(lambda: len(lines) == 5, 10, "five lines")
     assert counted == {("/v1/rank", "401"): 2, ("grpc other", "UNAUTHENTICATED"): 2, ("grpc other", "UNIMPLEMENTED"): 1}
     assert sorted(str(one["status"]) for one in lines) == ["401", "401", "UNAUTHENTICATED", "UNAUTHENTICATED", "UNIMPLEMENTED"]
     assert TOKEN not in str(lines)

@@ -137,7 +137,8 @@ def test_a_new_version_takes_over_a_rollback_to_the_former_one_needs_no_load_and
     decide(d.log, EntryKind.ROLLBACK, 1)
     d.wait_live(1)
     d.assert_serves(changed, 1)
-    assert d.follower.counters["loads"] == loads and d.follower.counters["flips"] == 3
+    wait_until(lambda: d.follower.counters["flips"] == 3, WAIT_S, "the flip to be counted, which is after it")
+    assert d.follower.counters["loads"] == loads
     away = d.folder.rename(d.folder.with_name("away"))
     d.wait_error("index_store_gone")
     d.assert_serves(changed, 1)
@@ -220,7 +221,8 @@ def test_a_version_that_cannot_be_loaded_is_named_and_the_running_one_keeps_serv
     d.publish(3, third)
     d.wait_live(3)
     d.assert_serves(third, 3)
-    assert d.follower.last_error == "" and d.follower.counters["load_failures"] >= 1
+    wait_until(lambda: d.follower.last_error == "", WAIT_S, "the error to be forgotten, which is after the flip")
+    assert d.follower.counters["load_failures"] >= 1
 
 
 @pytest.mark.parametrize("held", [False, True])

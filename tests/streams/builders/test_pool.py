@@ -94,8 +94,9 @@ def test_an_error_comes_back_as_one_of_ours(world: World, pool: BuilderPool) -> 
 def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(world: World, start: StartBuilder, tmp_path: Path) -> None:
     with BuilderPool(start, tmp_path) as pool:
         before = pool.pids[0]
+        os.kill(before, signal.SIGSTOP)  # so that it is not done before it is killed
         ticket = pool.submit(job(world))
-        wait_until(lambda: ticket.progress_at is not None, 30, "the builder to take the job")
+        wait_until(lambda: ticket.progress_at is not None, 30, "the builder to be given the job")
         os.kill(before, signal.SIGKILL)
         assert isinstance(ticket.future.exception(60), Unavailable)
         assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
@@ -130,13 +131,21 @@ def test_builders_are_programs_where_the_template_was_killed(tmp_path: Path, mon
 
 
 def test_an_abandoned_job_frees_its_builder(world: World, start: StartBuilder, tmp_path: Path) -> None:
-    with BuilderPool(start, tmp_path, warm=False) as pool:
+    started: list[Child] = []
+
+    def start_stopped(name: str, log_path: Path, descriptor: int) -> Child:
+        started.append(start(name, log_path, descriptor))
+        if len(started) == 1:
+            os.kill(started[0].pid, signal.SIGSTOP)  # so that its job is not done before it is abandoned
+        return started[-1]
+
+    with BuilderPool(start_stopped, tmp_path, warm=False) as pool:
         assert pool.pids == []  # this one starts with its first job
         running, waiting = pool.submit(job(world)), pool.submit(job(world))
-        wait_until(lambda: running.progress_at is not None, 30, "the builder to take the job")
-        running.abandon()
+        wait_until(lambda: bool(started), 30, "the builder to be started for the job")
         waiting.abandon()
-        assert running.future.exception(60) is not None or running.future.done()
+        running.abandon()
+        assert getattr(running.future.exception(60), "code", "") == "abandoned"
         assert waiting.future.cancelled()
         assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
 
@@ -145,7 +154,7 @@ def test_closing_fails_what_is_not_done(world: World, start: StartBuilder, tmp_p
     pool = BuilderPool(start, tmp_path)
     tickets = [pool.submit(job(world)) for _ in range(3)]
     pool.close()
-    assert all(getattr(t.future.exception(5), "code", "") in ("builders_closed", "builder_died") for t in tickets)
+    assert all(getattr(t.future.exception(60), "code", "") in ("builders_closed", "builder_died") for t in tickets)
 
 
 def test_a_worker_and_its_builders_load_no_torch(world: World, pool: BuilderPool) -> None:
@@ -159,10 +168,12 @@ def test_a_worker_and_its_builders_load_no_torch(world: World, pool: BuilderPool
 def test_dry_runs_have_a_process_of_their_own_that_ends_when_no_other_comes(start: StartBuilder, tmp_path: Path) -> None:
     data, path = checkpoint_bytes(), tmp_path / "checkpoint"
     path.write_bytes(data)
-    with BuilderPool(start, tmp_path, warm=False, name="judge", linger_s=5.0) as judge:
+    with BuilderPool(start, tmp_path, warm=False, name="judge", linger_s=600.0) as judge:
         assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
         error = judge.submit(DryRunJob(str(path), "0" * 64)).future.exception(60)
         assert isinstance(error, RejectedInput) and error.code == "checkpoint_sha256"
         assert len(judge.pids) == 1 and (tmp_path / "judge-0.log").exists()
+        judge._linger_s = 0.01  # from the next job on
+        assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
         wait_until(lambda: judge.pids == [], 60, "the process to end")
         assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None

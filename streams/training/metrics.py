@@ -11,7 +11,6 @@ Arrays: U users, C candidates, X impressions of all users, G users that occur in
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,11 @@ def user_aucs(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -
     One sort for all users: the AUC of a user is (sum of the ranks of their clicks - P(P+1)/2) / (P N), ranks within the user.
     """
     _, group_X = np.unique(user_X, return_inverse=True)
-    dense_X = rankdata(scores_X, method="dense").astype(np.float64)
-    rank_X = rankdata(group_X * (dense_X.max(initial=0.0) + 1) + dense_X)  # ranks over all, users one after another, ties averaged
+    _, dense_X = np.unique(scores_X, return_inverse=True)
+    _, place_X, ties_R = np.unique(group_X * len(scores_X) + dense_X, return_inverse=True, return_counts=True)
+    rank_X = (np.cumsum(ties_R) - (ties_R - 1) / 2)[place_X]  # ranks over all, users one after another, ties averaged
+    if np.isnan(scores_X).any():
+        rank_X[:] = np.nan  # sorted they would all be the best
     size_G = np.bincount(group_X)
     before_G = np.cumsum(size_G) - size_G
     clicks_G = np.bincount(group_X, weights=clicked_X)

@@ -35,6 +35,10 @@ def test_users_with_one_kind_of_label_only_have_no_weight() -> None:
     assert values.weight_U.tolist() == [2, 0, 0] and values.value_U[0] == 0.0
 
 
+def test_scores_that_are_no_numbers_have_no_auc() -> None:
+    assert np.isnan(gauc(np.array([7, 7, 8, 8]), np.array([0.1, np.nan, 0.3, 0.2]), np.array([0, 1, 0, 1])))
+
+
 @given(st.integers(0, 1000), st.integers(1, 12))
 def test_hits_and_recall_are_those_of_a_plain_loop(seed: int, k: int) -> None:
     chance = np.random.default_rng(seed)

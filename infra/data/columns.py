@@ -24,6 +24,7 @@ Array: TypeAlias = pa.Array | pa.ChunkedArray
 MISSING_TIME = -1
 UNIT_MS = {"day": 86_400e3, "hour": 3_600e3, "min": 60e3, "s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 _FLAGS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), False)
+DECIMAL_MARKS = (",", ".")
 _FRACTION = re.compile(r"-?\d+\.0")
 _SEPARATORS = re.compile(r"[\s,;|]+")
 
@@ -68,6 +69,16 @@ def decode_parts(array: Array, pattern: str) -> pa.Array:
     found = [search(text) if text is not None else None for text in decode_texts(encoded.dictionary)]
     parts = [match[min(1, match.re.groups)] if match is not None else None for match in found]
     return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(parts, pa.string())).dictionary_decode()
+
+
+def spell_numbers(array: Array, decimal: str) -> pa.Array:
+    """Numbers in text with `decimal` before their fraction, such as "1.234,50", as `decode_numbers` reads them: "1234.50". What groups their digits is dropped:
+    the other of point and comma, blanks, and '."""
+    array = plain(array)
+    if not is_text(array):
+        return array
+    (group,) = (mark for mark in DECIMAL_MARKS if mark != decimal)
+    return pc.replace_substring(pc.replace_substring_regex(array, rf"[{group}'’\s\x{{a0}}\x{{202f}}]", ""), decimal, ".")
 
 
 def decode_numbers(array: Array) -> np.ndarray:
@@ -209,14 +220,24 @@ def fits_int64(array: Array) -> bool:
 
 
 def decode_categories(array: Array, separator: str | None = None) -> list[int | str | None]:
-    """Values of a categorical feature: whole numbers stay numbers, everything else is text of at most 1 KiB. Of several values in a cell, separated by
-    `separator`, the first."""
+    """Values of a categorical feature: whole numbers stay numbers, everything else is text of at most 1 KiB. Of several values in a cell, in a list, in JSON
+    text or separated by `separator`, the first."""
     array = plain(array)
     if pa.types.is_integer(array.type):
         return array.to_pylist()
+    if is_list(array) or (separator is None and is_text(array) and pc.any(pc.starts_with(array, "[")).as_py()):
+        return [_first_of(cell) for cell in array.to_pylist()]
     if separator is not None:
         array = pa.array([text.partition(separator)[0] if text else text for text in decode_texts(array)], pa.string())
     return [text if text is None or len(text) * 4 <= FEATURE_TEXT_BYTES_MAX else _short(text) for text in decode_texts(array)]
+
+
+def _first_of(cell: Any) -> int | str | None:
+    """The first value of a list or of JSON text that is one, or the cell itself."""
+    listed = _json_list(cell) if isinstance(cell, str) else cell
+    usable = (value for value in (listed if listed is not None else [cell]) if _text(value))
+    first = next(usable, None)
+    return None if first is None else _bag_value(first) or None
 
 
 def _short(text: str) -> str:

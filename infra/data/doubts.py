@@ -1,7 +1,8 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
-Here: the sentences, and what is found by counting: ids that differ, times of another unit, a file without order, clicks among the behaviours, requests
-without a contrast. Not here: whether a column tells the future (telling_features.py), rows that are rejected (rejections.py).
+Here: the sentences, and what is found by counting: items without features, ids that differ, times of another unit, a file without order, clicks among the
+behaviours, requests without a contrast. Not here: whether a column tells the future (telling_features.py), numbers that read as categories
+(numbers_in_text.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
@@ -14,9 +15,11 @@ from infra.clock import DAY_MS
 from infra.data.columns import plain
 from infra.data.interactions import Interactions
 from infra.data.mapped_sources import MappedSources
+from infra.data.numbers_in_text import find_numbers_in_text
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.shown_impressions import ShownRows
 from infra.data.telling_features import SUSPICIOUS, find_telling_features
+from schemas.features import Scope
 from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
@@ -38,15 +41,15 @@ _FIRST_YEAR = 1980  # no log of a shop is older
 def find_doubts(sources: MappedSources) -> list[str]:
     """The sentences, an empty list if nothing looks wrong. Raises what loading the sources raises."""
     found = [
+        _find_no_features(sources),
         _find_other_ids(sources),
         _find_other_clock(sources),
         _find_no_order(sources),
         _find_own_clicks(sources),
         _find_no_contrast(sources),
     ]
-    return [doubt for doubt in found if doubt is not None] + [
-        _describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items()
-    ]
+    telling = (_describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items())
+    return [*(doubt for doubt in found if doubt is not None), *find_numbers_in_text(sources), *telling]
 
 
 def _describe_telling(place: str, correlation: float) -> str:
@@ -56,6 +59,16 @@ def _describe_telling(place: str, correlation: float) -> str:
     return (
         f"{place} goes with what happens after the evaluation time {'' if plain else 'somewhat '}more than what came before explains (partial rank "
         f"correlation {correlation:+.2f}); {why}"
+    )
+
+
+def _find_no_features(sources: MappedSources) -> str | None:
+    """Items of which a model sees nothing: ids alone are no input of the item network."""
+    if any(feature.scope is Scope.ITEM for feature in sources.features) or not len(sources.positives):
+        return None
+    return (
+        "[items] has no features and no embedding, so to a model all items are alike and it ranks none before another; where the files tell "
+        "nothing of them, take what users did: [items.features] sold = { count_days = 28 } and together = { taken_together = 32 }"
     )
 
 

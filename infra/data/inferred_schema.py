@@ -91,9 +91,8 @@ def infer_buckets(arrays: Sequence[pa.ChunkedArray], kind: Kind, source: Feature
     if kind is Kind.BAG:
         distinct = len({value for bag in decode_bags(arrays[0], source.column.separator) for value in bag or ()})
     else:
-        separator = source.column.separator
-        cells = plain(arrays[0]) if separator is None else pa.array(decode_categories(arrays[0].unique(), separator))
-        distinct = pc.count_distinct(cells).as_py()
+        cells = arrays[0] if is_list(arrays[0]) else arrays[0].unique()  # Arrow finds no different ones among lists
+        distinct = len(set(decode_categories(cells, source.column.separator)))
     most = REALTIME_BUCKETS_MAX if source.details.get("realtime") else BUCKETS_MAX
     return buckets_for(distinct, most)
 

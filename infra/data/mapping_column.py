@@ -9,11 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.data.columns import UNIT_MS
+from infra.data.columns import DECIMAL_MARKS, UNIT_MS
 from infra.data.mapping_section import Section
 from infra.data.where import Condition, read_conditions
 
-COLUMN_KEYS = ("column", "columns", "prefix", "value", "separator", "pattern", "where", "at_least", "in", "time_unit", "time_format")
+COLUMN_KEYS = (
+    "column",
+    "columns",
+    "prefix",
+    "value",
+    "separator",
+    "pattern",
+    "decimal",
+    "where",
+    "at_least",
+    "in",
+    "time_unit",
+    "time_format",
+)
 _WHERE_IN_COLUMNS = ("item_history", "behaviours")  # a row of these is a value or an event of its own, not the whole of an item
 
 
@@ -23,6 +36,7 @@ class Column:
 
     separator     what stands between the values of a text cell of a bag or a vector; None: found out for each cell
     pattern       a regular expression: of each cell the part that matches counts, or its first group if it has one
+    decimal       what stands before the fraction of a number in text, "," or "."; the other one, blanks and ' only group its digits
     where         conditions on other columns; a cell is missing where they do not hold
     at_least      a flag is true from this number on
     one_of        values that make a flag true; every other value makes it false
@@ -35,6 +49,7 @@ class Column:
     value: Any = None
     separator: str | None = None
     pattern: str | None = None
+    decimal: str | None = None
     where: tuple[Condition, ...] = ()
     at_least: float | None = None
     one_of: tuple[str, ...] = ()
@@ -62,6 +77,7 @@ def read_column(section: Section, key: str, value: Any) -> Column:
         value=part.any("value"),
         separator=part.any("separator"),
         pattern=_read_pattern(part),
+        decimal=part.choice("decimal", DECIMAL_MARKS, None),
         where=read_conditions(part, part.any("where")),
         at_least=part.optional_number("at_least", least=-1e12),
         one_of=tuple(map(str, part.listed("in"))),

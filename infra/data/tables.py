@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.data.columns import IdForm, decode_parts, plain
+from infra.data.columns import IdForm, decode_parts, plain, spell_numbers
 from infra.data.file_chunks import common_schema, count_rows, find_files, read_chunks, resolve_column
 from infra.data.mapping import Source
 from infra.data.mapping_column import Column
@@ -53,6 +53,8 @@ class LoadedRows:
             found = [pc.if_else(kept, plain(array), None) for array in found]
         if column.pattern is not None:
             found = [decode_parts(array, column.pattern) for array in found]
+        if column.decimal is not None:
+            found = [spell_numbers(array, column.decimal) for array in found]
         return [array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]) for array in found]
 
     def array(self, role: str) -> pa.ChunkedArray:

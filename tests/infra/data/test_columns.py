@@ -21,6 +21,7 @@ from infra.data.columns import (
     decode_vectors,
     fits_int64,
     join_vectors,
+    spell_numbers,
 )
 from schemas.ids import IdKind
 
@@ -124,6 +125,15 @@ def test_bags_and_categories_drop_what_is_empty() -> None:
 
 def test_of_several_categories_in_a_cell_the_first_counts() -> None:
     assert decode_categories(pa.array(["Drama|War", "Comedy", None, ""]), "|") == ["Drama", "Comedy", None, None]
+    assert decode_categories(pa.array(['["Drama", "War"]', "[Noir]", "[]", None, "[null, 7]"])) == ["Drama", "[Noir]", None, None, 7]
+    assert decode_categories(pa.array([["Drama", "War"], [], None, [""]])) == ["Drama", None, None, None]
+
+
+def test_numbers_in_text_may_have_a_decimal_comma_and_grouped_digits() -> None:
+    cells = pa.array(["1.923,38", "1 234", "-0,5", "7", "n. a.", None])
+    assert np.array_equal(decode_numbers(spell_numbers(cells, ",")), [1923.38, 1234, -0.5, 7, np.nan, np.nan], equal_nan=True)
+    assert decode_numbers(spell_numbers(pa.array(["1,923.38", "1'234.5", "1\u00a0234"]), ".")).tolist() == [1923.38, 1234.5, 1234]
+    assert decode_numbers(spell_numbers(pa.array([1.5, 2.0]), ",")).tolist() == [1.5, 2.0]
 
 
 def test_a_flag_may_be_one_of_some_values() -> None:

@@ -1,5 +1,6 @@
 """What can be imported but looks wrong is said, with what to write instead; what looks right is not."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
 
-MAPPING = """[items]\nfile = "log.csv"\nid = "item"\n[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\n"""
+ITEMS = '[items]\nfile = "log.csv"\nid = "item"\n[items.features]\nsold = { count_days = 28 }\n'
+MAPPING = ITEMS + '[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\n'
 USERS, DAYS = 20, 100
 
 
@@ -55,7 +57,9 @@ def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path
     assert ["100% of the clicks" in doubt and "same clock" in doubt for doubt in doubts] == [True] * is_said
 
 
-SHOWN = """[items]\nfile = "shown.csv"\nid = "item"\n[impressions]\nfile = "shown.csv"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n"""
+SHOWN = (
+    ITEMS.replace("log", "shown") + '[impressions]\nfile = "shown.csv"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,36 @@ def test_requests_that_hold_clicks_alone_are_named(tmp_path: Path, request_cell:
     (tmp_path / "shop.toml").write_text(SHOWN + grouped)
     doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
     assert words in doubts and bool(words) == bool(doubts)
+
+
+@pytest.mark.parametrize(
+    ("cells", "column", "words"),
+    [
+        (lambda n: f'"{n},{n % 90 + 10}"', '"price"', """its cells are numbers like '0,10'; write { column = "price", decimal = "," }"""),
+        (lambda n: f'"1,{100 + n}.5"', '"price"', """its cells are numbers like '1,100.5'; write { column = "price", decimal = "." }"""),
+        (
+            lambda n: f"{n}.5" if n % 9 else "-",
+            '"price"',
+            """because not every cell is a number, like '-'; kind = "numeric" leaves these out""",
+        ),
+        (lambda n: f'"{n},{n % 90 + 10}"', '{ column = "price", decimal = "," }', ""),
+        (lambda n: f"{n}.5" if n % 9 else "-", '{ column = "price", kind = "categorical" }', ""),
+        (lambda n: f"{n}.5", '"price"', ""),
+        (lambda n: f"k{n}", '"price"', ""),
+    ],
+)
+def test_numbers_that_read_as_categories_are_named(tmp_path: Path, cells: Callable[[int], str], column: str, words: str) -> None:
+    (tmp_path / "items.csv").write_text("item,price\n" + "".join(f"i{n},{cells(n)}\n" for n in range(60)))
+    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"u{n % 9},i{n % 60},{1_700_000_000 + 40_000 * n}\n" for n in range(300)))
+    mapping = MAPPING.replace('"log.csv"\nid', '"items.csv"\nid').replace("sold =", f"price = {column}\nsold =") + 'time = "at"\n'
+    (tmp_path / "shop.toml").write_text(mapping)
+    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
+    assert words in doubts and bool(words) == bool(doubts)
+
+
+@pytest.mark.parametrize("derived", ["sold = { count_days = 28 }", "together = { taken_together = 4 }", ""])
+def test_items_without_anything_that_a_model_sees_are_named(tmp_path: Path, derived: str) -> None:
+    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{1_700_000_000 + 40_000 * n}\n" for n in range(300)))
+    (tmp_path / "shop.toml").write_text(MAPPING.replace("sold = { count_days = 28 }", derived) + 'time = "at"\n')
+    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
+    assert ("no features and no embedding" in doubts) is (derived == "")

@@ -1,6 +1,6 @@
 """How kernels of the model and of the engine are compiled: ahead, cached, without the GIL, and without counting references to arrays.
 
-Here: the two decorators, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
+Here: the two decorators, their cache, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
 (infra/compiled_once.py and who calls it).
 Numba counts a reference whenever an array, or a tuple of them, is handed to a function or cut: an atomic addition for each array in it, in memory that the
 threads share. The kernels here hand over tuples of ten arrays for every block of candidates; without the counts a call on three such tuples costs 30 ns, with
@@ -9,7 +9,8 @@ them 450. Nothing is lost: whoever calls a kernel holds every array until it ret
 Invariant: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does).
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numba
@@ -27,9 +28,25 @@ _PART_OPTIONS = _OPTIONS | {"no_cpython_wrapper": True}
 
 def kernel(function: Function) -> Function:
     """Called from Python."""
-    return numba.njit(**_OPTIONS)(function)
+    return _compiled(function, _OPTIONS)
 
 
 def part(function: Function) -> Function:
     """Called from kernels only."""
-    return numba.njit(**_PART_OPTIONS)(function)
+    return _compiled(function, _PART_OPTIONS)
+
+
+def _compiled(function: Any, options: Mapping[str, Any]) -> Any:
+    compiled = numba.njit(**options)(function)
+    index = compiled._cache._cache_file
+    index._load_index = functools.partial(_load_index, index._load_index)
+    return compiled
+
+
+def _load_index(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:
+    """What is in the cache. Numba unpickles the signatures of former sources before it looks whether they are of these, and a start after an upgrade that
+    renamed a type of theirs would end with an error."""
+    try:
+        return load()
+    except (AttributeError, ImportError):
+        return {}

@@ -79,15 +79,15 @@ class CpuScorer:
     def _request_user(self, folded: FoldedUser, context: Mapping[str, Any]) -> RequestUser:
         """The user's tables, together with this request's context."""
         context_H = self.user_fold.fold_context(self.half.weights.context_features.embed_one(context))
-        behaviours = folded.behaviours
+        tables, behaviours = folded.tables, folded.behaviours
         return RequestUser(
-            folded.base_GH,
+            tables.base_GH,
             context_H,
-            folded.user_panels,
-            folded.bea_panels,
-            folded.sim_GD,
-            self._sign_table_of(folded.signs_KF),
-            folded.sign_start_F,
+            tables.user_panels,
+            tables.bea_panels,
+            tables.sim_GD,
+            self._sign_table_of(tables.signs_KF),
+            tables.sign_start_F,
             behaviours.words_ZQS,
             behaviours.valid_ZL,
             behaviours.shift_ZL,

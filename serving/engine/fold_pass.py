@@ -45,8 +45,8 @@ class FoldInput(NamedTuple):
     log_counts_G: np.ndarray
 
 
-class FoldOutput(NamedTuple):
-    """The tables of `FoldedUser`, zeros that the pass fills."""
+class FoldedTables(NamedTuple):
+    """The tables of `FoldedUser`, whose legend they follow; zeros until the pass has filled them."""
 
     base_GH: np.ndarray
     user_panels: np.ndarray
@@ -85,7 +85,7 @@ def _add_to_panels(values_I: np.ndarray, weights_IO: np.ndarray, row: int, depth
 
 
 @part
-def _fold_vectors(user: FoldInput, weights: FoldWeights, user_x_D: np.ndarray, out: FoldOutput) -> None:
+def _fold_vectors(user: FoldInput, weights: FoldWeights, user_x_D: np.ndarray, out: FoldedTables) -> None:
     """What multiplies an item's vector I and its weights w, and what w is multiplied by to be w V."""
     (width, hidden), bridges = weights.item_DH.shape, user.bridges_NP.shape[0]
     depth, columns = width + bridges, out.bea_panels.shape[0] // bridges
@@ -102,7 +102,7 @@ def _fold_vectors(user: FoldInput, weights: FoldWeights, user_x_D: np.ndarray, o
 
 
 @part
-def _fold_categories(user: FoldInput, weights: FoldWeights, out: FoldOutput) -> None:
+def _fold_categories(user: FoldInput, weights: FoldWeights, out: FoldedTables) -> None:
     """First the row for categories that are not in the history, then one row per category of the history."""
     groups, hidden = user.means_GD.shape[0], weights.bias_H.shape[0]
     for h in range(hidden):
@@ -117,7 +117,7 @@ def _fold_categories(user: FoldInput, weights: FoldWeights, out: FoldOutput) -> 
 
 
 @part
-def _fold_signs(user: FoldInput, weights: FoldWeights, out: FoldOutput) -> None:
+def _fold_signs(user: FoldInput, weights: FoldWeights, out: FoldedTables) -> None:
     """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
     bits, width = user.din_cross_KD.shape
     rows = np.float32(bits) * max(user.din_count, np.float32(1)) if weights.centred else np.float32(2 * bits)
@@ -132,7 +132,7 @@ def _fold_signs(user: FoldInput, weights: FoldWeights, out: FoldOutput) -> None:
 
 
 @kernel
-def fold_user(user: FoldInput, weights: FoldWeights, user_x_D: np.ndarray, out: FoldOutput) -> None:
+def fold_user(user: FoldInput, weights: FoldWeights, user_x_D: np.ndarray, out: FoldedTables) -> None:
     """Fills `out`; user_x_D is scratch, zeros. Cost: (N P + G D) H + K D D products."""
     _fold_vectors(user, weights, user_x_D, out)
     _fold_categories(user, weights, out)

@@ -18,7 +18,7 @@ import numpy as np
 
 from schemas.model.parameters import Parameters
 from schemas.model.vector_blocks import aligned
-from serving.engine.fold_pass import FoldOutput, FoldWeights, fold_input, fold_user
+from serving.engine.fold_pass import FoldedTables, FoldWeights, fold_input, fold_user
 from serving.engine.panels import pad_columns, padded
 from serving.engine.tier_counts import Arranged, arrange_behaviours
 from serving.engine.user_arrays import UserArrays
@@ -28,22 +28,16 @@ from serving.engine.version_weights import product_weights, slice_first_layer
 
 @dataclass(frozen=True, slots=True)
 class FoldedUser:
-    """float32 arrays, see the legend above. categories_G int64 are those of rows 1, 2, ... of base_GH and sim_GD."""
+    """What call 2 reads of a user. `tables`: float32, see the legend above; categories_G int64 are those of rows 1, 2, ... of their base_GH and sim_GD."""
 
     categories_G: np.ndarray
-    base_GH: np.ndarray
-    user_panels: np.ndarray
-    bea_panels: np.ndarray
-    sim_GD: np.ndarray
-    signs_KF: np.ndarray
-    sign_start_F: np.ndarray
+    tables: FoldedTables
     behaviours: Arranged
 
     @property
     def size_bytes(self) -> int:
         """Memory it holds."""
-        arrays = (self.categories_G, self.base_GH, self.user_panels, self.bea_panels, self.sim_GD, self.signs_KF, self.sign_start_F)
-        return sum(array.nbytes for array in arrays) + self.behaviours.size_bytes
+        return sum(array.nbytes for array in (self.categories_G, *self.tables)) + self.behaviours.size_bytes
 
 
 class UserFold:
@@ -76,16 +70,15 @@ class UserFold:
     def fold(self, arrays: UserArrays) -> FoldedUser:
         """The tables of one user, and a sort of the behaviours' signatures if that saves a block."""
         user = fold_input(arrays, self._has_sim)
-        out = self._open_output(len(user.log_counts_G))
-        fold_user(user, self._weights, np.zeros(self.spec.width, np.float32), out)
-        behaviours = arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S])
-        return FoldedUser(arrays.categories_G, *out, behaviours)
+        tables = self._open_tables(len(user.log_counts_G))
+        fold_user(user, self._weights, np.zeros(self.spec.width, np.float32), tables)
+        return FoldedUser(arrays.categories_G, tables, arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]))
 
     def fold_context(self, context_F: np.ndarray) -> np.ndarray:
         """[H]: the part of the request's context."""
         return np.asarray(context_F @ self._context_FH)
 
-    def _open_output(self, groups: int) -> FoldOutput:
+    def _open_tables(self, groups: int) -> FoldedTables:
         """Memory for a user with so many categories, in one piece, of which each array begins on a cache line."""
         spec, hidden = self.spec, len(self._weights.bias_H)
         signs = padded(2 * spec.width, SIGN_CHUNK) if self._has_signs else 0
@@ -101,7 +94,7 @@ class UserFold:
         for name, shape in shapes.items():
             arrays[name] = memory[at : at + math.prod(shape)].reshape(shape)
             at += padded(math.prod(shape))
-        return FoldOutput(**arrays)
+        return FoldedTables(**arrays)
 
 
 def _widened(segment_HE: np.ndarray) -> np.ndarray:

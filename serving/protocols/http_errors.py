@@ -1,7 +1,8 @@
 """How an error is reported over HTTP: status, code, message and retry time. The only place that maps our own and foreign errors.
 
 RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 415, 431, 422 everything else the sender got wrong;
-                499, which nobody reads, where the client went away
+                499, which nobody reads, where the client went away. The Open Inference Protocol's servers and clients know 400 for
+                whatever is wrong with a request, so its routes answer that where ours answer 422
 Incompatible    409 the version of the token is gone; the answer names the current one
 Unavailable     429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
 anything else   500 with an id that is also in the log; the server goes on
@@ -45,14 +46,14 @@ class WrongMethod(RejectedInput):
         self.allowed = allowed
 
 
-def status_of(error: Exception) -> int:
-    """The HTTP status of an error."""
+def status_of(error: Exception, in_open_inference: bool = False) -> int:
+    """The HTTP status of an error, on our own routes or on those of the Open Inference Protocol."""
     if not isinstance(error, AifError):
         return 500
     if error.code in _STATUS:
         return _STATUS[error.code]
     if isinstance(error, RejectedInput):
-        return 422
+        return 400 if in_open_inference else 422
     if isinstance(error, Unavailable):
         return 503
     return 409 if isinstance(error, Incompatible) else 500

@@ -37,8 +37,9 @@ def error_reply(error: Exception, path: str) -> Reply:
     answer, error_id = encode_error(error)
     if not isinstance(error, AifError):
         logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
-    allowed = error.allowed if isinstance(error, WrongMethod) else ()
-    return _encode_error(status_of(error), answer.code, answer.message, answer.retry_after_s, allowed, path.startswith(_OPEN_INFERENCE))
+    allowed, in_open_inference = error.allowed if isinstance(error, WrongMethod) else (), path.startswith(_OPEN_INFERENCE)
+    status = status_of(error, in_open_inference)
+    return _encode_error(status, answer.code, answer.message, answer.retry_after_s, allowed, in_open_inference)
 
 
 @functools.lru_cache(maxsize=8)  # in a flood hundreds of clients get the same answer

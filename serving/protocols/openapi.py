@@ -51,6 +51,10 @@ _ERRORS: Mapping[str, str] = {
     "503": "Nothing can answer now; see Retry-After.",
     "504": "The request's deadline has passed.",
 }
+_INFER_ERRORS: Mapping[str, str] = {
+    **{status: text for status, text in _ERRORS.items() if status != "422"},
+    "400": "Something is wrong with the request; the message says what.",
+}
 _TENSOR: Mapping[str, Any] = {
     "type": "object",
     "required": ["name", "datatype", "shape"],
@@ -90,22 +94,22 @@ def openapi_document() -> Mapping[str, Any]:
 
 def _call_paths() -> Mapping[str, Any]:
     calls = {path: (about, _json_of(request.__name__), _json_of(answer.__name__)) for path, (request, answer, about) in _CALLS.items()}
-    return {path: {"post": _post(*call, "ErrorAnswer")} for path, call in calls.items()}
+    return {path: {"post": _post(*call, "ErrorAnswer", _ERRORS)} for path, call in calls.items()}
 
 
 def _infer_paths() -> Mapping[str, Any]:
     about = "Open Inference Protocol: rank, with tensors as JSON or as raw bytes behind it (header Inference-Header-Content-Length)."
     asked, answered = ({**_json_of(name), "application/octet-stream": {}} for name in ("InferRequest", "InferAnswer"))
-    pinned = {**_post(f"{about} On one version.", asked, answered, "InferError"), "parameters": [_VERSION]}
+    pinned = {**_post(f"{about} On one version.", asked, answered, "InferError", _INFER_ERRORS), "parameters": [_VERSION]}
     return {
-        "/v2/models/prerank/infer": {"post": _post(about, asked, answered, "InferError")},
+        "/v2/models/prerank/infer": {"post": _post(about, asked, answered, "InferError", _INFER_ERRORS)},
         "/v2/models/prerank/versions/{version}/infer": {"post": pinned},
     }
 
 
-def _post(about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str) -> Mapping[str, Any]:
-    """`request` and `answer`: their content, by its type; `error`: the name of a schema."""
-    failed = {status: {"description": text, "content": _json_of(error)} for status, text in _ERRORS.items()}
+def _post(about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str, errors: Mapping[str, str]) -> Mapping[str, Any]:
+    """`request` and `answer`: their content, by its type; `error`: the name of a schema, `errors`: what each status means."""
+    failed = {status: {"description": text, "content": _json_of(error)} for status, text in errors.items()}
     return {
         "summary": about,
         "requestBody": {"required": True, "content": request},

@@ -46,8 +46,8 @@ def test_every_refusal_has_a_status_and_the_fields_that_the_document_tells(path:
             schema = document["components"]["schemas"][told["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]]
             assert set(schema["required"]) <= answer.json().keys() <= schema["properties"].keys(), answer.text
             seen.add(answer.status_code)
-    assert seen == {400, 413, 415, 422, 431}
-    assert {str(status) for status in STATUS.values()} - {"499"} <= document["paths"][path]["post"]["responses"].keys()
+    assert seen == {400, 413, 415, 431} | ({422} if path == PRERANK else set())
+    assert {str(status) for status in (*seen, *STATUS.values())} - {"499"} <= document["paths"][path]["post"]["responses"].keys()
 
 
 def test_tensors_as_raw_bytes_are_told_too() -> None:
@@ -64,4 +64,5 @@ def test_the_server_has_every_route_of_the_document_and_serves_it(method: str) -
         for path, operations in openapi_document()["paths"].items():
             if method in operations:
                 answer = client.request(method, path.replace("{version}", "7"), content=b"{}" if method == "post" else None)
-                assert answer.status_code == (422 if method == "post" else 200), (path, answer.text)
+                wrong = 400 if path.startswith("/v2") else 422
+                assert answer.status_code == (wrong if method == "post" else 200), (path, answer.text)

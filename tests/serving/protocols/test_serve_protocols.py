@@ -109,7 +109,7 @@ def test_curl_is_enough(running: Running) -> None:
     status, stats = curl(running, "/v2/models/prerank/versions/5/stats")
     assert status == 200 and stats["model_stats"][0]["inference_count"] >= 1
     status, error = curl(running, "/v2/models/prerank/infer", {"inputs": tensors[:1]})
-    assert status == 422 and error["error"].startswith("bad_request: input 'item_ids' is missing")
+    assert status == 400 and error["error"].startswith("bad_request: input 'item_ids' is missing")
     status, document = curl(running, "/openapi.json")
     assert status == 200 and "/v1/rank" in document["paths"]
 

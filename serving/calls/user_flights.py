@@ -1,6 +1,7 @@
 """Single flight: each user half (user, version, history) is computed at most once at a time, and every request that needs it waits for that one.
 
-Here: who waits, and cancelling the work when nobody waits any more. Not here: computing (engine), keeping (state_pool.py).
+Here: who waits, and cancelling the work when nobody waits any more. Work that has begun is never cancelled: it costs the same whether somebody waits or
+not, and call 2 may still come for its state. Not here: computing (engine), keeping (state_pool.py).
 Everything runs in the server's event loop.
 """
 
@@ -20,8 +21,10 @@ FlightKey = tuple[StateKey, HistoryOffsets | None]
 
 @dataclass
 class Flight:
-    """One user half being computed; `due_s`: when it should be done, on the monotonic clock."""
+    """One user half being computed. `work`: the engine's future; `shared`: the same in the event loop; `due_s`: when it should be done, on the monotonic
+    clock."""
 
+    work: "Future[UserResult]"
     shared: "asyncio.Future[UserResult]"
     due_s: float
     waiters: int = field(default=0)
@@ -35,8 +38,8 @@ class Flight:
             raise deadline.passed("the engine did not answer") from error
         finally:
             self.waiters -= 1
-            if not self.waiters:
-                self.shared.cancel()
+            if not self.waiters and self.work.cancel():
+                self.shared.cancel()  # the work's cancellation would do it too, but one turn of the event loop later
 
 
 class Flights:
@@ -59,7 +62,8 @@ class Flights:
         if flight is not None and not flight.shared.cancelled():  # a cancelled one is still listed until the event loop's next turn
             self.joined += 1
             return flight
-        flight = Flight(asyncio.wrap_future(start()), time.monotonic() + expected_ms / 1000)
+        work = start()
+        flight = Flight(work, asyncio.wrap_future(work), time.monotonic() + expected_ms / 1000)
         self._flights[key] = flight
         flight.shared.add_done_callback(lambda done: self._end(key, done, landed))
         return flight

@@ -95,8 +95,12 @@ class GrpcApi:
                     encoded = await answer(await self._read_message(context, name), context, received_s)
                 except Exception as error:
                     failure, status = error, grpc_status(error).name
-            took_s = time.monotonic() - received_s
-            asyncio.get_running_loop().call_soon(self._record, name, status, took_s, len(encoded))  # when the answer is on its way
+                except asyncio.CancelledError:  # the client cancelled the call, or went away
+                    status = grpc.StatusCode.CANCELLED.name
+                    raise
+                finally:
+                    took_s = time.monotonic() - received_s
+                    asyncio.get_running_loop().call_soon(self._record, name, status, took_s, len(encoded))  # when the answer is on its way
             if failure is not None:
                 await abort(context, failure, name)
             return encoded

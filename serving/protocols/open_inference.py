@@ -11,6 +11,7 @@ A request that names a version is pinned to it. A version that is not resident i
 Source: KServe, Open Inference Protocol v2; statistics and timeout: Triton's extensions.
 """
 
+import asyncio
 import importlib.metadata
 import json
 import time
@@ -131,7 +132,7 @@ class OpenInference:
             ranked = await calls.rank.rank(request, deadline)
             counted = str(ranked.result.token.version)
             encoded = encode_ranked(call, ranked, deadline, calls.id_kind)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # the latter where the client went away
             self._count(counted or self._current(), received_s, failed=True)
             raise
         self._count(counted, received_s)

@@ -7,10 +7,12 @@ from concurrent.futures import Future
 import pytest
 
 from schemas.errors import Unavailable
+from schemas.token import VersionToken
 from serving.calls.deadline import Deadline
 from serving.calls.state_pool import StateKey
 from serving.calls.user_flights import Flight, Flights
 from serving.engine.work import UserResult
+from tests.serving.fake_engine import FakeState
 
 KEY = (StateKey(1, 7, None), (0, 0))
 
@@ -46,5 +48,22 @@ def test_a_flight_that_its_last_waiter_gave_up_is_joined_by_nobody() -> None:
         second.shared.cancel()
         await asyncio.sleep(0)
         assert not flights._flights
+
+    asyncio.run(run())
+
+
+def test_a_flight_that_has_begun_is_kept_though_its_last_waiter_gave_it_up() -> None:
+    async def run() -> None:
+        flights, started, landed = Flights(), Started(), list[object]()
+        flight = flights.join_or_start(KEY, started.start, 1.0, landed.append)
+        [work] = started.futures
+        work.set_running_or_notify_cancel()
+        with pytest.raises(Unavailable, match="deadline"):
+            await flight.wait(Deadline(time.monotonic(), 20))
+        assert flights.find(KEY[0]) is flight, "call 2 may still wait for it"
+        work.set_result(UserResult(VersionToken(7, 0, "0" * 8), FakeState(7, 10, 0, 0, True)))
+        await asyncio.wait_for(flight.shared, 10)
+        await asyncio.sleep(0)
+        assert landed == [FakeState(7, 10, 0, 0, True)]
 
     asyncio.run(run())

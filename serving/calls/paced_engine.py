@@ -54,6 +54,7 @@ class PacedEngine:
         self._beside: dict[Future[Any], tuple[Job, float]] = {}  # long user halves: (job, predicted ms)
         self._beside_began_s = 0.0
         self._closed, self._closed_until_s = Refusal("", 0.0), 0.0  # the refusal that every request gets until then
+        self._ended = 0  # pieces of work so far
         self._turned_away = 0  # refused requests that `offered` does not include yet
         self._refused: dict[str, Counter] = {}  # by reason
         self.costs, self.offered = Costs(), Offered()
@@ -121,12 +122,14 @@ class PacedEngine:
         now_s = self._clock()
         if now_s < self._closed_until_s:
             self._refuse(self._closed, "queue")
-        load = self.load()
+        load, ended = self.load(), self._ended
         refusal = decide_queue(self.costs, self.queue_ms(), self._work_max, load)
         if refusal is not None and len(self._waiting) > 1:
             self._withdraw_beyond(queue_ms_max(self.costs, self._work_max, load), load)
         elif refusal is not None:  # there is no waiting work to withdraw
-            self._closed, self._closed_until_s = refusal, now_s + refusal.holds_ms / 1000
+            with self._lock:
+                if self._ended == ended:  # else a place became free meanwhile, and nobody would take it until the refusal no longer holds
+                    self._closed, self._closed_until_s = refusal, now_s + refusal.holds_ms / 1000
         self._refuse(refusal, "queue")
 
     def check_work(self, work_ms: float, left_s: float) -> None:
@@ -207,7 +210,7 @@ class PacedEngine:
         with self._lock:
             jobs, predicted = self._waiting.pop(future)
             self._waiting_ms = self._waiting_ms - predicted if self._waiting else 0.0
-            self._closed_until_s = 0.0
+            self._ended, self._closed_until_s = self._ended + 1, 0.0
             if future.cancelled():
                 return
             if future.exception() is None:

@@ -135,6 +135,23 @@ def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> 
     assert told() is None, "and when work has ended at once"
 
 
+def test_a_refusal_that_was_found_while_work_ended_is_told_to_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work ends in the engine's thread, at any instruction of the event loop's."""
+    paced = PacedEngine(FakeEngine(stuck=True), Metrics(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    paced.costs, paced.offered = Costs({("rank", 1): 30.0}, 10.0), Offered(10.0, 0.0)
+    work, find_queue_ms = paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False))), paced.queue_ms
+
+    def end_work_meanwhile() -> float:
+        queue_ms = find_queue_ms()
+        work.cancel()
+        return queue_ms
+
+    monkeypatch.setattr(paced, "queue_ms", end_work_meanwhile)
+    with pytest.raises(Unavailable, match="overloaded"):
+        paced.check_queue()
+    paced.check_queue()
+
+
 def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal() -> None:
     with open_front(FakeEngine(stuck=True)) as front, connect(front) as first, connect(front) as second, connect(front) as third:
         front.paced.costs = Costs({("user", 0): 1e4, ("rank", 2): 1e4}, 1e4)

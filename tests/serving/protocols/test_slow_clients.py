@@ -136,13 +136,16 @@ def leave_grpc(front: Front, asked: Callable[[], None]) -> None:
         call.cancel()
 
 
-@pytest.mark.parametrize("leave", [leave_http, leave_grpc])
-def test_what_a_client_asked_for_that_goes_away_is_not_computed(leave: Callable[[Front, Callable[[], None]], None]) -> None:
+@pytest.mark.parametrize(("leave", "counted"), [(leave_http, ("/v1/prerank", "499")), (leave_grpc, ("grpc ModelInfer", "CANCELLED"))])
+def test_what_a_client_asked_for_that_goes_away_is_not_computed_and_counted(
+    leave: Callable[[Front, Callable[[], None]], None], counted: tuple[str, str]
+) -> None:
     engine = HoldingEngine()
     with open_front(engine, settings=ServeSection(port=0, deadline_ms=60_000)) as front:
         leave(front, lambda: wait_until(lambda: len(engine.held) == 1, 20, "the work to be in the engine's queue"))
         wait_until(engine.held[0].cancelled, 20, "the work to be given up")
         wait_until(lambda: front.in_work() == 0, 20, "nothing to be in work")
+        wait_until(lambda: front.metrics.counter("requests").labels(*counted)._value.get() == 1, 20, "it to be counted")
 
 
 def watches_in_memory() -> int:

@@ -44,11 +44,11 @@ def bench_rank(
 
 def bench_overload(
     seconds: Annotated[float, typer.Option(min=1, help="Of each turn.")] = 10.0,
-    turns: Annotated[int, typer.Option(min=1, help="Of steady and of overload, alternating.")] = 2,
+    turns: Annotated[int, typer.Option(min=1, help="Of steady and of overload, alternating.")] = 8,
     candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
     as_json: AsJson = False,
 ) -> None:
-    """Ten times the load a server carries against 80% of it: admitted_p99_ratio, refused_p99_ms, rss_growth_mb."""
+    """Ten times the load a server carries against 80% of it: admitted_p99_ratio with its interval, refused_p99_ms, rss_growth_mb. Three minutes."""
     from serving.bench.overload import OverloadPlan, measure_overload
 
     print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)

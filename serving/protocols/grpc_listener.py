@@ -7,6 +7,7 @@ take the files that the process may open, and with them the HTTP port. A client'
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ _LOST_MAX = 1_000  # some 30 KB each
 _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
 _CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
+_LIBRARY_LOGGER, _NOT_SENT = "grpc._cython.cygrpc", "ExecuteBatchError raised in core"
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
     ("grpc.max_send_message_length", BODY_BYTES_MAX),
@@ -59,6 +61,7 @@ class GrpcListener:
 
     async def open(self) -> None:
         """From now on calls are answered."""
+        logging.getLogger(_LIBRARY_LOGGER).addFilter(is_worth_a_line)
         await self.show_ready(False)
         await self._start()
         self._watch = asyncio.create_task(self._keep_open())
@@ -129,6 +132,11 @@ class GrpcListener:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, POOL)
         server.add_generic_rpc_handlers((_OtherMethods(self._front, f"{SERVICE} has {', '.join(handlers)}; {NOT_HERE}"),))  # asked last
         return server, _bind(server, self._host, port, self._tls)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a line of the library is logged. It writes a stack trace at level error for each answer whose client went away, as many as clients like."""
+    return not record.getMessage().startswith(_NOT_SENT)
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):

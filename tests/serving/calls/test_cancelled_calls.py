@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infra.metrics import Metrics
-from schemas.errors import AifError, Unavailable
+from schemas.errors import AifError
 from schemas.ids import IdKind
 from schemas.requests import AtLeast, RankRequest, UserRequest
 from schemas.token import VersionToken
@@ -213,10 +213,3 @@ def test_a_call_that_is_cancelled_at_any_await_leaves_nothing(name: str, begins:
         reached += 1
         assert reached < TURNS_MAX
     assert reached > 0, "the call never waited"
-
-
-def test_work_whose_deadline_passed_before_anybody_waited_for_it_is_not_computed() -> None:
-    work: Future[None] = Future()
-    with pytest.raises(Unavailable, match="deadline_passed"):
-        asyncio.run(Deadline(time.monotonic() - 1, 500).wait_for(work))
-    assert work.cancelled()

@@ -3,8 +3,10 @@
 import contextlib
 import gc
 import json
+import logging
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ import httpx
 import pytest
 
 from infra.processes import wait_until
-from serving.protocols import grpc_api
+from serving.protocols import grpc_api, grpc_listener
 from serving.protocols.client_watch import ClientWatch
 from serving.settings import ServeSection
 from tests.serving.calls.test_refusal import open_overloaded
@@ -146,6 +148,40 @@ def test_what_a_client_asked_for_that_goes_away_is_not_computed_and_counted(
         wait_until(engine.held[0].cancelled, 20, "the work to be given up")
         wait_until(lambda: front.in_work() == 0, 20, "nothing to be in work")
         wait_until(lambda: front.metrics.counter("requests").labels(*counted)._value.get() == 1, 20, "it to be counted")
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def call_without_reading() -> bytes:
+    """An inference over gRPC by a client that grants no byte of room for its answer."""
+    path, message = METHOD.encode() + b"ModelInfer", infer_message()
+    fields = b"\x83\x86\x04%c%s\x01\x01a" % (len(path), path)  # POST, http, path, authority
+    for name, value in ((b"content-type", b"application/grpc"), (b"te", b"trailers")):
+        fields += b"\x00%c%s%c%s" % (len(name), name, len(value), value)
+    settings = struct.pack(">HI", 4, 0)  # initial window size
+    body = b"\x00" + struct.pack(">I", len(message)) + message
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, settings) + frame(1, 4, 1, fields) + frame(0, 1, 1, body)
+
+
+def test_a_client_that_leaves_without_reading_its_answer_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, judge = list[bool](), grpc_listener.is_worth_a_line
+    monkeypatch.setattr(logging.getLogger("grpc._cython.cygrpc"), "filters", [])  # those of listeners that were opened before
+    monkeypatch.setattr(grpc_listener, "is_worth_a_line", lambda record: judged.append(judge(record)) or judged[-1])
+    with open_front(FakeEngine()) as front:
+        host, _, port = front.grpc.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(call_without_reading())
+            answered = front.metrics.counter("requests").labels("grpc ModelInfer", "OK")._value
+            wait_until(lambda: answered.get() == 1, 20, "the answer to be on its way")
+        wait_until(lambda: judged, 20, "the library to tell that nobody took it")
+        assert judged == [False] and not caplog.records
+        with grpc.insecure_channel(front.grpc) as channel:
+            assert channel.unary_unary(METHOD + "ModelInfer")(infer_message(), timeout=20)
 
 
 def watches_in_memory() -> int:

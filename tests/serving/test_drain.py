@@ -35,7 +35,7 @@ def test_requests_in_work_are_answered_while_the_port_takes_no_more() -> None:
 
 def test_a_server_that_will_end_closes_each_connection_with_its_answer() -> None:
     """So that a client's pool sends its next request on a new connection, to another server, and not on one that is about to be closed."""
-    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url) as client:
+    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client:
         body, stream = {"user_id": 1, "item_ids": [1]}, "network_stream"
         first, second = client.post("/v1/rank", json=body), client.post("/v1/rank", json=body)
         assert "connection" not in second.headers and first.extensions[stream] is second.extensions[stream]

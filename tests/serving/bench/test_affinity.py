@@ -3,21 +3,36 @@
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from infra.bench.load import FAILED, OK, REFUSED
-from serving.bench import overload
+from schemas.ids import Id
+from serving.bench import affinity, overload
 from serving.bench.affinity import AffinityPlan, load_and_lose, moved_shares
 from serving.bench.overload import BenchServer
+from serving.merger.merger import Merger, Retrieve
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
 
 
-def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else() -> None:
-    plan = AffinityPlan(users=12, rate_per_s=60.0, seconds=0.5, retrieval_ms=150.0)  # call 1 is there before call 2, on a busy machine too
+class PatientMerger(Merger):
+    """Its retrieval takes at least until call 1 is answered, on a busy machine too."""
+
+    def __init__(self, urls: Sequence[str], partitions: int, retrieve: Retrieve) -> None:
+        async def retrieve_after_call_one(user: Id) -> Sequence[Id]:
+            await asyncio.gather(*self._calls, return_exceptions=True)
+            return await retrieve(user)
+
+        super().__init__(urls, partitions, retrieve_after_call_one)
+
+
+def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "Merger", PatientMerger)
+    plan = AffinityPlan(users=12, rate_per_s=60.0, seconds=0.5, retrieval_ms=1.0)
     with contextlib.ExitStack() as rest:
         stacks = {}
         for _ in range(3):

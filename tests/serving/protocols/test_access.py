@@ -66,11 +66,11 @@ def inputs(module: Any) -> list[Any]:
 def test_a_request_without_the_token_is_refused_and_a_probe_is_not(guarded: Front, header: str | None) -> None:
     headers = {} if header is None else {"authorization": header.encode()}
     for method, path in (("POST", "/v1/rank"), ("GET", "/v1/status"), ("GET", "/metrics"), ("GET", "/v2/models/prerank"), ("GET", "/none")):
-        answer = httpx.request(method, guarded.url + path, headers=headers)
+        answer = httpx.request(method, guarded.url + path, headers=headers, timeout=60)
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized"), path
         assert answer.headers["www-authenticate"] == "Bearer" and TOKEN not in answer.text
     for path in ("/v2/health/live", "/v2/health/ready"):
-        assert httpx.get(guarded.url + path, headers=headers).status_code == 200
+        assert httpx.get(guarded.url + path, headers=headers, timeout=60).status_code == 200
 
 
 def test_the_token_opens_every_client(guarded: Front) -> None:
@@ -92,7 +92,7 @@ def test_a_refused_call_is_counted_and_logged_on_both_ports(caplog: pytest.LogCa
     settings = ServeSection(port=0, token=SecretStr(TOKEN), access_log=True)
     with capture_logs() as lines, open_front(FakeEngine(), settings=settings) as front:
         for headers in ({}, {"authorization": "Bearer wrong"}):
-            httpx.post(front.url + "/v1/rank", headers=headers)
+            httpx.post(front.url + "/v1/rank", headers=headers, timeout=60)
             with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException):
                 client.infer("prerank", inputs(triton_grpc), headers=headers)
         with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException, match="no_such_method"):

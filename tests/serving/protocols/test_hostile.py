@@ -64,7 +64,7 @@ def front() -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def client(front: Front) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=front.url, timeout=20) as opened:
+    with httpx.Client(base_url=front.url, timeout=60) as opened:
         yield opened
 
 
@@ -189,11 +189,11 @@ def test_any_method_on_any_path_is_answered(client: httpx.Client, method: str, p
 def exchange(front: Front, sent: bytes, half_close: bool = False) -> bytes:
     """What comes back first for raw bytes, after which the client may close its side."""
     parts = urlsplit(front.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=5) as raw:
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as raw:
         raw.sendall(sent)
         if half_close:
             raw.shutdown(socket.SHUT_WR)
-        raw.settimeout(15)
+        raw.settimeout(60)
         try:
             return raw.recv(65_536)
         except ConnectionResetError:
@@ -241,7 +241,7 @@ def test_connections_that_say_nothing_or_never_read_do_not_shut_out_the_others()
         with contextlib.suppress(BlockingIOError):
             while True:
                 unread.send(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 100)
-        assert httpx.get(front.url + "/v2/health/live", timeout=5).status_code == 200
+        assert httpx.get(front.url + "/v2/health/live", timeout=60).status_code == 200
         assert parts.port is not None
         for port in (parts.port, grpc_port):
             wait_until(lambda port=port: open_connections(port) == 0, 30, f"silent connections to port {port} to be closed")  # type: ignore[misc]
@@ -249,7 +249,7 @@ def test_connections_that_say_nothing_or_never_read_do_not_shut_out_the_others()
 
 def ask(channel: grpc.Channel, method: str, raw: bytes, **options: Any) -> grpc.StatusCode:
     """The status of one call; a refusal must say why."""
-    call = channel.unary_unary(METHOD + method).future(raw, timeout=20, **options)
+    call = channel.unary_unary(METHOD + method).future(raw, timeout=60, **options)
     code = call.code()
     assert code is grpc.StatusCode.OK or call.details() or code is grpc.StatusCode.RESOURCE_EXHAUSTED, call
     return code
@@ -293,7 +293,7 @@ def test_bytes_that_are_not_grpc_leave_the_port_up(front: Front, channel: grpc.C
     host, _, port = front.grpc.rpartition(":")
     rng = np.random.default_rng(3)
     for start in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01"):
-        with socket.create_connection((host, int(port)), timeout=5) as raw:
+        with socket.create_connection((host, int(port)), timeout=60) as raw:
             raw.sendall(start + rng.bytes(2_000))
     assert ask(channel, "ModelInfer", infer_message()) is grpc.StatusCode.OK
 
@@ -320,7 +320,7 @@ def send_method_that_is_no_text(address: str) -> None:
     headers = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in (fields | {b"te": b"trailers"}).items()
     )
-    with socket.create_connection((host, int(port)), timeout=20) as raw:
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
         raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 5, 1, headers))
         with contextlib.suppress(ConnectionError):
             while (part := raw.recv(65_536)) and b"grpc-" not in part:  # the library's last word: its port is gone

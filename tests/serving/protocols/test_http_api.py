@@ -4,6 +4,7 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,6 +17,8 @@ from serving.settings import ServeSection
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
+WAIT_S = 60.0
+get, post, request = (partial(call, timeout=WAIT_S) for call in (httpx.get, httpx.post, httpx.request))
 PRERANK, RANK, USER = "/v1/prerank", "/v1/rank", "/v1/user"
 MILLION = b'{"user_id":1,"item_ids":[' + b",".join(b"%d" % i for i in range(1_000_000)) + b"]}"
 LARGER = MILLION.replace(b",", b",  ")
@@ -102,11 +105,11 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("route", "raw", "status", "code", "named"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_a_wrong_body_is_refused_with_its_reason(front: Front, route: str, raw: bytes, status: int, code: str, named: str) -> None:
-    answer = httpx.post(front.url + route, content=raw, timeout=30)
+    answer = post(front.url + route, content=raw)
     error = answer.json()
     assert (answer.status_code, error["code"]) == (status, code), error
     assert named in error["message"], error
-    assert httpx.post(front.url + PRERANK, content=body()).status_code == 200, "the server must stay"
+    assert post(front.url + PRERANK, content=body()).status_code == 200, "the server must stay"
 
 
 def test_a_body_without_a_declared_length_is_cut_at_the_same_bound(front: Front) -> None:
@@ -114,7 +117,7 @@ def test_a_body_without_a_declared_length_is_cut_at_the_same_bound(front: Front)
         for _ in range(BODY_BYTES_MAX // 65_536 + 20):
             yield b" " * 65_536
 
-    answer = httpx.post(front.url + PRERANK, content=chunks(), timeout=30)
+    answer = post(front.url + PRERANK, content=chunks())
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
 
 
@@ -130,13 +133,13 @@ def test_a_body_without_a_declared_length_is_cut_at_the_same_bound(front: Front)
     ],
 )
 def test_other_routes_and_methods_are_named(front: Front, method: str, path: str, status: int, code: str, allow: str | None) -> None:
-    answer = httpx.request(method, front.url + path)
+    answer = request(method, front.url + path)
     assert (answer.status_code, answer.json()["code"], answer.headers.get("allow")) == (status, code, allow)
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v1/status", "/v2/models/prerank"])
 def test_a_probe_with_head_gets_the_head_of_the_answer_to_get(front: Front, path: str) -> None:
-    with httpx.Client(base_url=front.url) as client:
+    with httpx.Client(base_url=front.url, timeout=WAIT_S) as client:
         whole, head, after = client.get(path), client.head(path), client.get(path)
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", whole.headers["content-length"])
     assert after.content == whole.content, "the connection goes on"
@@ -144,25 +147,25 @@ def test_a_probe_with_head_gets_the_head_of_the_answer_to_get(front: Front, path
 
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "1.5", "60001", "9" * 40, "", "0000000010000000", "000000001" + "0" * 5_000])
 def test_a_deadline_header_that_is_no_number_of_milliseconds_is_refused(front: Front, value: str) -> None:
-    answer = httpx.post(front.url + PRERANK, content=body(), headers={"x-aif-deadline-ms": value})
+    answer = post(front.url + PRERANK, content=body(), headers={"x-aif-deadline-ms": value})
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_deadline")
 
 
 def test_bytes_that_are_not_http_leave_the_server_up(front: Front) -> None:
     parts = urlsplit(front.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=5) as raw:
+    with socket.create_connection((parts.hostname, parts.port), timeout=WAIT_S) as raw:
         raw.sendall(b"\x16\x03\x01\x00\xa5\x01\x00" * 40 + b"\r\n\r\n")
-        raw.settimeout(5)
+        raw.settimeout(WAIT_S)
         raw.recv(1024)
-    assert httpx.get(front.url + "/v2/health/live").status_code == 200
+    assert get(front.url + "/v2/health/live").status_code == 200
 
 
 def test_past_the_deadline_the_answer_is_504() -> None:
     with open_front(FakeEngine(stuck=True)) as front:
-        answer = httpx.post(front.url + PRERANK, content=body(deadline_ms=30))
+        answer = post(front.url + PRERANK, content=body(deadline_ms=30))
         assert (answer.status_code, answer.json()["code"]) == (504, "deadline_passed")
         assert "30 ms" in answer.json()["message"]
-        answer = httpx.post(front.url + USER, content=b'{"user_id":1}', headers={"x-aif-deadline-ms": "20"})
+        answer = post(front.url + USER, content=b'{"user_id":1}', headers={"x-aif-deadline-ms": "20"})
         assert answer.status_code == 504 and "20 ms" in answer.json()["message"]
 
 
@@ -177,18 +180,18 @@ def test_past_the_deadline_the_answer_is_504() -> None:
 )
 def test_an_error_of_the_engine_has_its_status(error: Exception, status: int, code: str) -> None:
     with open_front(FakeEngine(error=error)) as front:
-        answer = httpx.post(front.url + USER, content=b'{"user_id":1}')
+        answer = post(front.url + USER, content=b'{"user_id":1}')
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert ("retry-after" in answer.headers) == (status in (429, 503))
         assert "secret" not in answer.text
-        assert httpx.get(front.url + "/v2/health/live").status_code == 200
+        assert get(front.url + "/v2/health/live").status_code == 200
 
 
 def test_more_requests_than_the_bound_are_refused_at_once() -> None:
     with open_front(FakeEngine(stuck=True), settings=ServeSection(port=0, requests_max=1)) as front:
         parts = urlsplit(front.url)
         waiting = socket.create_connection((parts.hostname, parts.port))  # one request that is never answered
-        with httpx.Client(base_url=front.url) as client, waiting:
+        with httpx.Client(base_url=front.url, timeout=WAIT_S) as client, waiting:
             whole = body(deadline_ms=60_000)
             waiting.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(whole) + whole)
             statuses = {client.post(PRERANK, content=body(deadline_ms=50)).status_code for _ in range(50)}
@@ -198,18 +201,18 @@ def test_more_requests_than_the_bound_are_refused_at_once() -> None:
 def test_without_an_index_the_server_is_alive_and_says_what_is_missing() -> None:
     with open_front(FakeEngine(), index=False) as front:
         front.ready = (False, "no version is live yet")
-        assert httpx.get(front.url + "/v2/health/live").status_code == 200
-        ready = httpx.get(front.url + "/v2/health/ready")
+        assert get(front.url + "/v2/health/live").status_code == 200
+        ready = get(front.url + "/v2/health/ready")
         assert (ready.status_code, ready.json()) == (503, {"ready": False, "reason": "no version is live yet"})
-        answer = httpx.post(front.url + PRERANK, content=body())
+        answer = post(front.url + PRERANK, content=body())
         assert (answer.status_code, answer.json()["code"]) == (503, "no_index") and "aif worker" in answer.json()["message"]
 
 
 def test_the_metrics_page_counts_what_was_answered() -> None:
     with open_front(FakeEngine()) as front:
         for raw in (body(item_ids=[1, 2, 2, 5000]), body(item_ids=[1]), b"no"):
-            httpx.post(front.url + PRERANK, content=raw)
-        page = httpx.get(front.url + "/metrics").text
+            post(front.url + PRERANK, content=raw)
+        page = get(front.url + "/metrics").text
         assert 'aif_requests_total{route="/v1/prerank",status="200"} 2.0' in page
         assert 'aif_requests_total{route="/v1/prerank",status="400"} 1.0' in page
         assert "aif_candidates_total 4.0" in page and "aif_candidates_unknown_total 1.0" in page
@@ -228,5 +231,5 @@ def test_a_port_that_somebody_uses_is_refused_with_the_next_step() -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "GZip", "x-gzip", "identity", "Identity"])
 def test_the_names_of_encodings_have_no_case_and_identity_is_none(front: Front, encoding: str) -> None:
     packed = gzip.compress(body()) if "gzip" in encoding.lower() else body()
-    answer = httpx.post(front.url + PRERANK, content=packed, headers={"content-encoding": encoding})
+    answer = post(front.url + PRERANK, content=packed, headers={"content-encoding": encoding})
     assert answer.status_code == 200, answer.text

@@ -32,7 +32,7 @@ PRERANK, INFER = "/v1/prerank", "/v2/models/prerank/infer"
 @pytest.mark.parametrize("path", [PRERANK, INFER])
 def test_every_refusal_has_a_status_and_the_fields_that_the_document_tells(path: str) -> None:
     document, seen = openapi_document(), set[int]()
-    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url) as client:
+    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client:
         for content, headers in (
             (b"{", {}),
             (b"{}", {}),
@@ -59,7 +59,7 @@ def test_tensors_as_raw_bytes_are_told_too() -> None:
 
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_the_server_has_every_route_of_the_document_and_serves_it(method: str) -> None:
-    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url) as client:
+    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client:
         assert client.get("/openapi.json").content == openapi_json()
         for path, operations in openapi_document()["paths"].items():
             if method in operations:

@@ -1,7 +1,7 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
 Here: the sentences, and what is found by counting: items without features, ids that differ, times of another unit, a file without order, clicks among the
-behaviours, requests without a contrast. Not here: whether a column tells the future (telling_features.py), numbers that read as categories
+behaviours, requests without a contrast. Not here: whether a column tells the future (telling_features.py, telling_context.py), numbers that read as categories
 (numbers_in_text.py), rows that are rejected (rejections.py).
 """
 
@@ -18,6 +18,7 @@ from infra.data.mapped_sources import MappedSources
 from infra.data.numbers_in_text import find_numbers_in_text
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.shown_impressions import ShownRows
+from infra.data.telling_context import find_telling_context
 from infra.data.telling_features import SUSPICIOUS, find_telling_features
 from schemas.features import Scope
 from schemas.ids import Id
@@ -49,7 +50,7 @@ def find_doubts(sources: MappedSources) -> list[str]:
         _find_no_contrast(sources),
     ]
     telling = (_describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items())
-    return [*(doubt for doubt in found if doubt is not None), *find_numbers_in_text(sources), *telling]
+    return [*(doubt for doubt in found if doubt is not None), *find_numbers_in_text(sources), *find_telling_context(sources), *telling]
 
 
 def _describe_telling(place: str, correlation: float) -> str:

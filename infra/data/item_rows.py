@@ -54,13 +54,13 @@ class ItemRows:
         return ((part.start, self.item_R[part], self.time_R[part]) for part in parts)
 
 
-def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds) -> ItemRows:
-    """The items of the section [items]. A row without an id, or with a time that cannot be read, is rejected."""
+def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds, known_after_ms: int = 0) -> ItemRows:
+    """The items of the section [items], a row with a time known so long after it. A row without an id, or with a time that cannot be read, is rejected."""
     places = IdPlaces(kind)
     schema = table.spool.schema
     for name in (_ITEM, _TIME, _CREATED):
         schema = schema.append(pa.field(name, pa.int64()))
-    spool = sort_into_spool(_usable_batches(table, schema, places), schema, [_TIME], bounds)
+    spool = sort_into_spool(_usable_batches(table, schema, places, known_after_ms), schema, [_TIME], bounds)
     item_R, created_R = spool.column(_ITEM), spool.column(_CREATED)
     created_I = np.full(len(places.places), np.iinfo(np.int64).max)
     kept_I = np.zeros(len(created_I), bool)
@@ -72,13 +72,13 @@ def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds) -> Ite
     return ItemRows(places.ids, table, spool, item_R, spool.column(_TIME), created_I)
 
 
-def _usable_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces) -> Iterator[pa.RecordBatch]:
+def _usable_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces, known_after_ms: int) -> Iterator[pa.RecordBatch]:
     """The rows that have an id, and a time where there are times, with item, time and creation, in file order."""
     for rows in table.blocks():
         time_R = read_times(rows, "time") if table.has("time") else np.zeros(len(rows), np.int64)
         rows.reject_cells(time_R < 0, "time", "time")
         timed = np.flatnonzero(time_R >= 0)
-        rows, time_R = rows.take(timed), time_R[timed]
+        rows, time_R = rows.take(timed), time_R[timed] + (known_after_ms if table.has("time") else 0)
         created_R = read_times(rows, "created") if table.has("created") else time_R if table.has("time") else np.full(len(rows), ALWAYS)
         if table.has("created"):
             rows.reject_cells(created_R < 0, "created", "time of creation, taken as always there")

@@ -71,8 +71,10 @@ class MappedSources:
 
     @cached_property
     def item_rows(self) -> ItemRows:
-        """The items' file by item."""
-        rows = read_item_rows(self.table(self.mapping.items), self.id_kind, self.bounds)
+        """The items' file by item. Beside impressions a row is known a millisecond after its time: one of the very time of an impression, out of the
+        same log, may hold what came of it."""
+        known_after_ms = int(self.mapping.impressions is not None)
+        rows = read_item_rows(self.table(self.mapping.items), self.id_kind, self.bounds, known_after_ms)
         if not rows.ids:
             raise self.reject("[items]", f"gives no item: no row of {self.mapping.items.file} counts and has an id")
         return rows

@@ -50,7 +50,7 @@ def find_telling_features(sources: MappedSources) -> dict[str, float]:
         noticeable = max(NOTICEABLE, _CHANCES / len(asked.rows) ** 0.5)
         for name in asked.names:
             values = [row.get(name) for row in asked.rows]
-            correlation = _strongest(values, asked.given_PN, asked.after_N)
+            correlation = strongest_correlation(values, asked.given_PN, asked.after_N)
             undated_number = asked.section != "item_history" and all(isinstance(value, float | None) for value in values)
             if abs(correlation) >= (min(SUSPICIOUS, noticeable) if undated_number else SUSPICIOUS):
                 found[f"[{asked.section}] features.{name}"] = round(correlation, 2)
@@ -132,8 +132,8 @@ def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tu
     return np.stack(counts)[:, places], places
 
 
-def _strongest(values: Sequence[Any], given_PN: np.ndarray, after_N: np.ndarray) -> float:
-    """Of a column as numbers, as categories and as cells that are there or not, the correlation that is farthest from 0."""
+def strongest_correlation(values: Sequence[Any], given_PN: np.ndarray, after_N: np.ndarray) -> float:
+    """The partial rank correlation with after_N of a column as numbers, as categories or as cells that are there or not: the one that is farthest from 0."""
     there = [value is not None for value in values]
     found = [category_correlation(there, after_N, given_PN)]
     if all(isinstance(value, float) for value in values if value is not None):

@@ -210,7 +210,7 @@ class VersionFollower:
 
     def _release(self, version: int, held: _Held) -> bool:
         """Gives a version's slot back. False if the slot is still in use."""
-        if not self._wait(self._engine.release(version, self._grace_s)):
+        if not wait_for_engine(self._engine.release(version, self._grace_s)):
             return False
         held.deltas.close()
         if self._held.get(version) is held:
@@ -247,7 +247,7 @@ class VersionFollower:
         logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, slot=slot, load_s=load_s, tiers_by=tiers_by)
         try:
             self._catch_up(held, check_positions(self._kafka, positions))
-            self._wait(self._engine.run(lambda: warm_up(held.resident)))
+            wait_for_engine(self._engine.run(lambda: warm_up(held.resident)))
         except AifError:
             self._discard(held, former)
             raise
@@ -284,14 +284,14 @@ class VersionFollower:
             wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions), source_ms, tiers_by=scorer.tiers_by
         )
         deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions)
-        self._wait(self._engine.admit(resident))
+        wait_for_engine(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)
         deltas.start()
         return held
 
     def _discard(self, held: _Held, former: _Held | None) -> None:
         """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other slot, which is held again."""
-        self._wait(self._engine.withdraw(held.resident))
+        wait_for_engine(self._engine.withdraw(held.resident))
         held.deltas.close()
         del self._held[held.resident.version]
         if former is not None:
@@ -308,15 +308,20 @@ class VersionFollower:
                 raise Unavailable("deltas_behind", f"version {held.resident.version} stands at {at} in index-deltas, wanted {ends}")
 
     def _flip(self, held: _Held) -> None:
-        self._wait(self._engine.install(held.resident))
+        wait_for_engine(self._engine.install(held.resident))
         self._counters["flips"] += 1
         logger.info("version_live", token=str(held.resident.token), rows=held.resident.tables.rows)
 
-    def _wait(self, future: "Future[T]") -> T:
-        try:
-            return future.result(ENGINE_S_MAX)
-        except FutureTimeoutError as error:
-            raise Unavailable("engine_busy", f"the engine did not answer in {ENGINE_S_MAX:g} s") from error
+
+def wait_for_engine(future: "Future[T]") -> T:
+    """What the engine answers. Raises Unavailable (`engine_busy`); then the engine will not do it later either, when nobody holds what it is about: a version
+    that it admitted so late would answer from a slot that is free to be written over."""
+    try:
+        return future.result(ENGINE_S_MAX)
+    except FutureTimeoutError as error:
+        if not future.cancel():  # it does it now
+            return future.result()
+        raise Unavailable("engine_busy", f"the engine did not answer in {ENGINE_S_MAX:g} s") from error
 
 
 def warm_up(resident: Resident) -> None:

@@ -3,7 +3,8 @@
 Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py).
 A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
 packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`: silent ones would
-take the files that the process may open, and with them the HTTP port. A client's library connects anew by itself.
+take the files that the process may open, and with them the HTTP port. A client's library connects anew by itself. A client that closes its sending side
+gets no answer, as over HTTP: the library ends the connection.
 """
 
 import asyncio

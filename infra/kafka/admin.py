@@ -124,6 +124,28 @@ def topic_ids(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -
     return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix, deadline_s=deadline_s).items()}
 
 
+def check_topic_id(bootstrap: str, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:
+    """Raises Incompatible (`other_topic`) unless `topic`, the whole name, has that id; Unavailable (`unknown_topic`, `kafka_unreachable`)."""
+    if (found := _Broker(bootstrap, deadline_s).id_of(topic)) != topic_id:
+        raise other_topic(topic, topic_id, found)
+
+
+def check_topic_ids(known: Mapping[str, str], found: Mapping[str, str], prefix: str) -> None:
+    """Raises Incompatible (`other_topic`) unless the topics that are there have the ids that are known. Names are without prefix."""
+    for topic, topic_id in known.items():
+        if found.get(topic, topic_id) != topic_id:
+            raise other_topic(prefix + topic, topic_id, found[topic])
+
+
+def other_topic(topic: str, known: str, found: str) -> Incompatible:
+    """The error for a topic that has another id than the one whose offsets are known."""
+    return Incompatible(
+        "other_topic",
+        f"{topic} has id {found or 'none'}, expected {known}: it was deleted and made again, or another cluster answers at this address; "
+        "use the broker and prefix that it was read from",
+    )
+
+
 def describe_index(
     bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
 ) -> Init:
@@ -207,6 +229,11 @@ class _Broker:
             name: FoundTopic(len(described[prefix + name].partitions), by_name[prefix + name], str(described[prefix + name].topic_id))
             for name in names
         }
+
+    def id_of(self, topic: str) -> str:
+        """Kafka's id of a topic."""
+        found = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._request_s))
+        return str(found[topic].topic_id)
 
     def offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         """Offset of every partition of a topic."""

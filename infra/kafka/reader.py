@@ -7,12 +7,14 @@ Invariants:
 - A bounded read ends exactly at its end offsets, also if the last of them are transaction markers or were compacted away: the end is a position, not a last
   record.
 - A record whose header names are not UTF-8 is read without its headers.
+- A follower that was told the topic's id gives no record of another topic of that name, be it one that was made again or that of another cluster at this
+  address: it asks for the id before the first record and again after each lost connection, without which neither can come.
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from types import TracebackType
@@ -20,7 +22,7 @@ from typing import Self, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from schemas.errors import AifError, Incompatible, Unavailable
 
 _BATCH_RECORDS = 1_000
@@ -63,33 +65,35 @@ class TopicFollower:
     """Follows partitions of one topic from given offsets, also over restarts of the broker. For one thread, which closes it.
 
     `positions`: the next offset of every partition. What is before it was given by `poll`, or is a marker, or was compacted away.
+    `topic_id`: Kafka's id of the topic in which the offsets mean something; "" if any topic of that name will do.
     """
 
-    def __init__(self, bootstrap: str, topic: str, positions: Mapping[int, int], *, prefix: str = "") -> None:
+    def __init__(self, bootstrap: str, topic: str, positions: Mapping[int, int], *, prefix: str = "", topic_id: str = "") -> None:
         self.topic = topic
         self.positions: dict[int, int] = dict(positions)
-        self._full_name = prefix + topic
+        self._bootstrap, self._full_name, self._topic_id = bootstrap, prefix + topic, topic_id
+        self._unsure = bool(topic_id)  # whether the cluster may be another than when the id was last compared
+        self._waiting: list[Message] = []  # for the answer
         self._heard = False  # whether the broker ever answered for one of the partitions
         self._missing_since: float | None = None
         self._error: AifError | None = None
-        self._consumer = _open_consumer(bootstrap)
+        self._consumer = _open_consumer(bootstrap, self._note_error)
         self._consumer.assign([TopicPartition(self._full_name, p, offset) for p, offset in positions.items()])
 
     def poll(self, records_max: int = _BATCH_RECORDS, timeout_s: float = 0.0) -> list[SourceRecord]:
         """At most `records_max` records. Returns as soon as there is one, and after `timeout_s` without any.
 
-        Raises Incompatible (`offset_gone`, `topic_gone`), Unavailable (`kafka_failed`) for what librdkafka cannot mend by itself.
+        Raises Incompatible (`other_topic`, `offset_gone`, `topic_gone`), Unavailable (`kafka_failed`) for what librdkafka cannot mend by itself.
         """
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            if not self._heard:
-                self._check_exists()
+        messages = self._waiting or self._fetch(records_max, timeout_s)
+        if messages and self._unsure and not self._is_same():
+            self._waiting = messages
             return []
-        rest = self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
-        return self._take_all((first, *rest))
+        self._waiting = []
+        return self._take_all(messages)
 
     def has_reached(self, offsets: Mapping[int, int]) -> bool:
         """Whether every partition of `offsets` was read up to there."""
@@ -110,6 +114,27 @@ class TopicFollower:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _fetch(self, records_max: int, timeout_s: float) -> list[Message]:
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            if not self._heard:
+                self._check_exists()
+            return []
+        return [first, *(self._consumer.consume(records_max - 1, 0) if records_max > 1 else [])]
+
+    def _note_error(self, _: KafkaError) -> None:
+        """Called by the client within `poll`, also at the end of each connection."""
+        self._unsure = bool(self._topic_id)
+
+    def _is_same(self) -> bool:
+        """False if nobody answers yet. Raises Incompatible (`other_topic`)."""
+        try:
+            check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=_POLL_S)
+        except Unavailable:
+            return False
+        self._unsure = False
+        return True
 
     def _take_all(self, messages: Iterable[Message]) -> list[SourceRecord]:
         """The records of some messages. An error that stands behind records is kept for the next poll: they count as given."""
@@ -204,7 +229,7 @@ def _plan_range(
     return begins, ends
 
 
-def _open_consumer(bootstrap: str) -> Consumer:
+def _open_consumer(bootstrap: str, on_error: Callable[[KafkaError], None]) -> Consumer:
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -219,6 +244,7 @@ def _open_consumer(bootstrap: str) -> Consumer:
             "reconnect.backoff.max.ms": 1_000,
             "queued.max.messages.kbytes": _QUEUE_KIB_MAX,
             "log_level": 2,
+            "error_cb": on_error,
         }
     )
 

@@ -11,10 +11,10 @@ every reader, and the view goes on after the gap and counts it.
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from infra.clock import Clock, SystemClock
-from infra.kafka.admin import end_offsets, start_offsets, topic_ids
+from infra.kafka.admin import check_topic_ids, end_offsets, start_offsets, topic_ids
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
@@ -33,7 +33,16 @@ _log = logging.getLogger("aif.serving.users")
 class UserFollower:
     """Follows user-features and user-behaviours in one thread. `last_error`: empty while it reads; `rebuilt_because`: why the view was built again."""
 
-    def __init__(self, bootstrap: str, prefix: str, store: UserStore, metrics: Metrics, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        prefix: str,
+        store: UserStore,
+        metrics: Metrics,
+        clock: Clock | None = None,
+        index_topic_ids: Mapping[str, str] | None = None,
+    ) -> None:
+        self._index_topic_ids = index_topic_ids or {}
         self._bootstrap, self._prefix, self._store, self._metrics = bootstrap, prefix, store, metrics
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
@@ -87,7 +96,7 @@ class UserFollower:
     def _mend(self, error: AifError) -> None:
         """Repairs what an error of the log or the disk requires, before the next attempt."""
         with contextlib.suppress(AifError):  # the next attempt fails in the same way and reports it
-            if error.code == "offset_gone":  # the log was cut while we were away
+            if error.code in ("offset_gone", "topic_gone", "other_topic"):  # the log was cut, or another one is there
                 self._log_at_start = None
             elif error.code in ("disk_full", "database_failed"):
                 self._store.reopen()
@@ -113,17 +122,19 @@ class UserFollower:
                     self._stopping.wait(_IDLE_POLL_S)
 
     def _check_log(self) -> dict[str, TopicRange]:
-        """The state of the log at the start. A view that does not fit to it is built again."""
+        """The state of the log at the start. A view that does not fit to it is built again; but not from another cluster than the index's, whose log the view
+        has not lost. Raises Incompatible (`other_topic`) there."""
         if self._log_at_start is None:
-            log = {topic: self._find_range(topic) for topic in VIEW_TOPICS}
+            ids = topic_ids(self._bootstrap, self._prefix)
+            check_topic_ids(self._index_topic_ids, ids, self._prefix)
+            log = {topic: self._find_range(topic, ids) for topic in VIEW_TOPICS}
             misfit = find_misfit(self._store.state, log, self._clock.now_ms())
             if misfit:
                 self._rebuild(misfit)
             self._log_at_start = log
         return self._log_at_start
 
-    def _find_range(self, topic: str) -> TopicRange:
-        ids = topic_ids(self._bootstrap, self._prefix)
+    def _find_range(self, topic: str, ids: Mapping[str, str]) -> TopicRange:
         if topic not in ids:
             raise Unavailable("no_topic", f"topic {self._prefix}{topic} does not exist; run `aif topics apply`")
         name = self._prefix + topic
@@ -138,7 +149,7 @@ class UserFollower:
     def _open(self, topic: str, found: TopicRange) -> TopicFollower:
         kept = self._store.state.next_offsets.get(topic, {})
         positions = {partition: kept.get(partition, start) for partition, start in found.starts.items()}
-        return TopicFollower(self._bootstrap, topic, positions, prefix=self._prefix)
+        return TopicFollower(self._bootstrap, topic, positions, prefix=self._prefix, topic_id=found.topic_id)
 
     def _step(self, follower: TopicFollower) -> bool:
         """Folds the records of one poll. Returns whether there were any."""

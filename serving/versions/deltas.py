@@ -3,7 +3,8 @@
 Here: one thread per resident version (at most two). Not here: the row-order rule (engine/tables.py), when the engine flips (version_follower.py).
 This thread decodes; the engine gets arrays, one whole record at a time (at most DELTA_RECORD_BYTES_MAX), with its position, watermark and time. So no
 answer sees half a record, and none claims more than was applied.
-Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump.
+Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump; a record of another cluster's index-deltas is
+one too (`other_topic`).
 
 Source: protocol C2, FORMAT.md section 8.
 """
@@ -11,7 +12,7 @@ Source: protocol C2, FORMAT.md section 8.
 import threading
 from collections.abc import Mapping
 
-from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Incompatible, Unavailable
@@ -26,9 +27,12 @@ RETRY_S = 0.5
 RECORDS_MAX = 64
 
 
-def check_positions(kafka: KafkaSettings, positions: Mapping[int, int]) -> dict[int, int]:
-    """The end offset of every partition now. Raises Incompatible (`delta_position_gone`) if the log lost records after `positions`."""
+def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id: str) -> dict[int, int]:
+    """The end offset of every partition now. Raises Incompatible: `delta_position_gone` if the log lost records after `positions`, `other_topic` if it has
+    another id than `topic_id`, that of the index's own ("": not known)."""
     topic = kafka.topic_prefix + INDEX_DELTAS
+    if topic_id:
+        check_topic_id(kafka.bootstrap_servers, topic, topic_id)
     starts, ends = start_offsets(kafka.bootstrap_servers, topic), end_offsets(kafka.bootstrap_servers, topic)
     for partition, position in positions.items():
         if partition not in ends or not starts[partition] <= position <= ends[partition]:
@@ -54,8 +58,10 @@ def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Por
 class DeltaFollower:
     """The thread of one version. `error`: why it stopped by itself; None while it runs or after `close`."""
 
-    def __init__(self, engine: Engine, kafka: KafkaSettings, version: int, layout: RowLayout, positions: Mapping[int, int]) -> None:
-        self.version, self.layout = version, layout
+    def __init__(
+        self, engine: Engine, kafka: KafkaSettings, version: int, layout: RowLayout, positions: Mapping[int, int], topic_id: str = ""
+    ) -> None:
+        self.version, self.layout, self._topic_id = version, layout, topic_id
         self.error: AifError | None = None
         self._engine, self._kafka, self._positions = engine, kafka, dict(positions)
         self._stopped = threading.Event()
@@ -86,7 +92,7 @@ class DeltaFollower:
     def _follow(self) -> None:
         """Until stopped, or the engine no longer has the version."""
         bootstrap, prefix = self._kafka.bootstrap_servers, self._kafka.topic_prefix
-        with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix) as follower:
+        with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix, topic_id=self._topic_id) as follower:
             while not self._stopped.is_set():
                 for record in follower.poll(RECORDS_MAX, POLL_S):
                     self._hand_over(record)

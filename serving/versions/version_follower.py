@@ -16,7 +16,7 @@ Invariants:
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -233,7 +233,7 @@ class VersionFollower:
         """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
-        check_positions(self._kafka, positions)
+        self._check_positions(positions)
         slot = self._free_slot(wanted.version)
         if slot is None:
             return
@@ -246,7 +246,7 @@ class VersionFollower:
         load_s, tiers_by = round(time.monotonic() - started_s, 3), held.resident.tiers_by
         logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, slot=slot, load_s=load_s, tiers_by=tiers_by)
         try:
-            self._catch_up(held, check_positions(self._kafka, positions))
+            self._catch_up(held, self._check_positions(positions))
             wait_for_engine(self._engine.run(lambda: warm_up(held.resident)))
         except AifError:
             self._discard(held, former)
@@ -260,6 +260,15 @@ class VersionFollower:
             self._load_seconds.append(time.monotonic() - started_s)
         self._retry = (0.0, PAUSE_S_MIN, -1)
         self._last_error = ""
+
+    def _check_positions(self, positions: Mapping[int, int]) -> dict[int, int]:
+        return check_positions(self._kafka, positions, self._topic_id)
+
+    @property
+    def _topic_id(self) -> str:
+        """Kafka's id of the index's own index-deltas; "" if the control log does not say."""
+        init = self._log.state.init
+        return "" if init is None else init.topic_ids.get(INDEX_DELTAS, "")
 
     def _checkpoint(self, manifest: Manifest) -> CheckpointFile:
         """The version's model from the index store, checked against the manifest. Reuses the last one if it is the same (a new build of rows)."""
@@ -283,7 +292,7 @@ class VersionFollower:
         resident = Resident(
             wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions), source_ms, tiers_by=scorer.tiers_by
         )
-        deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions)
+        deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions, self._topic_id)
         wait_for_engine(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)
         deltas.start()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
-from infra.kafka.admin import check_partitions, end_offsets, fetch_topics, offsets_at, start_offsets
+from infra.kafka.admin import check_partitions, end_offsets, fetch_topics, offsets_at, other_topic, start_offsets
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
@@ -107,11 +107,7 @@ def check_topics(source: ReplaySource) -> None:
     found = {name: topic.topic_id for name, topic in topics.items()}
     for topic in SHARD_TOPICS:
         if topic not in found or source.init.topic_ids.get(topic, found[topic]) != found[topic]:
-            raise Incompatible(
-                "other_topic",
-                f"{source.prefix}{topic} has id {found.get(topic, 'none')}, the index was built from {source.init.topic_ids.get(topic)}; "
-                "use the broker and prefix of this index",
-            )
+            raise other_topic(source.prefix + topic, source.init.topic_ids.get(topic, "any"), found.get(topic, ""))
 
 
 def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest:

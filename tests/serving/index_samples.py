@@ -1,7 +1,7 @@
 """Small published versions in a real index store, and deltas in a real topic, for the tests that load and follow them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,9 +30,9 @@ def decide(log: ControlLog, kind: EntryKind, version: int = -1, **fields: object
     return log.append(lambda _: Entry(kind, 1, "test", version=version, **fields))  # type: ignore[arg-type]
 
 
-def write_identity(log: ControlLog, version: Version) -> None:
+def write_identity(log: ControlLog, version: Version, topic_ids: Mapping[str, str] | None = None) -> None:
     """The init entry."""
-    decide(log, EntryKind.INIT, init=Init(SHARDS, 1, version.spec.schema.id_kind, {}))
+    decide(log, EntryKind.INIT, init=Init(SHARDS, 1, version.spec.schema.id_kind, {}, topic_ids or {}))
 
 
 def full_blocks(version: Version, shard: int) -> list[RowBlock]:

@@ -7,9 +7,10 @@ how fast records arrive. The broker may be away for a while; reading goes on whe
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
+from infra.kafka.admin import check_topic_id
 from infra.kafka.reader import SourceRecord, TopicFollower
 from schemas.errors import Unavailable
 from schemas.topics import IMPRESSIONS
@@ -25,8 +26,8 @@ _LINGER_S = 1.0  # how long fewer impressions than a batch wait for more of them
 class FollowedTopic:
     """One topic from given positions. Records that arrive are held until a round takes them."""
 
-    def __init__(self, bootstrap: str, prefix: str, topic: str, positions: dict[int, int]) -> None:
-        self._follower = TopicFollower(bootstrap, topic, positions, prefix=prefix)
+    def __init__(self, bootstrap: str, prefix: str, topic: str, positions: dict[int, int], topic_id: str = "") -> None:
+        self._follower = TopicFollower(bootstrap, topic, positions, prefix=prefix, topic_id=topic_id)
         self._held: dict[int, deque[SourceRecord]] = {p: deque() for p in positions}
 
     def poll(self, timeout_s: float) -> None:
@@ -59,16 +60,26 @@ class FollowedLog:
     """All five topics, from the offsets `begin` on; `plan` and `read` are called in turns.
 
     `settle` is called after each reading, before anybody stores the round's end. `lag_records` is the number of impressions beyond the round that
-    was planned last.
+    was planned last. `topic_ids`: Kafka's ids of the topics in which the offsets mean something; any where they are not given. Both methods raise
+    Incompatible (`other_topic`) at another topic.
     """
 
     def __init__(
-        self, bootstrap: str, prefix: str, decoder: EventDecoder, begin: Offsets, settle: Callable[[], object] = lambda: None
+        self,
+        bootstrap: str,
+        prefix: str,
+        decoder: EventDecoder,
+        begin: Offsets,
+        settle: Callable[[], object] = lambda: None,
+        topic_ids: Mapping[str, str] | None = None,
     ) -> None:
+        self._topic_ids = topic_ids or {}
         self._bootstrap, self._prefix, self._decoder, self._settle = bootstrap, prefix, decoder, settle
         self._ends = begin
         self.lag_records = 0
-        self._topics = {t: FollowedTopic(bootstrap, prefix, t, partitions_of(begin, t)) for t in TRAINING_TOPICS}
+        self._topics = {
+            t: FollowedTopic(bootstrap, prefix, t, partitions_of(begin, t), self._topic_ids.get(t, "")) for t in TRAINING_TOPICS
+        }
 
     def plan(self, number: int, enough: int, stopping: Callable[[], bool] = lambda: False) -> Round | None:
         """The next round; None if no impression arrived within a second, or the broker does not answer.
@@ -84,6 +95,8 @@ class FollowedLog:
             return None
         try:
             ends = fetch_ends(self._bootstrap, self._prefix, (IMPRESSIONS, *CONTEXT_TOPICS))
+            if topic_id := self._topic_ids.get(IMPRESSIONS):  # the broker may have been away, and these be the ends of another cluster
+                check_topic_id(self._bootstrap, self._prefix + IMPRESSIONS, topic_id)
         except Unavailable:
             return None
         begins, found = partitions_of(self._ends, IMPRESSIONS), partitions_of(ends, IMPRESSIONS)

@@ -24,7 +24,7 @@ import torch
 from infra.clock import Clock, SystemClock
 from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore, open_index_store
-from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.admin import check_topic_ids, end_offsets, start_offsets, topic_ids
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
@@ -36,7 +36,7 @@ from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.spec import ModelSpec
 from schemas.topics import IMPRESSIONS
 from streams.garbage import collector_paused, settle_garbage_collection
-from streams.training.event_decoder import CONTEXT_TOPICS, EventDecoder, Offsets
+from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.follower import Follower, Place, decode_place
 from streams.training.following.health import HealthBounds
@@ -77,7 +77,7 @@ class FollowPlan:
 def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str], None]) -> None:
     """Follows in this process until SIGTERM, SIGINT or SIGHUP; `say` gets the status lines.
 
-    Raises Incompatible where the log no longer holds the offsets of the stored state, or the model is not that of `plan.model`.
+    Raises Incompatible where the log is another or no longer holds the offsets of the stored state, or the model is not that of `plan.model`.
     """
     stop = threading.Event()
     for number in stop_signals():
@@ -113,15 +113,16 @@ def open_follower(
     if plan.model is not None:
         require_model(base, read_model_file(plan.model), plan.model)
     index, bootstrap, prefix = settings.index, settings.bootstrap_servers(), settings.kafka.topic_prefix
+    ids = _check_topics(control, bootstrap, prefix)
     refused = RefusedImpressions(bootstrap, prefix)
     decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
     plan.state_path.parent.mkdir(parents=True, exist_ok=True)
-    states = StateFile(plan.state_path, about=_about(base))
+    states = StateFile(plan.state_path, about=_about(base, ids))
     learner, place, begins = _open_learner(settings, plan, base, states, say)
     begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
     with (
         Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
-        FollowedLog(bootstrap, prefix, decoder, begin, refused.settle) as log,
+        FollowedLog(bootstrap, prefix, decoder, begin, refused.settle, ids) as log,
     ):
         view = _open_view(plan, base, place, log)
         announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(path).offset  # noqa: E731 - a closure over the publisher
@@ -171,10 +172,13 @@ def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
 def _open_learner(
     settings: TrainSettings, plan: FollowPlan, base: Checkpoint, states: StateFile, say: Callable[[str], None]
 ) -> tuple[OnlineLearner, Place, str]:
-    """(the learner, its place, which place that is): from the stored state, or with the weights of `base` at its first place."""
+    """(the learner, its place, which place that is): from the stored state, or with the weights of `base` at its first place. Raises Incompatible
+    (`other_topic`) where the stored offsets are of other topics."""
     learner, kept = OnlineLearner(base.network, plan.learning), _kept(states, say)
+    prefix = settings.kafka.topic_prefix
     if kept is None:
-        return learner, *_first_place(settings.bootstrap_servers(), settings.kafka.topic_prefix, base)
+        return learner, *_first_place(settings.bootstrap_servers(), prefix, base)
+    check_topic_ids(kept.about.get("topic_ids", {}), states.about["topic_ids"], prefix)
     learner.restore(kept)
     return learner, decode_place(kept.about["place"]), "kept state"
 
@@ -189,9 +193,16 @@ def _open_view(plan: FollowPlan, base: Checkpoint, place: Place, log: FollowedLo
     return view
 
 
-def _about(base: Checkpoint) -> dict[str, Any]:
-    """The identity of the model that is followed, for the stored state and for the cards of checkpoints."""
-    return {"base": {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}}
+def _check_topics(control: ControlLog, bootstrap: str, prefix: str) -> dict[str, str]:
+    """Kafka's ids of the topics of training. Raises Incompatible (`other_topic`) where the index was built from others, as on another cluster."""
+    init, found = control.refresh().init, topic_ids(bootstrap, prefix)
+    check_topic_ids({} if init is None else init.topic_ids, found, prefix)
+    return {topic: found[topic] for topic in TRAINING_TOPICS if topic in found}
+
+
+def _about(base: Checkpoint, ids: Mapping[str, str]) -> dict[str, Any]:
+    """The identity of the model that is followed, and of the topics, for the stored state and for the cards of checkpoints."""
+    return {"base": {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}, "topic_ids": dict(ids)}
 
 
 def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:

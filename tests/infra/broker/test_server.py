@@ -1,17 +1,19 @@
 """The local broker as a process: real Kafka, started, killed, restarted, refused."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from infra.broker.record import is_held, read_record, recorded_address, running_broker
+from infra.broker.record import RECORD_NAME, is_held, read_record, recorded_address, running_broker
 from infra.broker.server import answers, start_broker, stop_broker
 from infra.kafka.reader import TopicFollower
 from infra.processes import wait_until
@@ -64,6 +66,46 @@ def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_f
     finally:
         broker.stop()
     assert not is_held(tmp_path / "data")
+
+
+@pytest.mark.timeout(240)
+def test_a_follower_takes_nothing_from_another_cluster_that_answers_at_the_address_and_goes_on_when_its_own_is_back(tmp_path: Path) -> None:
+    other = start_broker(tmp_path / "other")
+    address = other.bootstrap_servers
+    try:
+        _make_topic(address, [b"x", b"y", b"z"])
+        other.stop()
+        (tmp_path / "own").mkdir()
+        shutil.copy(tmp_path / "other" / RECORD_NAME, tmp_path / "own")  # so that it has the same ports
+        own = start_broker(tmp_path / "own")
+        assert own.bootstrap_servers == address
+        topic_id = _make_topic(address, [b"a"])
+        with TopicFollower(address, "same", {0: 0}, topic_id=topic_id) as follower:
+            assert _follow(follower, 1) == [b"a"]
+            own.stop()
+            other = start_broker(tmp_path / "other")
+            with pytest.raises(Incompatible, match="another cluster"):
+                _follow(follower, 1)
+            assert follower.positions == {0: 1}
+        with TopicFollower(address, "same", {0: 1}, topic_id=topic_id) as follower, pytest.raises(Incompatible, match="other_topic"):
+            _follow(follower, 1)
+        other.stop()
+        own = start_broker(tmp_path / "own")
+        _publish(address, "same", b"b")
+        with TopicFollower(address, "same", {0: 1}, topic_id=topic_id) as follower:
+            assert _follow(follower, 1) == [b"b"]
+    finally:
+        other.stop()
+        own.stop()
+
+
+def _make_topic(address: str, values: Sequence[bytes]) -> str:
+    """A topic `same` with these records; its id."""
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic("same", 1, 1)])["same"].result(30)
+    for value in values:
+        _publish(address, "same", value)
+    return str(admin.describe_topics(TopicCollection(["same"]))["same"].result(30).topic_id)
 
 
 @pytest.mark.timeout(180)

@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.clock import SystemClock
 from infra.kafka.admin import apply_topics, delete_topics
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
@@ -17,7 +18,7 @@ from infra.processes import wait_until
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
-from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from serving.core.user_view import BLOCK
 from serving.users.user_follower import UserFollower
@@ -271,6 +272,20 @@ def test_a_restart_reads_only_what_is_new_and_another_log_makes_the_view_again(
     publish(9)
     assert known_times() == [9]
     assert reasons == ["", "", "other_topic"]
+
+
+def test_another_cluster_than_the_indexs_is_named_and_the_view_is_kept_for_when_its_own_is_back(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    store, of_index = open_view(tmp_path, IdKind.INT64, M), "of the index's cluster"
+    store.note_seen(SystemClock().now_ms(), dict.fromkeys((USER_BEHAVIOURS, USER_FEATURES), of_index))
+    kept = store.state
+    follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics(), index_topic_ids={ITEM_FEATURES: of_index})
+    follower.start()
+    wait_until(lambda: of_index in follower.last_error, 20, "the reason")
+    assert not follower.ready and not follower.rebuilt_because and store.state == kept
+    follower.close()
 
 
 def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:

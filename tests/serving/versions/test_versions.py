@@ -12,11 +12,13 @@ import pytest
 from infra.index import control_log
 from infra.index.control_log import ControlLog, control_path
 from infra.index.store import open_index_store
+from infra.kafka.admin import delete_topics, topic_ids
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.ids import Id, partition_of
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
+from schemas.topics import INDEX_DELTAS
 from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
 from serving.versions import version_follower
@@ -40,7 +42,7 @@ class Deployment:
         self.engine.start()
         self.follower = self.new_follower()
         self.version = make_version(SPECS["full"], ITEMS)
-        write_identity(self.log, self.version)
+        write_identity(self.log, self.version, topic_ids(bootstrap, prefix))
 
     def new_follower(self, **settings: object) -> VersionFollower:
         return VersionFollower(self.engine, self.store.url, self.kafka, poll_s=0.02, grace_s=0.0, **settings)  # type: ignore[arg-type]
@@ -261,6 +263,20 @@ def test_a_position_outside_the_retained_deltas_and_a_version_too_large_for_a_sl
     d.wait_error("delta_position_gone")
     d.publish(3, make_version(SPECS["full"], 9_000, seed=3))
     d.wait_error("slot_too_small")
+    d.assert_serves(d.version, 1)
+
+
+def test_deltas_of_a_topic_that_was_made_again_are_never_taken_nor_is_a_version_loaded_with_them(deployment: Deployment) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    delete_topics(d.kafka.bootstrap_servers, [d.kafka.topic_prefix + INDEX_DELTAS])
+    again = DeltaWriter(d.kafka.bootstrap_servers, d.kafka.topic_prefix)
+    again.write(with_bids(d.version, [3], 60.0), 1, changes(with_bids(d.version, [3], 60.0), [3], 5))
+    d.wait_error("other_topic")
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
+    d.wait_error("other_topic")
     d.assert_serves(d.version, 1)
 
 

@@ -17,15 +17,20 @@ import torch
 from confluent_kafka import Producer
 
 from infra.clock import SystemClock
-from infra.kafka.admin import apply_topics
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.store import open_index_store
+from infra.kafka.admin import apply_topics, delete_topics
 from infra.kafka.reader import read_topic
 from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
 from infra.settings import load_settings
 from schemas.errors import Incompatible, Unavailable
 from schemas.events import CheckpointRecord, ImpressionRecord, ShownItem, decode_record
+from schemas.ids import IdKind
+from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
+from streams.training.event_decoder import TRAINING_TOPICS
 from streams.training.following import followed_log, program
 from streams.training.following import follower as follower_module
 from streams.training.following.follower import Follower, Place
@@ -157,6 +162,24 @@ def test_a_follower_that_is_killed_at_any_step_ends_with_the_same_weights_bit_fo
     found = stage.follow(stage.plan("killed"), lambda f: f.place.requests >= 40)
     assert equal(expected, found) and not equal(found, stage.stream.network().state_dict())
     assert [line["begins"] for line in stage.said if "begins" in line] == ["start", "start", "kept state"]
+
+
+def test_offsets_of_other_topics_are_refused_by_name_and_the_state_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_at_the_start(monkeypatch)
+    stage.publish(12)
+    stage.follow(stage.plan("kept"), lambda f: f.place.requests >= 12)
+    kept = (path := stage.plan("kept").state_path).read_bytes()
+    delete_topics(stage.bootstrap, [stage.prefix + topic for topic in TRAINING_TOPICS])
+    apply_topics(stage.bootstrap, stage.prefix, 2, 2)
+    publish(stage.bootstrap, stage.prefix, stage.stream.catalogue())
+    stage.publish(40)
+    with pytest.raises(Incompatible, match="other_topic"):
+        stage.follow(stage.plan("kept"), lambda f: f.place.requests >= 13)
+    assert path.read_bytes() == kept
+    init = Init(2, 2, IdKind.INT64, {}, {"item-features": "of the index's own cluster"})
+    ensure_init(ControlLog(open_index_store(str(stage.folder / "store"))), init, 1, "test")
+    with pytest.raises(Incompatible, match="index's own cluster"):
+        stage.follow(stage.plan("new"), lambda f: True)
 
 
 def test_what_is_published_between_a_kill_and_the_restart_changes_nothing_of_the_round_that_was_planned(

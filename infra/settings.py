@@ -128,14 +128,13 @@ def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str]
     ]
 
 
-def explain_object_store(store_url: str, environment: Mapping[str, str] | None = None) -> list[SettingValue]:
+def explain_object_store(store_url: str) -> list[SettingValue]:
     """What the client of an object store reads from the environment, without secrets; nothing if the index store is a folder."""
     if not store_url.startswith("s3://"):
         return []
-    environment = os.environ if environment is None else environment
     return [
         SettingValue(name, value if name in _SHOWN_AWS else "(set)", f"environment {name}")
-        for name, value in sorted(environment.items())
+        for name, value in sorted(os.environ.items())
         if name.startswith("AWS_")
     ]
 

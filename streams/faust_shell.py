@@ -2,7 +2,8 @@
 
 Here: the app with every setting that keeps data safe; the assignment, which begins at the shards' own offsets; the body of an agent, which lets no
 exception out. Only this file (assignment and revocation in the app, the consumer's thread), faust_consumer.py and fetched_records.py touch private parts
-of Faust. Not here: what is done with a batch (streams/agents), who owns shards (owned_shards.py).
+of Faust. Not here: what is done with a batch (owned_shards.py, versions/version_side.py), who
+owns shards (owned_shards.py).
 
 Without knowing Faust: an *agent* is a loop over the records of a topic; to *ack* a record tells Faust that the group may go on behind it.
 

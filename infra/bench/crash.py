@@ -202,7 +202,7 @@ class Campaign:
         self.stage.stop_worker(self.worker)
 
 
-def measure_crash(kills: int, seed: int = 0, items: int = 2_000, updates_per_s: float = 200.0) -> Figures:
+def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Figures:
     """The whole campaign. Raises Unavailable where a recovery did not come by itself."""
     config: dict[str, Any] = {"kills": kills, "seed": seed, "items": items, "updates_per_s": updates_per_s}
     figures = Figures("bench crash", {**config, "session_timeout_s": SESSION_TIMEOUT_S})

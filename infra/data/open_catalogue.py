@@ -5,7 +5,7 @@ from pathlib import Path
 from infra.data.catalogue import Catalogue
 
 
-def open_world(items: int = 20_000, seed: int = 0) -> Catalogue:
+def open_world(items: int, seed: int = 0) -> Catalogue:
     """The synthetic world with that many items."""
     from infra.data.world import World, WorldSize
     from infra.data.world_catalogue import WorldCatalogue

@@ -146,11 +146,9 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
     )
 
 
-def describe_index(
-    bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
-) -> Init:
+def describe_index(bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str) -> Init:
     """The identity of the index that these settings and the topics on this broker make (A1). Raises Incompatible (`other_partitions`)."""
-    found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
+    found = fetch_topics(bootstrap, prefix)
     check_partitions(found, prefix, shards)
     ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
     # Reports are no part of an index, and those that were begun before there were any do not name them.
@@ -183,18 +181,18 @@ def start_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.earliest())
 
 
-def offsets_at(bootstrap: str, topic: str, time_ms: int, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
+def offsets_at(bootstrap: str, topic: str, time_ms: int) -> dict[int, int]:
     """The offset of the first record of `time_ms` or later, by partition; the end where there is none. `topic` is the whole name. Raises as
     `end_offsets`."""
-    found = _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.for_timestamp(time_ms))
-    ends = end_offsets(bootstrap, topic, deadline_s=deadline_s)
+    found = _Broker(bootstrap, _DEADLINE_S).offsets(topic, OffsetSpec.for_timestamp(time_ms))
+    ends = end_offsets(bootstrap, topic)
     return {p: offset if offset >= 0 else ends[p] for p, offset in found.items()}
 
 
-def delete_topics(bootstrap: str, names: Iterable[str], *, deadline_s: float = _DEADLINE_S) -> None:
+def delete_topics(bootstrap: str, names: Iterable[str]) -> None:
     """Remove topics (whole names) with their records, and return when they are gone. Names that do not exist are fine. Raises Unavailable
     (`kafka_unreachable`, `kafka_timed_out`)."""
-    _Broker(bootstrap, deadline_s).delete(set(names))
+    _Broker(bootstrap, _DEADLINE_S).delete(set(names))
 
 
 class _Broker:

@@ -185,7 +185,7 @@ def read_topic(
     *,
     start: Mapping[int, int] | None = None,
     end: Mapping[int, int] | None = None,
-    prefix: str = "",
+    prefix: str,
     stall_s_max: float = 30.0,
 ) -> Iterator[SourceRecord]:
     """Yields every record from `start` (None: the oldest retained) to before `end` (None: the end of the log now), in order within a partition.

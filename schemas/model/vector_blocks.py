@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
-INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+INT32, INT64 = ir.IntType(32), ir.IntType(64)
 TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
 _BYTES = {FLOAT: 4, DOUBLE: 8}
 _SUFFIX = {FLOAT: "f32", DOUBLE: "f64"}

@@ -69,7 +69,7 @@ def bench_table1(
 
     open_logs("bench", "warning")
     traffic = Traffic(items=items, updates_per_s=updates, requests_per_s=requests, candidates=candidates, behaviours=behaviours)
-    figures = measure_table1(traffic, calls=8 if quick else 40)
+    figures = measure_table1(traffic, world_items=50_000, calls=8 if quick else 40)
     _print("table1", figures, table_rows(figures), as_json)
 
 

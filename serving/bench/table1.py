@@ -95,7 +95,7 @@ class Way:
     age_s: float
 
 
-def measure_table1(traffic: Traffic, world_items: int = 50_000, calls: int = 30) -> Figures:
+def measure_table1(traffic: Traffic, world_items: int, calls: int) -> Figures:
     """All figures of the command."""
     figures = Figures("bench table1", {name: getattr(traffic, name) for name in Traffic.__slots__} | {"world_items": world_items})
     say(f"filling a slot with {world_items} items ...")

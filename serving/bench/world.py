@@ -35,6 +35,7 @@ _CATEGORIES = 1_000
 _INTERESTS = 30  # categories of one user's history
 _APPLY_ROWS = 65_536
 _WAIT_S = 600.0
+_SEED = 0
 
 
 def bench_spec() -> ModelSpec:
@@ -91,12 +92,12 @@ class RankWorld:
         self.engine.close()
 
 
-def open_rank_world(items: int, seed: int = 0) -> RankWorld:
-    """A world of `items` items with a started engine; the same seed gives the same rows and ids."""
-    torch.manual_seed(seed)
+def open_rank_world(items: int) -> RankWorld:
+    """A world of `items` items with a started engine; every call gives the same rows and ids."""
+    torch.manual_seed(_SEED)
     torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
-    rng, spec = np.random.default_rng(seed), bench_spec()
-    network = AifNetwork(spec, make_w_hash(seed, spec.hash_bits, spec.schema.mm_width)).eval()
+    rng, spec = np.random.default_rng(_SEED), bench_spec()
+    network = AifNetwork(spec, make_w_hash(_SEED, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
     tables, memory = _fill_slot(spec, ids, rng)
     engine = Engine()

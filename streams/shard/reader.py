@@ -80,21 +80,21 @@ class ShardReader:
         entries = self._database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
         return {v.version: v for v in (decode_shard_version(raw) for _, raw in entries)}
 
-    def scan_items(self, start_key: bytes = b"", end_key: bytes | None = None) -> Iterator[StoredItem]:
-        """Live items with start_key <= key < end_key, in key order."""
-        embeddings = self._rows(EMBEDDINGS, start_key, end_key)
+    def scan_items(self, start_key: bytes = b"") -> Iterator[StoredItem]:
+        """Live items from `start_key` on, in key order."""
+        embeddings = self._rows(EMBEDDINGS, start_key)
         head = next(embeddings, None)
-        for key, features in self._rows(FEATURES, start_key, end_key):
+        for key, features in self._rows(FEATURES, start_key):
             while head is not None and head[0] < key:
                 head = next(embeddings, None)
             if not is_dead(features):
                 embedding = head[1] if head is not None and head[0] == key else None
                 yield StoredItem(key, encode_stored_order(features, embedding), features, embedding)
 
-    def scan_blocks(self, start_key: bytes = b"", end_key: bytes | None = None, rows: int = SLICE_ROWS) -> Iterator[ItemBlock]:
+    def scan_blocks(self, start_key: bytes = b"", rows: int = SLICE_ROWS) -> Iterator[ItemBlock]:
         """The same items in blocks of `rows`, fewer only in the last block: what a build reads."""
-        embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key, end_key), rows)
-        scan = self._database.scan(FEATURES, start_key, end_key)
+        embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key), rows)
+        scan = self._database.scan(FEATURES, start_key)
         keys: list[bytes] = []
         values: list[bytes] = []
         while page := scan.take(rows):
@@ -112,9 +112,9 @@ class ShardReader:
         if keys:
             yield cut_item_block(keys, values, embeddings.take(keys))
 
-    def _rows(self, family: str, start_key: bytes, end_key: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def _rows(self, family: str, start_key: bytes) -> Iterator[tuple[bytes, bytes]]:
         """A scan read in pages: half the cost of one row after the other."""
-        scan = self._database.scan(family, start_key, end_key)
+        scan = self._database.scan(family, start_key)
         while page := scan.take(_PAGE_ROWS):
             yield from page
 

@@ -95,10 +95,11 @@ class TrainReport:
     click: float
 
 
-def default_spec(schema: FeatureSchema, rank_by: str | None = None) -> ModelSpec:
+def default_spec(schema: FeatureSchema) -> ModelSpec:
     """Sizes that learn in seconds on a catalogue of 10^4 items and still mean something at 10^6."""
-    ranked = rank_by or ("ecpm" if schema.bid else "click")
-    return ModelSpec(schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by=ranked)
+    return ModelSpec(
+        schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by="ecpm" if schema.bid else "click"
+    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from confluent_kafka import Producer
@@ -133,10 +132,3 @@ class DeltaWriter:
         """Any bytes."""
         self._producer.produce(self._topic, value, partition=shard)
         assert self._producer.flush(30) == 0
-
-
-def with_bid(version: Version, bid: float) -> Version:
-    """The same version with another bid in every row: its scores lie in another range."""
-    rows = version.rows.copy()
-    rows["bid"] = bid
-    return replace(version, rows=rows)

@@ -6,7 +6,6 @@ a power cut loses an end of what was written since the last synced write, never 
 nothing, and every further one fails until the directory is opened again. A directory has one owner at a time.
 """
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -144,7 +143,6 @@ class MemoryDatabase:
     ) -> None:
         self.path, self.read_only, self.is_open = path, read_only, True
         self._disk, self.directory, self._point, self._find_fault = disk, directory, point, find_fault
-        self._gathered: MemoryBatch | None = None
         self._broken = False
         if not read_only:
             self._own()
@@ -186,23 +184,10 @@ class MemoryDatabase:
 
     def write(self, batch: MemoryBatch, sync: bool = False) -> None:
         assert self.is_open and not self.read_only
-        if self._gathered is not None:
-            self._gathered.changes += batch.changes
-            return
         self._point("before a write")
         self._fail(batch.changes, sync)
         self.directory.write(batch.changes, sync)
         self._point("after a write")
-
-    @contextlib.contextmanager
-    def one_batch(self) -> Iterator[None]:
-        """What is written within the block becomes one batch at its end."""
-        self._gathered = gathered = self.new_batch()
-        try:
-            yield
-        finally:
-            self._gathered = None
-        self.write(gathered, sync=True)
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         batch = self.new_batch()

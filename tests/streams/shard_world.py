@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,12 +155,3 @@ def row_of(shard: Shard, version: int, item: int) -> tuple[np.ndarray, np.ndarra
     """Order and row of an item in the increments of a version, as `decode_increment` gives them; None where it has none."""
     value = rows_of(shard, version).get(encode_index_key(item))
     return None if value is None else decode_increment(HashEncoder(version).layout, value)
-
-
-def in_runs(records: Sequence[SourceRecord], sizes: Iterable[int]) -> list[list[SourceRecord]]:
-    """The records cut into runs of the given sizes, the rest in one."""
-    runs, at = [], 0
-    for size in sizes:
-        runs.append(list(records[at : at + size]))
-        at += size
-    return [r for r in (*runs, list(records[at:])) if r]

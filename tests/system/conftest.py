@@ -155,13 +155,6 @@ class System(Stage):
         reply: dict[str, Any] = httpx.get(f"{self.url}/v1/status", timeout=30).json()
         return reply
 
-    def refuse_reason(self) -> str:
-        """Why the server is not ready; empty when it is, or when it does not answer yet."""
-        try:
-            return str(httpx.get(f"{self.url}/v2/health/ready", timeout=30).json().get("reason", ""))
-        except httpx.TransportError:
-            return ""
-
     def command(self, *arguments: str, exit_code: int = 0) -> str:
         """Output of an `aif` command that ends with that code."""
         child = self.start(f"command-{len(self.children)}-{uuid.uuid4().hex[:6]}", *arguments)

@@ -42,7 +42,7 @@ def counted_bridges(spec: ModelSpec, bridges: int) -> int:
     return bridges * spec.bridge_width
 
 
-def counted_full_cross(spec: ModelSpec, user_rows: int = USER_ROWS) -> int:
+def counted_full_cross(spec: ModelSpec) -> int:
     """Multiply-adds of one candidate with Full-Cross: attention over the rows of U, then the layers of f."""
     layers = (spec.width, *spec.bridge_hidden, spec.bridge_width)
-    return 2 * user_rows * spec.width + sum(a * b for a, b in itertools.pairwise(layers))
+    return 2 * USER_ROWS * spec.width + sum(a * b for a, b in itertools.pairwise(layers))

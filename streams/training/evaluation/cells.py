@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ from streams.training.trainer import TrainOptions, TrainReport, fit
 
 FORM = 2  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read
 BEHAVIOURS_MAX = TrainOptions.behaviours_max
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -112,16 +111,15 @@ class Cell:
     numbers: Mapping[str, float]
 
 
-def run_cell(plan: CellPlan, progress: Progress = lambda _: None) -> Cell:
-    """Trains the model and measures it. The same plan gives the same numbers on one machine, apart from the times. `progress` gets the share of the
-    work that is done, 0 to 1."""
+def run_cell(plan: CellPlan) -> Cell:
+    """Trains the model and measures it. The same plan gives the same numbers on one machine, apart from the times."""
     began, began_cpu = time.monotonic(), time.process_time()
     data = _data_of(plan)
     if plan.taught_by is not None:
         data = with_teacher(data, _taught(plan.teachers))
-    network, report = _train(plan, data, lambda share: progress(0.85 * share))
+    network, report = _train(plan, data)
     started = time.monotonic()
-    users, numbers = _measure(plan, network, data, progress)
+    users, numbers = _measure(plan, network, data)
     numbers |= {
         "steps": report.steps,
         "fit_s": report.seconds,
@@ -131,39 +129,37 @@ def run_cell(plan: CellPlan, progress: Progress = lambda _: None) -> Cell:
         "parameters": sum(p.numel() for p in network.parameters()),
         "trunk_parameters": sum(p.numel() for p in network.head.parameters()),
     }
-    progress(1.0)
     return Cell(plan.variant.name, plan.seed, users, numbers)
 
 
-def _train(plan: CellPlan, data: TrainingSet, progress: Progress) -> tuple[AifNetwork, TrainReport]:
+def _train(plan: CellPlan, data: TrainingSet) -> tuple[AifNetwork, TrainReport]:
     torch.manual_seed(plan.seed)
     network = build_network(plan.variant, data.spec, _w_hash(data.spec))
     options = TrainOptions(
         steps_max=plan.steps, seed=plan.seed, loss=plan.loss, learning_rate=plan.learning_rate, batch_requests=plan.batch_requests
     )
-    return network, fit(network, data, options, progress)
+    return network, fit(network, data, options)
 
 
 @functools.lru_cache(1)
 def _taught(plan: CellPlan) -> np.ndarray:
     """The eCPM that the teacher of this plan gives every impression, float32 [Q, C]."""
     data = _data_of(plan)
-    teacher, _ = _train(plan, data, lambda _: None)
+    teacher, _ = _train(plan, data)
     return teacher_ecpm(teacher, data, BEHAVIOURS_MAX)
 
 
-def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet, progress: Progress) -> tuple[dict[str, UserValues], dict[str, float]]:
+def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet) -> tuple[dict[str, UserValues], dict[str, float]]:
     """All measures for the reported fold; for the tuning fold only those of GAUC, because choices are made by GAUC alone."""
     truth = plan.truth
     near_UCT = score_tasks(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
     near_UC = near_UCT[..., 0]
-    progress(0.88)
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
     numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
     found = measure_near(truth, near_UC) | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {})
     if plan.fold == REPORTED:
         questions = truth.questions(data, truth.anywhere)
-        any_UC = score_questions(network, questions, BEHAVIOURS_MAX, lambda share: progress(0.88 + 0.12 * share))
+        any_UC = score_questions(network, questions, BEHAVIOURS_MAX)
         found |= measure_any(truth, any_UC)
     return found, numbers
 

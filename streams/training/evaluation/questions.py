@@ -48,18 +48,16 @@ def ask(
     )
 
 
-def score_questions(
-    network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
-) -> np.ndarray:
-    """Click logits float32 [Q, C], undefined where no candidate stands; `progress` gets the share that is done, 0 to 1."""
-    return score_tasks(network, questions, behaviours_max, progress)[..., 0]
+def score_questions(network: AifNetwork, questions: TrainingSet, behaviours_max: int) -> np.ndarray:
+    """Click logits float32 [Q, C], undefined where no candidate stands."""
+    return score_tasks(network, questions, behaviours_max)[..., 0]
 
 
 @torch.no_grad()
 def score_tasks(
     network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
 ) -> np.ndarray:
-    """The same of every task, float32 [Q, C, T], the click first."""
+    """The same of every task, float32 [Q, C, T], the click first; `progress` gets the share that is done, 0 to 1."""
     network.eval()
     vectors = VectorTable(network, questions)
     vectors.renew()

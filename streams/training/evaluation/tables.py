@@ -19,7 +19,7 @@ so differences between models are paired. The variation between seeds is not in 
 Arrays: U users, R resamples.  Source: AIF, sections 5.1 and 5.2.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xxhash
@@ -34,7 +34,6 @@ from streams.training.metrics import UserValues
 
 _COSINE = "mm_din_simtier"
 MEASURES = ("gauc", "gauc_new", "gauc_buy", "gauc_buy_by_click", "hr_at_100", "recall_at_100", "ctr", "rpm")
-Means = Callable[[UserValues], np.ndarray]
 ByModel = Mapping[str, Mapping[str, UserValues]]
 
 

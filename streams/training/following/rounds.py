@@ -31,7 +31,7 @@ def decode_round(raw: Mapping[str, Any]) -> Round:
     return Round(int(raw["number"]), raw["ends"])
 
 
-def plan_impressions(begins: Mapping[int, int], ends: Mapping[int, int], requests_max: int = REQUESTS_MAX) -> dict[int, int]:
+def plan_impressions(begins: Mapping[int, int], ends: Mapping[int, int], requests_max: int) -> dict[int, int]:
     """The end of the next round in each partition: from `begins` towards the log's `ends`, at most `requests_max` records in all.
 
     Every partition gets an equal share, so a backlog is learnt approximately in the order of time.

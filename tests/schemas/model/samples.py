@@ -16,7 +16,6 @@ from schemas.model.inputs import (
     BehaviourRow,
     Behaviours,
     CandidateRows,
-    FeatureTensors,
     UserInputs,
     build_user_inputs,
     encode_context,
@@ -154,11 +153,6 @@ def make_user(network: AifNetwork, history: Sequence[dict[str, object]], seed: i
     ]
     profile = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}
     return build_user_inputs(spec, profile, behaviours)
-
-
-def blank_features(spec: ModelSpec, scope: Scope, rows: int) -> FeatureTensors:
-    """Rows in which every feature is missing."""
-    return FeatureTensors.from_block(encode_features(spec.schema.of(scope), [{}] * rows))
 
 
 def pad_behaviours(behaviours: Behaviours, length: int) -> Behaviours:

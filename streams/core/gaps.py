@@ -1,7 +1,7 @@
 """A hole in a partition: its records are fetched again once; if the hole is still there, the worker stops (protocol A8). Pure.
 
-Faust may skip records after a fault of its own; those come when the consumer seeks back. A hole in the log itself comes again at the same place:
-a restart would meet it for ever, so an operator must look.
+The library that hands records over may skip some after a fault of its own; those come when its consumer seeks back. A hole in the log itself comes
+again at the same place: a restart would meet it for ever, so an operator must look.
 """
 
 import enum

@@ -169,7 +169,9 @@ def _run_format_tool(data_dir: Path, class_path: Sequence[Path], cluster_id: str
     done = subprocess.run([*_java_command(class_path, data_dir), *tool], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Unavailable(
-            "broker_not_formatted", f"Kafka could not format {data_dir}, exit code {done.returncode}:\n{done.stdout}{done.stderr}"
+            "broker_not_formatted",
+            f"Kafka could not format {data_dir}, exit code {done.returncode}; move that folder away, or give another AIF_BROKER__DATA_DIR. "
+            f"Its tool said:\n{done.stdout}{done.stderr}",
         )
 
 

@@ -34,7 +34,7 @@ def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.Chunk
         _require_numbers(source, arrays, numbers)
         details = infer_numbers(numbers, source.details)
     elif kind is Kind.EMBEDDING:
-        details = {"width": infer_width(arrays, source.column.separator)}
+        details = {"width": infer_width(arrays, source.column.separator, f"the column of embedding feature {source.name!r}")}
     else:
         details = {"buckets": infer_buckets(arrays, kind, source)}
     return make_feature(source.name, scope, kind, {**details, **source.details})
@@ -102,8 +102,8 @@ def buckets_for(distinct: int, most: int = BUCKETS_MAX) -> int:
     return min(most, max(BUCKETS_MIN, 1 << (2 * distinct).bit_length()))
 
 
-def infer_width(arrays: Sequence[pa.ChunkedArray], separator: str | None) -> int:
-    """Width of a vector: the number of columns, or of the first cell that is one."""
+def infer_width(arrays: Sequence[pa.ChunkedArray], separator: str | None, place: str) -> int:
+    """Width of a vector: the number of columns, or of the first cell that is one. `place` names the column in the error where no cell is."""
     if len(arrays) > 1:
         return len(arrays)
     for chunk in arrays[0].chunks:
@@ -111,8 +111,10 @@ def infer_width(arrays: Sequence[pa.ChunkedArray], separator: str | None) -> int
             for vector in decode_vectors(chunk.slice(first, _SEEN_CELLS), separator):
                 if vector is not None:
                     return len(vector)
+    cells = arrays[0].slice(0, 1).to_pylist()
     raise Misconfigured(
-        "bad_mapping", "an embedding column holds no vector: expected lists, or numbers set apart by spaces, commas or semicolons"
+        "bad_mapping",
+        f"{place} holds no vector: expected lists, or numbers set apart by spaces, commas or semicolons; the cells begin with {cells}",
     )
 
 

@@ -38,12 +38,13 @@ class ItemEmbeddings:
         """Numbers of an embedding."""
         if self._mapping.text is not None:
             return self._embedder.width
-        try:
-            width = self._mapping.embedding_width or infer_width(self._table.sample.arrays(self._column), self._column.separator)
-        except Misconfigured as error:
-            raise Misconfigured(error.code, f"[embeddings] {', '.join(self._column.columns)}: {error.message}") from error
+        column, arrays = self._column, self._table.sample.arrays(self._column)
+        place = f"[embeddings] {', '.join(column.columns)}: an embedding column"
+        width = self._mapping.embedding_width or infer_width(arrays, column.separator, place)
         if width > EMBEDDING_WIDTH_MAX:
-            raise Misconfigured("bad_mapping", f"[embeddings] the vectors have {width} numbers, expected at most {EMBEDDING_WIDTH_MAX}")
+            raise Misconfigured(
+                "bad_mapping", f"[embeddings] the vectors have {width} numbers, expected at most {EMBEDDING_WIDTH_MAX}; give shorter ones"
+            )
         return width
 
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:

@@ -74,7 +74,10 @@ class ControlLog:
                     failpoint("after-control-append")
                     self._state, self._newest = fold_entry(state, state.next_number, raw), raw
                     return self._state
-        raise Unavailable("control_log_contended", f"{_CONFLICTS_MAX} other entries came first; too many writers on {self.store.url}")
+        raise Unavailable(
+            "control_log_contended",
+            f"{_CONFLICTS_MAX} other entries came first: too many writers on {self.store.url}; try again in a moment",
+        )
 
     def _fold(self, raw: bytes) -> ControlState:
         number = self._state.next_number

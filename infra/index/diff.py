@@ -91,7 +91,9 @@ def open_side(text: str, log: ControlLog) -> Side:
     other = ControlLog(open_index_store(text))
     current = other.refresh().current
     if current is None:
-        raise Unavailable("no_version", f"the index store {text} serves no version")
+        raise Unavailable(
+            "no_version", f"the index store {text} serves no version; name another store, or a version of this one: see `aif index list`"
+        )
     return Side(text, other.store, read_manifest(other.store, current))
 
 
@@ -119,7 +121,8 @@ def diff_versions(a: Side, b: Side) -> Difference:
     if layouts[0].id_kind is not layouts[1].id_kind or len(seals[0]) != len(seals[1]):
         raise Incompatible(
             "other_catalogue",
-            f"{a.name} has {len(seals[0])} shards and {layouts[0].id_kind} ids, {b.name} {len(seals[1])} and {layouts[1].id_kind}: their items do not match",
+            f"{a.name} has {len(seals[0])} shards and {layouts[0].id_kind} ids, {b.name} {len(seals[1])} and {layouts[1].id_kind}: "
+            "their items do not match; compare versions of one catalogue and number of shards",
         )
     comparison = _Comparison(layouts[0].columns, layouts[1].columns, layouts[0].id_kind)
     for seal_a, seal_b in zip(*seals, strict=True):

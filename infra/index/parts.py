@@ -32,6 +32,7 @@ from schemas.index.manifest import Manifest, Part, PartFile, decode_manifest, ma
 
 _UNIQUE_BYTES = 6  # 12 hex digits: two workers never write the same name
 _DEAD_AT = ORDER.itemsize - 1  # the last byte of an order
+_REBUILD = "drop the revision and rebuild it"
 
 
 def full_part_path(version: int, shard: int, unique: str) -> str:
@@ -113,7 +114,7 @@ def write_incremental_part(store: IndexStore, version: int, revision: int, shard
 def is_tombstone(increment: bytes) -> bool:
     """Whether an increment value is a tombstone. Raises Corrupted (`bad_increment`) when it is too short for an order."""
     if len(increment) < ORDER.itemsize:
-        raise Corrupted("bad_increment", f"incremental row of {len(increment)} bytes, expected at least {ORDER.itemsize}")
+        raise Corrupted("bad_increment", f"incremental row of {len(increment)} bytes, expected at least {ORDER.itemsize}; {_REBUILD}")
     return increment[_DEAD_AT] != 0
 
 
@@ -131,7 +132,9 @@ def _write_part(store: IndexStore, directory: str, make: Callable[[Path], list[s
 def _check_ascending(block: RowBlock, last: bytes) -> None:
     keys = [last, *block.keys] if last else block.keys
     if any(a >= b for a, b in itertools.pairwise(keys)):
-        raise Corrupted("unsorted_block", f"a block of {len(block)} rows is not in strictly ascending key order after {last.hex()}")
+        raise Corrupted(
+            "unsorted_block", f"a block of {len(block)} rows is not in strictly ascending key order after {last.hex()}; {_REBUILD}"
+        )
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -157,7 +160,7 @@ def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: boo
     for key, raw in _read_entries(store, part, verify):
         block = decode_block(layout, raw)
         if len(block) == 0 or block.keys[0] != key:
-            raise Corrupted("bad_block", f"{part.directory}: the block at key {key.hex()} does not begin with that key")
+            raise Corrupted("bad_block", f"{part.directory}: the block at key {key.hex()} does not begin with that key; {_REBUILD}")
         _check_ascending(block, last)
         rows, last = rows + len(block), block.keys[-1]
         yield block
@@ -199,7 +202,7 @@ def find_part_faults(store: IndexStore, part: Part) -> list[str]:
 
 def _check_count(part: Part, what: str, expected: int, found: int) -> None:
     if expected != found:
-        raise Corrupted("bad_part_count", f"{part.directory} has {found} {what}, its manifest says {expected}")
+        raise Corrupted("bad_part_count", f"{part.directory} has {found} {what}, its manifest says {expected}; {_REBUILD}")
 
 
 def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple[bytes, bytes]]:

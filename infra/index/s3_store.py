@@ -41,7 +41,7 @@ try:
     import obstore
     from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 except ImportError as error:
-    raise Misconfigured("s3_not_installed", "an index store s3://... needs the client obstore; install the extra: aif[s3]") from error
+    raise Misconfigured("s3_not_installed", "an index store s3://... needs the client obstore; run `uv sync --extra s3`") from error
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Objects
@@ -228,7 +228,10 @@ class S3Store:
         with self._errors(path):
             found = obstore.get(self._client(bytes_max), path)
             if found.meta["size"] > bytes_max:
-                raise Corrupted("file_too_large", f"{path} in {self.url} has more than {bytes_max} bytes")
+                raise Corrupted(
+                    "file_too_large",
+                    f"{path} in {self.url} has {found.meta['size']} bytes, expected at most {bytes_max}; restore it from a copy of the store",
+                )
             return bytes(found.bytes())
 
     def exists(self, path: str) -> bool:

@@ -197,7 +197,10 @@ class FolderStore:
         with self._errors(path), os.fdopen(os.open(self.local_path(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise Corrupted("file_too_large", f"{path} in {self.root} has more than {bytes_max} bytes")
+            raise Corrupted(
+                "file_too_large",
+                f"{path} in {self.root} has more than {bytes_max} bytes, expected no more; restore it from a copy of the store",
+            )
         return data
 
     def exists(self, path: str) -> bool:
@@ -301,8 +304,10 @@ class FolderStore:
             raise Unavailable("missing_file", f"{path} is not in the index store {self.root}; read the control log again") from error
         except OSError as error:
             if is_disk_full(error):
-                raise Unavailable("disk_full", f"{path} of {self.root} cannot be copied: {error}", 5.0) from error
-            raise Unavailable("store_unreadable", f"{path} in {self.root} cannot be read: {error}") from error
+                raise Unavailable("disk_full", f"{path} of {self.root} cannot be copied: {error}; free disk space", 5.0) from error
+            raise Unavailable(
+                "store_unreadable", f"{path} in {self.root} cannot be read: {error}; look at its permissions and the disk"
+            ) from error
 
 
 def _raise_unless_gone(error: OSError) -> None:

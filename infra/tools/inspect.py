@@ -132,7 +132,7 @@ class Inspector:
         except KafkaException as error:
             if error.args[0].code() in _NO_GROUP_YET:
                 return {}
-            raise Unavailable("kafka_unreachable", f"the group {group} cannot be described: {error}") from error
+            raise Unavailable("kafka_unreachable", f"the group {group} cannot be described: {error}; is the broker up?") from error
         features = self._prefix + ITEM_FEATURES
         return {
             f"{member.client_id}@{member.host.lstrip('/')}#{member.member_id[-6:]}": sorted(

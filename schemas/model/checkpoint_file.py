@@ -183,7 +183,7 @@ def _check_w_hash(spec: ModelSpec, w_hash_KM: np.ndarray | None, manifest: Mappi
         raise RejectedInput("checkpoint_w_hash", f"{message}; make it with make_w_hash")
     found = lsh_version_of(spec, w_hash_KM)
     if found != manifest.get("lsh_version"):
-        raise RejectedInput("checkpoint_w_hash", f"LSH version is {found}, the manifest says {manifest.get('lsh_version')}")
+        raise RejectedInput("checkpoint_w_hash", f"LSH version is {found}, the manifest says {manifest.get('lsh_version')}; write it again")
     return w_hash_KM
 
 

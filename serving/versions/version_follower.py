@@ -279,7 +279,12 @@ class VersionFollower:
         wanted = row_layout(checkpoint.spec)
         missing = [c.name for c in wanted.columns if c not in manifest.layout.columns]
         if missing or wanted.id_kind is not manifest.layout.id_kind:
-            raise Incompatible("other_layout", f"the model of version {manifest.version} needs columns {missing} that its rows do not have")
+            lacking = (
+                f"columns {missing} that its rows do not have"
+                if missing
+                else f"{wanted.id_kind} ids, its rows have {manifest.layout.id_kind}"
+            )
+            raise Incompatible("other_layout", f"the model of version {manifest.version} needs {lacking}; roll it back and publish another")
         return checkpoint
 
     def _admit(
@@ -314,7 +319,10 @@ class VersionFollower:
                 raise Incompatible("deltas_failed", f"version {held.resident.version} cannot follow its deltas: {held.error}")
             if time.monotonic() > deadline_s or self._stopped.wait(_CATCH_UP_POLL_S):
                 at = dict(held.resident.positions)
-                raise Unavailable("deltas_behind", f"version {held.resident.version} stands at {at} in index-deltas, wanted {ends}")
+                raise Unavailable(
+                    "deltas_behind",
+                    f"version {held.resident.version} stands at {at} in index-deltas after {CATCH_UP_S_MAX:g} s, wanted {ends}; is the broker up?",
+                )
 
     def _flip(self, held: _Held) -> None:
         wait_for_engine(self._engine.install(held.resident))

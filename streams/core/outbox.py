@@ -87,4 +87,6 @@ def decode_outbox_entry(key: bytes, raw: bytes) -> OutboxEntry:
         chosen = None if partition < 0 else partition
         return OutboxEntry(_SEQUENCE.unpack(key)[0], (topic or b"").decode(), chosen, message_key, value, named)
     except (struct.error, ValueError) as error:
-        raise Corrupted("bad_outbox_entry", f"an outbox entry of {len(raw)} bytes does not read: {error}") from error
+        raise Corrupted(
+            "bad_outbox_entry", f"an outbox entry of {len(raw)} bytes does not read: {error}; set the shard's directory aside and rebuild"
+        ) from error

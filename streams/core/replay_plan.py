@@ -91,7 +91,10 @@ def plan_shard_replay(log: ShardLog, begin: Begin, end: Offsets) -> ShardReplay:
     """Where one shard begins and ends. Raises Incompatible: `offset_gone` (the end is not in the log), `log_start_gone`, `no_base`."""
     for topic in SHARD_TOPICS:
         if not 0 <= end[topic] <= log.end[topic]:
-            raise Incompatible("offset_gone", f"shard {log.shard}: {topic} is wanted up to {end[topic]}, the log ends at {log.end[topic]}")
+            raise Incompatible(
+                "offset_gone",
+                f"shard {log.shard}: {topic} is wanted up to {end[topic]}, the log ends at {log.end[topic]}; give an earlier --to",
+            )
     gone = {topic: log.start[topic] for topic in SHARD_TOPICS if log.start[topic] > 0 and end[topic] > 0}
     if begin.from_log_start:
         if gone:

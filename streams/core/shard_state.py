@@ -128,7 +128,9 @@ def decode_shard_version(raw: bytes) -> ShardVersion:
         part = None if full is None else Part(**{**full, "files": tuple(PartFile(**f) for f in full["files"])})
         return ShardVersion(full=part, **fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}") from error
+        raise Corrupted(
+            "bad_shard_version", f"a version's entry in the shard does not read: {error}; set its directory aside and rebuild"
+        ) from error
 
 
 def encode_identity(number: int, init: Init) -> bytes:

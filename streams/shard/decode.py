@@ -134,7 +134,8 @@ def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shard
         if partition_of(item, shards) != record.partition:
             raise RejectedInput(
                 "wrong_partition",
-                f"id {item!r} belongs to partition {partition_of(item, shards)} of {shards}, the record came in {record.partition}",
+                f"id {item!r} belongs to partition {partition_of(item, shards)} of {shards}, the record came in {record.partition}; "
+                "partition by murmur2 of the id as text",
             )
     except UnicodeDecodeError as error:
         return DecodedRecord(record, [], [Rejection(0, "bad_id", f"the record's key is not UTF-8: {error}", "malformed")])

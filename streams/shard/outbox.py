@@ -77,5 +77,8 @@ def _read_value(database: JournaledDatabase, family: str, sequence: int) -> byte
     key = encode_outbox_key(sequence)
     raw = database.get(family, key)
     if raw is None:
-        raise Corrupted("outbox_value_missing", f"{database.path}: outbox entry {sequence} is gone before those that share its value")
+        raise Corrupted(
+            "outbox_value_missing",
+            f"{database.path}: outbox entry {sequence} is gone before those that share its value; set the directory aside and rebuild it",
+        )
     return decode_outbox_entry(key, raw).value

@@ -15,7 +15,9 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import delete_topics, topic_ids
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
-from schemas.ids import Id, partition_of
+from schemas.errors import Incompatible
+from schemas.ids import Id, IdKind, partition_of
+from schemas.index.layout import row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
@@ -252,6 +254,15 @@ def test_a_control_log_that_does_not_read_is_told_once_a_pause_and_not_at_every_
     for _ in range(5):
         follower._attempt(follower.step)
     assert len(told) == 1 and "bad_control_entry" in told[0]["error"] and follower.counters["load_failures"] == 1
+
+
+def test_a_version_whose_rows_have_another_kind_of_ids_than_its_model_is_refused_with_both_kinds(tmp_path: Path) -> None:
+    spec = SPECS["full"]
+    follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaSettings())  # type: ignore[arg-type]
+    follower._last_checkpoint = SimpleNamespace(info=SimpleNamespace(sha256="ab"), spec=spec)  # type: ignore[assignment]
+    rows = dataclasses.replace(row_layout(spec), id_kind=IdKind.TEXT)
+    with pytest.raises(Incompatible, match="version 3 needs int64 ids, its rows have text; roll it back"):
+        follower._checkpoint(SimpleNamespace(checkpoint_sha256="ab", version=3, layout=rows))  # type: ignore[arg-type]
 
 
 def test_a_position_outside_the_retained_deltas_and_a_version_too_large_for_a_slot_are_refused_by_name(deployment: Deployment) -> None:

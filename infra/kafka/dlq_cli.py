@@ -61,7 +61,7 @@ def list_letters(
     topics = _topics() if topic is None else [_known(topic)]
     rows = (_row(letter) for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
     if topic is None:
-        print_table("counts", _count(rows), as_json)
+        print_table("counts" if as_json else "dead_letters", _count(rows), as_json)
     else:
         print_table("dead_letters", deque(rows, maxlen=count), as_json)
 

@@ -66,6 +66,7 @@ def test_dead_letters_are_counted_once_each_listed_by_filter_and_shown_whole(pre
     with pytest.raises(AifError, match="no_such_dead_letter"):
         run("show", "item-features", "1", "6")
     assert CliRunner().invoke(build_app(), ["dlq", "list", "--since-s", "inf"]).exit_code == 2
+    assert CliRunner().invoke(build_app(), ["dlq", "list", "--code", "bad_id"]).stderr == "no dead letters\n"
 
 
 def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:

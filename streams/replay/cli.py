@@ -13,9 +13,10 @@ import typer
 from infra.command import AsJson, print_parts, print_table, say
 
 if TYPE_CHECKING:
+    from infra.index.store import IndexStore
     from infra.settings import InfraSettings
     from schemas.events import CheckpointRecord
-    from schemas.index.control import ControlState
+    from schemas.index.control import ControlState, VersionStatus
     from streams.encoder import RowEncoder
     from streams.replay.adopt import Adoption
     from streams.replay.points import ReplayPlan, ReplaySource
@@ -112,7 +113,7 @@ class _Run:
         status = self._status_of_target()
         return _announce(self.store, status), EncoderCache(self.store).get(status.version, status.checkpoint_sha256)
 
-    def _status_of_target(self) -> Any:
+    def _status_of_target(self) -> "VersionStatus":
         """The version whose checkpoint is meant: that of the seal that `--to` names, else the one that is served."""
         from schemas.errors import Unavailable
 
@@ -169,7 +170,7 @@ class _Run:
             return adoption.publish(publisher, self.record)
 
 
-def _announce(store: Any, status: Any) -> "CheckpointRecord":
+def _announce(store: "IndexStore", status: "VersionStatus") -> "CheckpointRecord":
     """A record for the store's own copy of a version's checkpoint."""
     from schemas.events import CheckpointRecord
     from schemas.index.manifest import checkpoint_path

@@ -4,9 +4,11 @@ Here: processes and progress. Not here: the work of a cell (cells.py). Each proc
 thread get more done than one process of two.
 """
 
+import contextlib
 import multiprocessing
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +28,14 @@ def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[C
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         task = progress.add_task("cells", total=len(plans), completed=len(plans) - len(missing))
         told = _Told(progress, task, len(missing), max(1, min(processes, len(missing))))
-        if told.processes > 1:
-            _run_beside(missing, folder, told)
-        else:
-            _run_here(missing, folder, told)
+        try:
+            if told.processes > 1:
+                _run_beside(missing, folder, told)
+            else:
+                _run_here(missing, folder, told)
+        except KeyboardInterrupt:
+            told.say(f"{len(read_cells(plans, folder))} of {len(plans)} cells are in {folder}; the same command goes on with the others")
+            raise
     return read_cells(plans, folder)
 
 
@@ -55,12 +61,14 @@ class _Told:
         numbers = cell.numbers
         self.left, self.done, self.seconds = self.left - 1, self.done + 1, self.seconds + numbers["wall_s"]
         left_min = self.left * self.seconds / self.done / self.processes / 60
-        self.progress.console.print(
-            f"{plan.file_name}: {numbers['wall_s']:.0f} s, {numbers['cpu_s']:.0f} s of processor; {self.left} left, about {left_min:.0f} min",
-            highlight=False,
-            soft_wrap=True,
+        self.say(
+            f"{plan.file_name}: {numbers['wall_s']:.0f} s, {numbers['cpu_s']:.0f} s of processor; {self.left} left, about {left_min:.0f} min"
         )
         self.progress.update(self.task, advance=1, description=plan.variant.title[:28])
+
+    def say(self, line: str) -> None:
+        """Prints a line above the bar."""
+        self.progress.console.print(line, highlight=False, soft_wrap=True)
 
 
 def _run_here(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
@@ -71,13 +79,25 @@ def _run_here(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
 def _run_beside(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(told.processes, mp_context=context) as pool:
-        plans = {pool.submit(_run_and_write, plan, folder): plan for plan in missing}
+        with _interrupts_ignored():  # the processes inherit it: who presses Ctrl-C hears of it from this one, once
+            plans = {pool.submit(_run_and_write, plan, folder): plan for plan in missing}
         try:
             for done in as_completed(plans):
                 told.finish(plans[done], done.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
             raise
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run_and_write(plan: CellPlan, folder: Path) -> Cell:

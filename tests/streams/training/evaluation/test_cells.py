@@ -1,6 +1,12 @@
 """A cell: the same plan gives the same numbers, its file is the cell, and the questions it asks are the world's."""
 
+import contextlib
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +142,25 @@ def test_new_candidates_are_those_that_the_user_has_not_met() -> None:
     histories = truth.catalogue.world.histories.item_UH[truth.held_out]
     for near, met, new in zip(truth.near, histories, truth.near_is_new, strict=True):
         assert new.tolist() == [item not in set(met.tolist()) for item in near.tolist()]
+
+
+def test_an_interrupted_run_says_what_it_has_and_goes_on_from_there(tmp_path: Path) -> None:
+    """Ctrl-C goes to every process of the terminal: one line of what is kept, and no trace of the processes that computed."""
+    program = f"""
+from pathlib import Path
+from streams.training.evaluation.runner import run_cells
+from tests.streams.training.evaluation.tiny import tiny_plan
+run_cells([tiny_plan(), *(tiny_plan(seed=n, steps=100_000) for n in (1, 2, 3))], Path({str(tmp_path)!r}), 2)
+"""
+    ours = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while not list(tmp_path.glob("*.json")):
+            assert ours.poll() is None
+            time.sleep(0.05)
+        os.killpg(ours.pid, signal.SIGINT)
+        _, told = ours.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ours.pid, signal.SIGKILL)
+    assert f"1 of 4 cells are in {tmp_path}; the same command goes on with the others" in told
+    assert told.count("Traceback") == 1 and read_cell(tmp_path, tiny_plan()) is not None

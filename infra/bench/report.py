@@ -31,49 +31,6 @@ class Interval(Protocol):
     def high(self) -> float: ...
 
 
-@dataclass
-class Figures:
-    """Collects the figures of one run of `command`; `config` is what the run was asked to do."""
-
-    command: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, name: str, value: float | None, unit: str) -> None:
-        """One figure. A name is given once; not-a-number and infinity become null (JSON has neither)."""
-        assert name not in self._figures, f"figure {name} was given twice"
-        finite = value is None or math.isfinite(value)
-        self._figures[name] = {"value": value if finite else None, "unit": unit}
-
-    def add_interval(self, name: str, interval: Interval, unit: str) -> None:
-        """A figure and the bounds of its interval, `NAME_low` and `NAME_high`."""
-        for end, number in (("", interval.value), ("_low", interval.low), ("_high", interval.high)):
-            self.add(f"{name}{end}", number, unit)
-
-    def add_ratio(self, name: str, value: float | None, base: float | None) -> None:
-        """A figure divided by another; null where either could not be measured, or the base is 0."""
-        self.add(name, None if value is None or not base else value / base, "ratio")
-
-    def value(self, name: str) -> float | int | None:
-        """A figure given before. KeyError when it was not."""
-        number: float | int | None = self._figures[name]["value"]
-        return number
-
-    def as_dict(self) -> dict[str, Any]:
-        """The whole object."""
-        return {
-            "command": self.command,
-            "machine": describe_machine(),
-            "versions": library_versions(),
-            "config": dict(self.config),
-            "figures": dict(self._figures),
-        }
-
-    def print_json(self) -> None:
-        """The object on one line of standard output."""
-        print(json.dumps(self.as_dict(), default=str, allow_nan=False), flush=True)
-
-
 def describe_machine() -> dict[str, Any]:
     """What decides the figures and names nobody: processor, cores we may use, memory, system."""
     return {
@@ -100,3 +57,53 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+@dataclass
+class Figures:
+    """Collects the figures of one run of `command`; `config` is what the run was asked to do."""
+
+    command: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=describe_machine)
+    versions: Mapping[str, str] = field(default_factory=library_versions)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "Figures":
+        """What `as_dict` gave. KeyError where a part of it is missing."""
+        return cls(raw["command"], raw["config"], dict(raw["figures"]), raw["machine"], raw["versions"])
+
+    def add(self, name: str, value: float | None, unit: str) -> None:
+        """One figure. A name is given once; not-a-number and infinity become null (JSON has neither)."""
+        assert name not in self._figures, f"figure {name} was given twice"
+        finite = value is None or math.isfinite(value)
+        self._figures[name] = {"value": value if finite else None, "unit": unit}
+
+    def add_interval(self, name: str, interval: Interval, unit: str) -> None:
+        """A figure and the bounds of its interval, `NAME_low` and `NAME_high`."""
+        for end, number in (("", interval.value), ("_low", interval.low), ("_high", interval.high)):
+            self.add(f"{name}{end}", number, unit)
+
+    def add_ratio(self, name: str, value: float | None, base: float | None) -> None:
+        """A figure divided by another; null where either could not be measured, or the base is 0."""
+        self.add(name, None if value is None or not base else value / base, "ratio")
+
+    def value(self, name: str) -> float | int | None:
+        """A figure given before. KeyError when it was not."""
+        number: float | int | None = self._figures[name]["value"]
+        return number
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole object."""
+        return {
+            "command": self.command,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "config": dict(self.config),
+            "figures": dict(self._figures),
+        }
+
+    def print_json(self) -> None:
+        """The object on one line of standard output."""
+        print(json.dumps(self.as_dict(), default=str, allow_nan=False), flush=True)

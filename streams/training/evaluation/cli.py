@@ -24,6 +24,9 @@ def tables(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Before: lay steps and learning rates side by side on the tuning fold.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
+    saved: Annotated[
+        bool, typer.Option("--saved", help="Write the report anew from the figures.json of the last run; compute nothing.")
+    ] = False,
     data_figures: Annotated[
         list[Path] | None,
         typer.Option(
@@ -39,7 +42,7 @@ def tables(
     from streams.training.evaluation.program import TablesOptions, run_tables
 
     cores = len(os.sched_getaffinity(0))
-    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds, tune, finished, data_figures or ()))
+    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds, tune, finished, saved, data_figures or ()))
     say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
     print_figures(figures.as_dict(), as_json)
 

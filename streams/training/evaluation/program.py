@@ -3,6 +3,7 @@
 Here: the order of the work. Not here: its parts, each in a file of its own.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from streams.training.evaluation.data_section import read_data_figures
 from streams.training.evaluation.grouped import grouped_speedup
 from streams.training.evaluation.hash_law import sigma_ratio
 from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
-from streams.training.evaluation.report import write_report
+from streams.training.evaluation.report import FIGURES, write_report
 from streams.training.evaluation.runner import read_cells, run_cells
 from streams.training.evaluation.similarity_cost import counted_costs, make_case, measure_costs
 from streams.training.evaluation.tables import add_tuning_figures, add_world_figures
@@ -45,16 +46,22 @@ class TablesOptions:
     seeds: int | None = None
     tune: bool = False
     finished: bool = False
+    saved: bool = False
     data_figures: Sequence[Path] = ()
 
 
 def run_tables(options: TablesOptions) -> Figures:
     """Trains the missing cells, measures, writes the report and its pictures into `out`, and returns the figures.
 
-    Raises Misconfigured (`no_cells`, and those of `read_data_figures`).
+    With `saved`, only the report is written, from the figures that the last run left in `out`.
+    Raises Misconfigured (`no_cells`, `no_saved_figures`, and those of `read_data_figures`).
     """
     torch.set_num_threads(1)
     others = [read_data_figures(path) for path in options.data_figures]
+    if options.saved:
+        figures = _read_saved(options.out / FIGURES)
+        write_report(options.out, figures, plan_tables(*(figures.config[name] for name in ("quick", "steps", "seeds"))), others)
+        return figures
     plan = plan_tables(options.quick, options.steps, options.seeds)
     figures = Figures("eval tables", {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
     folder = options.out / "cells"
@@ -70,6 +77,17 @@ def run_tables(options: TablesOptions) -> Figures:
     _add_hash_law(figures, plan)
     figures.add("grouped_speedup", _measure_grouped(plan), "x")
     write_report(options.out, figures, plan, others)
+    return figures
+
+
+def _read_saved(path: Path) -> Figures:
+    try:
+        figures = Figures.from_dict(json.loads(path.read_text()))
+        assert figures.command == "eval tables"
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise Misconfigured(
+            "no_saved_figures", f"{path} is not what a run of `aif eval tables` left there ({error!r}); run it without --saved first"
+        ) from error
     return figures
 
 

@@ -5,12 +5,14 @@ drawing (pictures.py).
 Invariant: apart from the sections of other data (data_section.py), every number is a figure of the run; one that the run does not have is a dash.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.bench.report import Figures, describe_machine, library_versions
+from infra.bench.report import Figures
+from infra.files import write_file_durably
 from streams.training.evaluation.bits import ALLOWED_PT
 from streams.training.evaluation.data_section import data_section
 from streams.training.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
@@ -22,7 +24,7 @@ from streams.training.family.cluster_moments import CLUSTERS
 from streams.training.family.codes import MOMENT_WIDTH
 from streams.training.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 
-RESULTS, REPORT = "RESULTS.md", "report.html"
+RESULTS, REPORT, FIGURES = "RESULTS.md", "report.html", "figures.json"
 _GAINS, _BRIDGES, _BITS = "table2.png", "bridges.png", "bits.png"
 
 
@@ -60,14 +62,14 @@ class Lookup:
 
 
 def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """Writes RESULTS.md, report.html and their pictures into `folder` and returns the path of the first.
+    """Writes RESULTS.md, report.html, their pictures and the figures of all of it into `folder` and returns the path of the first.
 
     `other_data`: saved outputs of `aif eval data --json`, of which each gets a section.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
     sections = (
-        _head(found, plan),
+        _head(found, plan, figures),
         _table_2(found),
         _table_3(found),
         _bridges(found),
@@ -82,11 +84,12 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
     path = folder / RESULTS
     path.write_text(encode_markdown(blocks))
     (folder / REPORT).write_text(encode_html(blocks, folder))
+    write_file_durably(folder / FIGURES, (json.dumps(figures.as_dict(), indent=1) + "\n").encode())
     return path
 
 
-def _head(found: Lookup, plan: TablesPlan) -> list[Block]:
-    machine, versions, size = describe_machine(), library_versions(), plan.size
+def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[Block]:
+    machine, versions, size = figures.machine, figures.versions, plan.size
     options = [*(["--quick"] if plan.quick else []), "--steps", str(plan.steps), "--seeds", str(plan.seeds)]
     kind = shlex.join(["aif", "eval", "tables", *options])
     made = f"""Written by `{kind}` on {machine["cores"]} cores of {machine["processor"]}, torch {versions["torch"]}, Python {versions["python"]}:

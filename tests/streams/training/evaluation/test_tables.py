@@ -169,7 +169,12 @@ def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure
     figures = run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=2))
     for name in ("aif_share_of_gap", "lsh_gauc_loss_pt", "lsh_time_saved_pct", "moments_gauc_loss_pt", "grouped_speedup"):
         assert figures.value(name) is not None
-    assert (tmp_path / RESULTS).exists()
+    written = (tmp_path / RESULTS).read_text()
+    (tmp_path / RESULTS).unlink()
+    assert run_tables(TablesOptions(tmp_path, quick=False, processes=1, saved=True)).as_dict() == figures.as_dict()
+    assert (tmp_path / RESULTS).read_text() == written
+    with pytest.raises(Misconfigured, match="no_saved_figures"):
+        run_tables(TablesOptions(tmp_path / "elsewhere", quick=True, processes=1, saved=True))
     monkeypatch.setattr(program, "_add_hash_law", lambda *_: None)
     monkeypatch.setattr(program, "_measure_grouped", lambda _: 1.0)
     again = run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=2, finished=True))

@@ -208,9 +208,12 @@ def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
         child.kill()
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+        try:
+            os.killpg(leader, number)
+        except ProcessLookupError:
+            os.kill(leader, number)  # a forked child leads its group only a moment later; nobody else has its number before it is reaped
 
 
 def log_tail(path: Path) -> str:

@@ -5,11 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from infra.processes import Child, free_ports, port_is_free, start_child, stop_all, wait_ready, wait_until
+from infra.processes import Child, _Executed, free_ports, port_is_free, start_child, stop_all, wait_ready, wait_until
 from schemas.errors import Unavailable
 
 _STUBBORN = "import signal, time, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -34,6 +35,13 @@ def test_a_child_that_ignores_the_polite_signal_is_killed(tmp_path: Path) -> Non
     stop_all([child], grace_s=0.1)
     assert not child.alive()
     assert child.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("end", "number"), [(Child.kill, signal.SIGKILL), (lambda child: stop_all([child]), signal.SIGTERM)])
+def test_a_child_that_does_not_lead_its_group_yet_is_ended_too(tmp_path: Path, end: Callable[[Child], None], number: int) -> None:
+    child = Child("forked", _Executed(["sleep", "20"]), tmp_path / "log")
+    end(child)
+    assert child.process.returncode == -number
 
 
 def test_a_child_keeps_the_bytecode_of_what_it_imports_also_where_an_image_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

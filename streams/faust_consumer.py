@@ -3,8 +3,8 @@
 Here: the consumer, and the order in which fetched records leave it. Not here: the app and its agents (faust_shell.py), which see single records.
 For each message Faust makes two tasks, a wait and an event, and keeps books: 70 us of processor time at best, 180 on a busy machine, where fetching a
 record costs 2 us. So a message here is a run: records of one partition, from one fetch, in offset order. Its offset is that of its last record.
-Invariants: no record is left out, and the order within a partition stays. What waits is bounded by the number of runs in a queue and by the bytes of one
-fetch of a partition, which a run cannot exceed (I8).
+Invariants: no record is left out, none of another cluster is handed over, and the order within a partition stays. What waits is bounded by the number of
+runs in a queue and by the bytes of one fetch of a partition, which a run cannot exceed (I8).
 """
 
 import asyncio
@@ -54,12 +54,26 @@ class RunConsumer(Consumer):
     """For an app whose `ConsumerScheduler` is RunsInTurn."""
 
     app: Any  # faust_shell.py's ShellApp; that file imports this one
+    _compared: frozenset[Any] = frozenset()  # connections since which the topics were compared with those of the index
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._read_offset = NothingRead()
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Mapping[TP, list[Any]]:  # noqa: ASYNC109 - the name is Faust's
+        """The client would go on at the same offsets in another cluster's log, if one answered at the address of the former. It can only do so over a new
+        connection, so what may have come over one waits until the topics were compared."""
+        records = await self._fetch(active_partitions, timeout)
+        if records and not (connections := self._connections()) <= self._compared:
+            await self.app.compare_topics()
+            self._compared = connections
+        return records
+
+    def _connections(self) -> frozenset[Any]:
+        consumer = self._thread._consumer
+        return frozenset() if consumer is None else frozenset(consumer._client._conns.values())
+
+    async def _fetch(self, active_partitions: set[TP] | None, timeout: float) -> Mapping[TP, list[Any]]:  # noqa: ASYNC109 - as above
         """Leaves the records of shards that take none yet where they are. In the queues they would keep those of other topics waiting behind them, also the
         checkpoint that the shards may be waiting for."""
         taking = {tp for tp in active_partitions or () if self.app.takes(tp)}

@@ -96,6 +96,7 @@ class ShellApp(faust.App):
 
     prefix: str
     ownership: Ownership
+    check_topics: Callable[[], None]
 
     async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Opens the shards and moves the group to their offsets, then lets Faust handle the assignment. A slow start only delays the records."""
@@ -138,6 +139,19 @@ class ShellApp(faust.App):
         """Whether records of a partition are to be fetched."""
         return self.ownership.takes((tp.topic.removeprefix(self.prefix), tp.partition))
 
+    async def compare_topics(self) -> None:
+        """Returns when the topics were found to be those of the index; ends the process where they are others."""
+        while True:
+            try:
+                await asyncio.to_thread(self.check_topics)
+                return
+            except asyncio.CancelledError:
+                raise
+            except Unavailable:
+                await asyncio.sleep(_RETRY_S)
+            except BaseException as error:
+                stop_process(error, "comparing the topics with those of the index")
+
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Reads `topic` (without prefix) again from `offset`. Records fetched before may still arrive."""
         await self.consumer.seek_wait({TP(self.prefix + topic, partition): offset})
@@ -148,8 +162,17 @@ class ShellApp(faust.App):
         return transport
 
 
-def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: Ownership, session_timeout_s: float) -> ShellApp:
-    """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders)."""
+def make_app(
+    group: str,
+    bootstrap: str,
+    prefix: str,
+    folder: Path,
+    ownership: Ownership,
+    session_timeout_s: float,
+    check_topics: Callable[[], None] = lambda: None,
+) -> ShellApp:
+    """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders), `check_topics` raises
+    Incompatible where the topics are not those of the index."""
     accept_any_header_names()
     app = ShellApp(
         group,
@@ -179,7 +202,7 @@ def make_app(group: str, bootstrap: str, prefix: str, folder: Path, ownership: O
         value_serializer="raw",
         consumer_connections_max_idle_ms=540_000,
     )
-    app.prefix, app.ownership = prefix, ownership
+    app.prefix, app.ownership, app.check_topics = prefix, ownership, check_topics
     return app
 
 

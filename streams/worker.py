@@ -48,6 +48,7 @@ from streams.worker_metrics import WorkerMetrics, fetch_ends
 
 _LAG_EVERY_S = 2.0
 _TOPICS_EVERY_S = 5.0
+_ANSWER_S_MAX = 1.0
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
 _FAUST_END_S_MAX = 5.0  # without a broker its client waits for ever for the answer to a last commit, which nothing here needs
 _THREAD_END_S_MAX = 5.0
@@ -86,9 +87,13 @@ class Worker:
         assert state.init is not None
         return state.init
 
-    def _describe_index(self) -> Init:
+    def _describe_index(self, **patience: float) -> Init:
         index = self.settings.index
-        return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+        return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, IdKind(index.id_kind), **patience)
+
+    def _check_topics(self) -> None:
+        """Raises Incompatible where the topics are not those of the index, Unavailable where the broker does not answer soon."""
+        check_identity(self.control_log.state, self._describe_index(deadline_s=_ANSWER_S_MAX))
 
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then closes everything."""
@@ -131,7 +136,8 @@ class Worker:
 
     def _make_app(self, init: Init) -> ShellApp:
         worker = self.settings.worker
-        app = make_app(f"{self.prefix}shards", self.bootstrap, self.prefix, self.folder / "faust", self.owned, worker.session_timeout_s)
+        group, faust_folder = f"{self.prefix}shards", self.folder / "faust"
+        app = make_app(group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics)
         self.versions = self._make_version_side()
         add = functools.partial(add_agent, app, records_max=worker.batch_records_max, within_s=worker.within_ms / 1000)
         add(ITEM_FEATURES, self.owned.apply)
@@ -179,6 +185,7 @@ class Worker:
                 on_confirmed=task.confirmed,
                 on_failure=lambda error: stop_process(error, f"the outbox of shard {task.number}"),
                 on_tick=task.tick,
+                check_topics=self._check_topics,
             )
 
         return ShardTask(shard, self.clock, make_sender, self.metrics.count)

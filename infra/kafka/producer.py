@@ -6,7 +6,9 @@ in every other client of the topics (murmur2). Memory is bounded: `produce` rais
 `close` of the client waits for ever while the broker is away: a sender calls `flush` with a limit, and `purge` for what then is left.
 """
 
-from confluent_kafka import Producer
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, Producer
 
 from schemas.limits import MIB
 
@@ -14,8 +16,9 @@ _MESSAGE_BYTES_MAX = 8 * MIB  # more than any topic takes: the broker decides
 _QUEUE_KIB_MAX = 64 * 1024
 
 
-def open_producer(bootstrap: str, delivery_s_max: float) -> Producer:
-    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: for ever)."""
+def open_producer(bootstrap: str, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None) -> Producer:
+    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: for ever). `on_error` is called within `poll`, also at the end of each
+    connection."""
     return Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -30,5 +33,6 @@ def open_producer(bootstrap: str, delivery_s_max: float) -> Producer:
             "reconnect.backoff.max.ms": 1_000,
             "allow.auto.create.topics": False,
             "log_level": 2,
+            **({} if on_error is None else {"error_cb": on_error}),
         }
     )

@@ -1,10 +1,12 @@
 """Sends the outbox of a shard with one idempotent producer, in the order of the sequence, and tells what the broker has acknowledged.
 
 Here: `OutboxSender`. Not here: what is in the outbox (shard.py), when it is read (task.py).
-Invariants: an entry is confirmed only when it and every entry before it were acknowledged. What was not acknowledged is still in the shard and is sent
+Invariants: an entry is confirmed only when it and every entry before it were acknowledged, by the index's own cluster: after a lost connection another one
+may answer at the address, so the topics are compared before anything more is confirmed. What was not acknowledged is still in the shard and is sent
 again after a restart. A delivery never times out: while the broker is away the queue fills up, and then `send` makes the shard wait (I8).
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from infra.kafka.producer import open_producer
-from schemas.errors import AifError, Incompatible
+from schemas.errors import AifError, Incompatible, Unavailable
 from streams.core.outbox import OutboxEntry
 
 _POLL_S = 0.05
@@ -24,8 +26,9 @@ class OutboxSender:
     """One producer, and the thread that runs its callbacks. Only the thread of the shard calls `send`.
 
     on_confirmed(sequence)  everything up to it was acknowledged; called from this object's thread
-    on_failure(error)       the broker refused for good (a topic is gone): the process must stop
+    on_failure(error)       the broker refused for good (a topic is gone), or is another cluster's: the process must stop
     on_tick()               about 20 times a second, from this object's thread
+    check_topics()          raises Incompatible where the topics are not those of the index, Unavailable where nobody answers soon
     """
 
     def __init__(
@@ -36,10 +39,14 @@ class OutboxSender:
         on_confirmed: Callable[[int], None],
         on_failure: Callable[[AifError], None],
         on_tick: Callable[[], None] = lambda: None,
+        check_topics: Callable[[], None] = lambda: None,
     ) -> None:
-        self._prefix = prefix
+        self._prefix, self._check_topics = prefix, check_topics
         self._on_confirmed, self._on_failure, self._on_tick = on_confirmed, on_failure, on_tick
-        self._producer = open_producer(bootstrap, 0)  # the outbox keeps what is not delivered
+        self._numbers = itertools.count(1)
+        self._lost = self._compared = 0  # the last lost connection, and the last after which the topics were compared
+        self._confirmed = -1
+        self._producer = open_producer(bootstrap, 0, self._note_error)  # the outbox keeps what is not delivered
         self._lock = threading.Lock()
         self._waiting: deque[int] = deque()  # sequences in the order of sending, from the oldest without an acknowledgement
         self._acknowledged: set[int] = set()  # of those
@@ -87,21 +94,41 @@ class OutboxSender:
     def _serve(self) -> None:
         while not self._ended.is_set():
             self._producer.poll(_POLL_S)
+            if self._lost != self._compared:
+                self._compare_topics()
             self._on_tick()
+
+    def _note_error(self, _: KafkaError) -> None:
+        self._lost = next(self._numbers)
+
+    def _compare_topics(self) -> None:
+        """Confirms what was acknowledged meanwhile."""
+        lost = self._lost
+        try:
+            self._check_topics()
+        except Unavailable:
+            return
+        except AifError as error:
+            self._on_failure(error)
+            return
+        self._compared = lost
+        with self._lock:
+            if self._confirmed >= 0:
+                self._on_confirmed(self._confirmed)
 
     def _take(self, entry: OutboxEntry, error: KafkaError | None) -> None:
         if error is not None:
             if error.code() != KafkaError._PURGE_QUEUE:
                 self._fail(entry, error)
             return
-        confirmed = -1
         with self._lock:
             self._acknowledged.add(entry.sequence)
+            before = self._confirmed
             while self._waiting and self._waiting[0] in self._acknowledged:
-                confirmed = self._waiting.popleft()
-                self._acknowledged.remove(confirmed)
-            if confirmed >= 0:
-                self._on_confirmed(confirmed)  # under the lock: two threads serve callbacks, and a lower number must not come later
+                self._confirmed = self._waiting.popleft()
+                self._acknowledged.remove(self._confirmed)
+            if self._confirmed > before and self._lost == self._compared:
+                self._on_confirmed(self._confirmed)  # under the lock: two threads serve callbacks, and a lower number must not come later
 
     def _fail(self, entry: OutboxEntry, error: KafkaError) -> None:
         self._on_failure(

@@ -39,10 +39,36 @@ def test_what_is_not_taken_yet_is_not_fetched(takes: set[TP], asked: set[TP] | N
 
     monkeypatch.setattr("faust.transport.drivers.aiokafka.Consumer._getmany", fetch)
     consumer = object.__new__(RunConsumer)
+    consumer._thread = SimpleNamespace(_consumer=None)  # type: ignore[assignment]
     consumer.app = SimpleNamespace(takes=lambda tp: tp in takes)  # type: ignore[assignment]
     assert asyncio.run(consumer._getmany({FEW, MANY}, 1.0)) == {tp: [1] for tp in asked or ()}
     assert [partitions for partitions, _ in fetched] == ([] if asked is None else [asked])
     assert all(timeout_s == 1.0 or (len(takes) < 2 and timeout_s < 0.1) for _, timeout_s in fetched), "it looks soon whether more is taken"
+
+
+def test_what_came_over_a_new_connection_waits_until_the_topics_were_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    async def fetch(*_: object) -> dict[TP, list[int]]:
+        order.append("fetched")
+        return {FEW: [1]}
+
+    async def compare() -> None:
+        order.append("compared")
+
+    monkeypatch.setattr("faust.transport.drivers.aiokafka.Consumer._getmany", fetch)
+    consumer, connections = object.__new__(RunConsumer), {1: "first"}
+    consumer._thread = SimpleNamespace(_consumer=SimpleNamespace(_client=SimpleNamespace(_conns=connections)))  # type: ignore[assignment]
+    consumer.app = SimpleNamespace(takes=lambda tp: True, compare_topics=compare)  # type: ignore[assignment]
+
+    async def get() -> None:
+        assert await consumer._getmany({FEW}, 1.0) == {FEW: [1]}
+
+    asyncio.run(get())
+    asyncio.run(get())
+    connections[1] = "second"
+    asyncio.run(get())
+    assert order == ["fetched", "compared", "fetched", "fetched", "compared"]
 
 
 def test_the_group_goes_on_behind_the_last_run_that_was_acked_and_is_told_once() -> None:

@@ -1,0 +1,45 @@
+"""The sender of the outbox on a real broker: what counts as delivered after a connection was lost."""
+
+import threading
+
+from confluent_kafka import KafkaError
+
+from infra.kafka.admin import apply_topics
+from infra.processes import wait_until
+from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.topics import INDEX_DELTAS
+from streams.core.outbox import OutboxEntry
+from streams.shard.outbox_sender import OutboxSender
+
+
+def test_after_a_lost_connection_nothing_is_confirmed_before_the_topics_were_compared(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    answers: list[AifError | None] = [Unavailable("kafka_unreachable", "not yet")]
+    confirmed: list[int] = []
+    failed: list[AifError] = []
+    asked = threading.Semaphore(0)
+
+    def check() -> None:
+        asked.release()
+        if (answer := answers[-1]) is not None:
+            raise answer
+
+    sender = OutboxSender(bootstrap_servers, topic_prefix, on_confirmed=confirmed.append, on_failure=failed.append, check_topics=check)
+
+    def send(sequence: int) -> None:
+        sender.send([OutboxEntry(sequence, INDEX_DELTAS, 0, b"", b"a delta")])
+        wait_until(lambda: not sender._waiting, 30, "the broker's acknowledgement")
+
+    send(0)
+    wait_until(lambda: confirmed == [0], 30, "the confirmation")
+    sender._note_error(KafkaError(KafkaError._TRANSPORT))
+    send(1)
+    assert confirmed == [0] and asked.acquire(timeout=30)
+    answers.append(None)
+    wait_until(lambda: confirmed == [0, 1], 30, "the confirmation of what was acknowledged meanwhile")
+    answers.append(Incompatible("other_index", "another cluster"))
+    sender._note_error(KafkaError(KafkaError._TRANSPORT))
+    send(2)
+    wait_until(lambda: bool(failed), 30, "the failure")
+    assert confirmed == [0, 1]
+    sender.close()

@@ -17,6 +17,7 @@ from streams.training.trainer_state import StateFile, TrainerState, decode_state
 from tests.streams.training.test_trainer import network_of, taste_world
 
 OPTIONS = TrainOptions(steps_max=50, batch_requests=8, seed=3)
+OF_THREE_FITS = dataclasses.replace(OPTIONS, fits=3)
 Undisturbed = tuple[TrainReport, dict[str, torch.Tensor]]
 
 
@@ -45,8 +46,18 @@ def data() -> TrainingSet:
 @pytest.fixture(scope="module")
 def undisturbed(data: TrainingSet) -> Undisturbed:
     """What a fit that nobody kills tells, and its weights."""
+    return fit_undisturbed(data, OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_mean(data: TrainingSet) -> Undisturbed:
+    """The same of the mean of three fits."""
+    return fit_undisturbed(data, OF_THREE_FITS)
+
+
+def fit_undisturbed(data: TrainingSet, options: TrainOptions) -> Undisturbed:
     network = network_of(data, seed=9)
-    report = fit(network, data, OPTIONS)
+    report = fit(network, data, options)
     return report, network.state_dict()
 
 
@@ -84,15 +95,16 @@ def test_keeping_states_changes_nothing(data: TrainingSet, undisturbed: Undistur
 
 
 @pytest.mark.parametrize("steps", [45, 55, 75, 115])
-def test_a_mean_of_fits_that_is_killed_in_any_of_them_ends_the_same(data: TrainingSet, tmp_path: Path, steps: int) -> None:
-    options, undisturbed = dataclasses.replace(OPTIONS, fits=3), network_of(data, seed=9)
-    expected = fit(undisturbed, data, options)
+def test_a_mean_of_fits_that_is_killed_in_any_of_them_ends_the_same(
+    data: TrainingSet, undisturbed_mean: Undisturbed, tmp_path: Path, steps: int
+) -> None:
+    expected, weights = undisturbed_mean
     states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
-    killed_after(data, steps, states, options)
+    killed_after(data, steps, states, OF_THREE_FITS)
     again = network_of(data, seed=1)
-    found = fit(again, data, options, states=states)
+    found = fit(again, data, OF_THREE_FITS, states=states)
     assert (found.steps, found.copr, found.click) == (expected.steps, expected.copr, expected.click) and found.steps == 150
-    assert same_weights(again, undisturbed.state_dict())
+    assert same_weights(again, weights)
 
 
 def state() -> TrainerState:

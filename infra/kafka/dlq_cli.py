@@ -4,6 +4,7 @@ Here: options and printing. Not here: reading, choosing and sending letters (red
 """
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -12,6 +13,7 @@ from infra.command import AsJson, command_group, print_data, print_table, read_s
 
 if TYPE_CHECKING:
     from infra.kafka.redrive import DeadLetter, Filter
+    from infra.settings import InfraSettings
 
 _SHOWN_BYTES = 2_000
 _OWNERS = {
@@ -47,10 +49,14 @@ def list_letters(
     partition: Partition = None,
     since_s: SinceS = None,
     contains: Contains = None,
+    left: Annotated[bool, typer.Option("--left", help="Only those that no redrive has sent.")] = False,
     count: Annotated[int, typer.Option(min=1, help="How many are listed, the newest.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update. Options choose which count."""
+    """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update. Options choose which count.
+
+    `redriven`: sent once more. One that was rejected again is a letter of its own, with the next `attempt`.
+    """
     from collections import deque
 
     from infra.kafka.redrive import read_dead_letters
@@ -58,8 +64,9 @@ def list_letters(
     settings = read_settings()
     where = settings.bootstrap_servers(), settings.kafka.topic_prefix
     chosen = _filter(disposition, code, partition, since_s, contains)
-    topics = _topics() if topic is None else [_known(topic)]
-    rows = (_row(letter) for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
+    topics, sent = _topics() if topic is None else [_known(topic)], _redriven(settings)
+    letters = (letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
+    rows = (_row(letter, sent) for letter in letters if not (left and letter.identity in sent))
     if topic is None:
         print_table("counts" if as_json else "dead_letters", _count(rows), as_json)
     else:
@@ -89,7 +96,7 @@ def show_letter(
         "value_bytes": None if value is None else len(value),
         "headers": {name: None if raw is None else raw.decode(errors="replace") for name, raw in found.record.headers},
     }
-    print_data({**_row(found), **record}, as_json)
+    print_data({**_row(found, _redriven(settings)), **record}, as_json)
 
 
 def redrive(
@@ -121,7 +128,7 @@ def redrive(
         )
     if dry_run or not letters:
         if letters or as_json:
-            print_table("would_send", [_row(letter) for letter in letters], as_json)
+            print_table("would_send", [_row(letter, sent.identities) for letter in letters], as_json)
         return
     partitions, kind = len(end_offsets(bootstrap, prefix + topic)), IdKind(settings.index.id_kind)
     records = [encode_redriven(letter, partitions, kind, _OWNERS.get(topic, "")) for letter in letters]
@@ -150,7 +157,20 @@ def _filter(disposition: str | None, code: str | None, partition: int | None, si
     return Filter(disposition, code, partition, since_ms, contains)
 
 
-def _row(letter: "DeadLetter") -> dict[str, Any]:
+def _redriven(settings: "InfraSettings") -> AbstractSet[str]:
+    """The identities that redrives have sent. What one without an end has sent is not known, and that is said."""
+    from infra.index.store import open_index_store
+    from infra.kafka.redrive import read_redriven
+
+    sent, open_runs = read_redriven(open_index_store(settings.index.store))
+    if open_runs:
+        say(
+            f"warning: {', '.join(open_runs)} has no end, so what it sent shows as not redriven; it still runs, or `aif dlq redrive --take-over`"
+        )
+    return sent
+
+
+def _row(letter: "DeadLetter", sent: AbstractSet[str]) -> dict[str, Any]:
     from infra.kafka.dead_letters import attempt_of
 
     source = letter.source
@@ -162,6 +182,7 @@ def _row(letter: "DeadLetter") -> dict[str, Any]:
         "disposition": source.disposition,
         "code": source.code,
         "attempt": attempt_of(letter.record.headers),
+        "redriven": letter.identity in sent,
         "rejected_at_ms": letter.record.timestamp_ms,
         "reason": source.reason,
     }
@@ -170,5 +191,11 @@ def _row(letter: "DeadLetter") -> dict[str, Any]:
 def _count(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     from collections import Counter
 
-    counts = Counter((row["topic"], row["disposition"], row["code"]) for row in rows)
-    return [{"topic": t, "disposition": d, "code": c, "updates": n} for (t, d, c), n in sorted(counts.items())]
+    counts, redriven = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for row in rows:
+        group = row["topic"], row["disposition"], row["code"]
+        counts[group] += 1
+        redriven[group] += row["redriven"]
+    return [
+        {"topic": t, "disposition": d, "code": c, "updates": n, "redriven": redriven[t, d, c]} for (t, d, c), n in sorted(counts.items())
+    ]

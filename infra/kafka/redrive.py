@@ -1,7 +1,8 @@
 """Sending rejected updates once more: which, at what rate, never twice.
 
     read_dead_letters   the letters of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record)
-    read_sent           what earlier runs have sent, from the audit in the index store
+    read_redriven       what the runs that ended have sent, for whoever only looks
+    read_sent           what earlier runs have sent, from the audit in the index store; a dead run's is looked for
     plan_redrive        pure: the letters that a filter takes, without those sent before, at most so many
     encode_redriven     pure: the record of one update as it is sent again
     run_redrive         sends, between two audit files
@@ -187,18 +188,34 @@ class Sent:
     next_run: int
 
 
+def read_redriven(store: IndexStore) -> tuple[set[Identity], list[str]]:
+    """What the runs that ended have sent, of all topics, and the `begin` of each run without an end. Raises Corrupted (`bad_audit`)."""
+    begins = _list_begins(store)
+    ended = {begin for begin in begins if store.exists(_end_of(begin))}
+    sent = {identity for begin in ended for identity in _read_audit(store, _end_of(begin), "sent")["sent"]}
+    return sent, [begin for begin in begins if begin not in ended]
+
+
+def _list_begins(store: IndexStore) -> list[str]:
+    return [path for path in store.list(AUDIT) if path.endswith("/begin")]
+
+
+def _end_of(begin: str) -> str:
+    return begin.removesuffix("begin") + "end"
+
+
 def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> Sent:
     """What earlier runs have sent of `topic`, a run without an end included.
 
     Raises Unavailable (`redrive_running`) when there is such a run and `take_over` does not say that it is dead, Corrupted (`bad_audit`).
     """
     sent: set[Identity] = set()
-    begins = [path for path in store.list(AUDIT) if path.endswith("/begin")]
+    begins = _list_begins(store)
     for begin in begins:
         run = _read_audit(store, begin, "topic", "ends", "by")
         if run["topic"] != topic:
             continue
-        end = begin.removesuffix("begin") + "end"
+        end = _end_of(begin)
         if store.exists(end):
             sent.update(_read_audit(store, end, "sent")["sent"])
         elif take_over:

@@ -82,6 +82,15 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     assert run("redrive", "item-features", "--disposition", "schema")["would_send"] == []
     again = CliRunner().invoke(build_app(), ["dlq", "redrive", "item-features", "--disposition", "schema"])
     assert again.stdout == "" and "nothing to send" in again.stderr and "2 were" in again.stderr
+    assert [(row["code"], row["redriven"]) for row in run("list", "item-features")["dead_letters"]] == [
+        ("wrong_partition", True),
+        ("bad_update", True),
+        ("not_json", False),
+    ]
+    assert [row["code"] for row in run("list", "item-features", "--left")["dead_letters"]] == ["not_json"]
+    assert {(c["code"], c["updates"], c["redriven"]) for c in run("list")["counts"]} >= {("bad_update", 1, 1), ("not_json", 1, 0)}
+    assert [c["code"] for c in run("list", "--left")["counts"]] == ["not_json"]
+    assert run("show", "item-features", "1", "5", "3")["redriven"]
     store = open_index_store(str(tmp_path / "store"))
     assert json.loads(store.get(f"{done['audit']}end"))["sent"] == ["item-features/1/5/3"]
     before = read_sent(store, bootstrap_servers, prefix, "item-features", False)
@@ -101,6 +110,8 @@ def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(
     assert begin["records"] == 1 and begin["filter"]["code"] == "not_json" and begin["by"] == f"uid {os.getuid()}"
     with pytest.raises(Unavailable, match="redrive_running"):
         run("redrive", "item-features")
+    looked = CliRunner().invoke(build_app(), ["dlq", "list", "item-features"])
+    assert looked.exit_code == 0 and f"{AUDIT}000000000/begin has no end" in looked.stderr
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
     assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
     assert [r.value for r in resent(bootstrap_servers, prefix)] == [GARBAGE.value]

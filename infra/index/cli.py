@@ -36,7 +36,8 @@ def list_versions(as_json: AsJson = False) -> None:
     from infra.clock import SystemClock
     from infra.index.describe import describe_versions
 
-    print_table("versions", describe_versions(_open_log().refresh(), SystemClock().now_ms()), as_json)
+    log = _open_log()
+    print_table("versions", describe_versions(log.refresh(), log.store, SystemClock().now_ms()), as_json)
 
 
 @index_app.command(short_help="One version: its state and what its manifest names.")
@@ -44,13 +45,19 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
     from infra.index.describe import describe_seal
     from infra.index.parts import read_manifest
-    from schemas.index.manifest import WORK_SKIPPED
+    from infra.index.verify import find_checkpoint_faults
+    from schemas.index.manifest import CHECKPOINT_REPAIR, WORK_SKIPPED
 
     settings = read_settings()
     log = _open_log(settings)
     state = log.refresh()
     status = _chosen(state, version)
-    data: dict[str, Any] = {**asdict(status), "served": status is state.current}
+    fault = find_checkpoint_faults(log.store, state).get(status.version, "")
+    data: dict[str, Any] = {
+        **asdict(status),
+        "served": status is state.current,
+        "checkpoint_fault": fault and f"{fault}; {CHECKPOINT_REPAIR}",
+    }
     tables: dict[str, list[dict[str, Any]]] = {}
     if status.revision >= 0:
         manifest = read_manifest(log.store, status)

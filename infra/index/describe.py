@@ -5,16 +5,21 @@ Not here: the commands (cli.py, infra/tools/status_cli.py).
 
 from typing import Any
 
+from infra.index.store import IndexStore
+from infra.index.verify import find_checkpoint_faults
 from schemas.index.control import ControlState, VersionStatus
-from schemas.index.manifest import Seal
+from schemas.index.manifest import CHECKPOINT_REPAIR, Seal
 
 
-def describe_versions(state: ControlState, now_ms: int) -> list[dict[str, Any]]:
-    """A row for each version, the newest first."""
-    return [_describe_version(state, status, now_ms) for status in sorted(state.versions.values(), key=lambda s: -s.version)]
+def describe_versions(state: ControlState, store: IndexStore, now_ms: int) -> list[dict[str, Any]]:
+    """A row for each version, the newest first. Reads the checkpoints of those in use: a damaged one stops its shards at their next start. Raises what the
+    store raises."""
+    faults = find_checkpoint_faults(store, state)
+    newest_first = sorted(state.versions.values(), key=lambda s: -s.version)
+    return [_describe_version(state, status, faults.get(status.version, ""), now_ms) for status in newest_first]
 
 
-def _describe_version(state: ControlState, status: VersionStatus, now_ms: int) -> dict[str, Any]:
+def _describe_version(state: ControlState, status: VersionStatus, fault: str, now_ms: int) -> dict[str, Any]:
     marks = [
         name
         for name, holds in (
@@ -23,6 +28,7 @@ def _describe_version(state: ControlState, status: VersionStatus, now_ms: int) -
             ("building", status is state.building),
             ("withheld", status.withheld),
             ("turned away", status.turned_away),
+            ("damaged", bool(fault)),
             (f"{status.wish} when revived", bool(status.wish)),
         )
         if holds
@@ -38,7 +44,7 @@ def _describe_version(state: ControlState, status: VersionStatus, now_ms: int) -
         "label": status.label,
         "age_s": (now_ms - since_ms) // 1000 if since_ms else "",
         "token": str(status.token) if status.revision >= 0 else "",
-        "reason": status.reason,
+        "reason": "; ".join(filter(None, (fault and f"its checkpoint {fault}: {CHECKPOINT_REPAIR}", status.reason))),
         "by": status.by,
     }
 

@@ -1,6 +1,7 @@
 """Verification of a published version from its files alone: checksums, blocks, counts, digests. Every fault is named; none hides another.
 
-Here: what `aif index verify` does. Not here: the cheaper checks of a loader (serving/versions/index_reader.py).
+Here: what `aif index verify` does, and a look at the checkpoints of all versions in use. Not here: the cheaper checks of a loader
+(serving/versions/index_reader.py).
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from infra.index.parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
 from infra.index.store import IndexStore
 from schemas.errors import AifError
-from schemas.index.control import VersionStatus
+from schemas.index.control import ControlState, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.manifest import Manifest, Seal, checkpoint_path
 
@@ -31,7 +32,8 @@ def verify_version(
 ) -> Verification:
     """Read everything that the version's manifest names. `on_shard(done, of)` is called for progress. Raises only when the manifest is unreadable."""
     manifest = read_manifest(store, status)
-    faults = _verify_checkpoint(store, manifest)
+    fault = _find_checkpoint_fault(store, manifest.checkpoint_sha256)
+    faults = [f"checkpoint: {checkpoint_path(manifest.checkpoint_sha256)} {fault}"] if fault else []
     rows = 0
     for done, seal in enumerate(manifest.seals, 1):
         found = _verify_shard(store, manifest, seal)
@@ -44,12 +46,18 @@ def verify_version(
     return Verification(manifest.version, manifest.revision, len(shards), rows, manifest.digest, tuple(faults))
 
 
-def _verify_checkpoint(store: IndexStore, manifest: Manifest) -> list[str]:
-    path = checkpoint_path(manifest.checkpoint_sha256)
+def find_checkpoint_faults(store: IndexStore, state: ControlState) -> dict[int, str]:
+    """What is wrong with the store's copy of the checkpoint of each version in use; a whole one is not named. Reads the files."""
+    faults = {status.version: _find_checkpoint_fault(store, status.checkpoint_sha256) for status in state.receiving}
+    return {version: fault for version, fault in faults.items() if fault}
+
+
+def _find_checkpoint_fault(store: IndexStore, sha256: str) -> str:
+    path = checkpoint_path(sha256)
     if not store.exists(path):
-        return [f"checkpoint: {path} is missing"]
+        return "is missing"
     found = store.sha256(path)
-    return [] if found == manifest.checkpoint_sha256 else [f"checkpoint: {path} has sha256 {found}"]
+    return "" if found == sha256 else f"is damaged (its sha256 begins with {found[:8]})"
 
 
 def _verify_shard(store: IndexStore, manifest: Manifest, seal: Seal) -> list[str]:

@@ -18,12 +18,13 @@ from infra.command import settings_classes
 from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
+from infra.index.verify import find_checkpoint_faults
 from infra.kafka.admin import NEEDS_PERMISSION, fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
 from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
-from schemas.index.manifest import CHECKPOINT_REPAIR, checkpoint_path
+from schemas.index.manifest import CHECKPOINT_REPAIR
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
@@ -112,14 +113,11 @@ def check_store(settings: InfraSettings) -> Finding:
 def check_checkpoints(settings: InfraSettings) -> Finding:
     """Whether the store's copies of the checkpoints of all versions in use are what their names say. A worker that starts needs them."""
     store = open_index_store(settings.index.store)
-    damaged, used = [], ControlLog(store).refresh().receiving
-    for status in used:
-        path = checkpoint_path(status.checkpoint_sha256)
-        if not store.exists(path) or store.sha256(path) != status.checkpoint_sha256:
-            damaged.append(f"{path} of version {status.version} ({status.model_id!r})")
-    if damaged:
-        return Finding("checkpoints", FAIL, f"damaged or missing: {', '.join(damaged)}", CHECKPOINT_REPAIR)
-    return Finding("checkpoints", OK, f"those of {len(used)} versions in use are whole")
+    state = ControlLog(store).refresh()
+    if faults := find_checkpoint_faults(store, state):
+        told = (f"that of version {version} ({state.versions[version].model_id!r}) {fault}" for version, fault in faults.items())
+        return Finding("checkpoints", FAIL, ", ".join(told), CHECKPOINT_REPAIR)
+    return Finding("checkpoints", OK, f"those of {len(state.receiving)} versions in use are whole")
 
 
 def check_features(settings: InfraSettings) -> Finding:

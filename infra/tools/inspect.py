@@ -157,6 +157,7 @@ class Inspector:
             "revision": status.revision if status.revision >= 0 else "",
             "served": "yes" if status is state.current else "",
             "sealed": "" if wanted is None else f"{sealed} of {shards} for revision {wanted}",
+            "reason": status.reason,
         }
 
 

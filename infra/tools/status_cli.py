@@ -44,7 +44,7 @@ def status(
     state = _reachable(log.refresh)
     topics, broker = _topic_rows(settings, log, state)
     data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(describe_served(state) if state else {})}
-    versions = describe_versions(state, SystemClock().now_ms()) if state else []
+    versions = (_reachable(lambda: describe_versions(state, log.store, SystemClock().now_ms())) if state else None) or []
     print_parts(data, {"topics": topics, "versions": versions}, as_json)
 
 

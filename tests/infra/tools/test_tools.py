@@ -26,6 +26,7 @@ from infra.tools.status_view import render_sample
 from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
+from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 from tests.schemas.catalogue import small_schema
 
@@ -145,6 +146,10 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
     next((tmp_path / "store" / "checkpoints").iterdir()).write_bytes(b"x")
     told = findings()["checkpoints"]
     assert told["state"] == "fail" and "of version 0" in told["found"] and "repairs it" in told["next_step"]
+    for command in (("status",), ("index", "list")):
+        (row,) = run_aif(*command)["versions"]
+        assert row["mark"] == "served,damaged" and "its checkpoint is damaged" in row["reason"] and "repairs it" in row["reason"]
+    assert "repairs it" in run_aif("index", "show")["checkpoint_fault"]
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,10 +113,12 @@ def redrive(
     as_json: AsJson = False,
 ) -> None:
     """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit."""
+    from infra.index.control_log import ControlLog
     from infra.index.store import open_index_store
     from infra.kafka.admin import end_offsets
     from infra.kafka.redrive import encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
     from schemas.ids import IdKind
+    from schemas.topics import TOPICS
 
     settings, chosen = read_settings(), _filter(disposition, code, partition, since_s, contains)
     bootstrap, prefix, store = settings.bootstrap_servers(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
@@ -130,7 +132,10 @@ def redrive(
         if letters or as_json:
             print_table("would_send", [_row(letter, sent.identities) for letter in letters], as_json)
         return
-    partitions, kind = len(end_offsets(bootstrap, prefix + topic)), IdKind(settings.index.id_kind)
+    init = ControlLog(store).refresh().init  # its partitions decide where an id belongs, also where somebody has added some
+    table = next(t for t in TOPICS if t.name == topic)
+    partitions = table.partition_count(init.shards, init.user_partitions) if init else len(end_offsets(bootstrap, prefix + topic))
+    kind = IdKind(settings.index.id_kind)
     records = [encode_redriven(letter, partitions, kind, _OWNERS.get(topic, "")) for letter in letters]
     say(f"sending {len(records)} of dlq.{topic} at {rate:g} a second")
     audit = run_redrive(store, bootstrap, prefix, topic, sent, records, chosen, rate)

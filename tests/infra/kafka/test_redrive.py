@@ -11,14 +11,16 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from infra.cli import build_app
+from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics
+from infra.kafka.admin import GROW, apply_topics
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.events import Rejection
 from schemas.ids import IdKind, partition_of
+from schemas.index.control import Init
 from schemas.limits import RECORD_BYTES_MAX
 from tests.infra.aif_command import run_aif
 
@@ -97,6 +99,16 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     run("redrive", "item-features", "--rate", "1000")
     with pytest.raises(Unavailable, match="redrive_running: another redrive began"):  # of one that was planned before the last
         run_redrive(store, bootstrap_servers, prefix, "item-features", before, [], Filter(), 1_000.0)
+
+
+def test_an_update_goes_to_the_partition_that_the_index_has_for_its_id_also_where_somebody_has_added_some(
+    prefix: str, bootstrap_servers: str, tmp_path: Path
+) -> None:
+    grown = next(n for n in range(3, 9) if partition_of(1, n) != partition_of(1, 2))
+    apply_topics(bootstrap_servers, prefix, grown, 1, allow=[GROW])
+    ensure_init(ControlLog(open_index_store(str(tmp_path / "store"))), Init(2, 1, IdKind.INT64, {}), 1, "test")
+    assert run("redrive", "item-features", "--code", "wrong_partition", "--rate", "1000")["sent"] == 1
+    assert [record.partition for record in resent(bootstrap_servers, prefix)] == [partition_of(1, 2)]
 
 
 def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(

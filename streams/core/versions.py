@@ -15,7 +15,7 @@ Invariants:
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
 - Before a revision is sealed, the full part is written anew if the last sealed incremental part had grown past a share of it.
 
-A version that is behind in a shard starts again there if it is not published yet, nor sealed there (streams/versions/shard_versions.py looks); one that
+A version that is behind in a shard starts again there if it is built or revived, and not sealed there (streams/versions/shard_versions.py looks); one that
 servers follow stays behind until it is frozen and revived.
 """
 
@@ -164,7 +164,7 @@ def _plan_version(status: VersionStatus, shard: ShardFacts, foreign: bool, rewri
     if facts is None:
         return Start(number, version, behind=foreign)
     if facts.behind:  # before anybody follows it, starting again is enough; afterwards it needs a revive
-        return Stop(number, version) if status.state is State.WANTED and not foreign else None
+        return Stop(number, version) if (status.state is State.WANTED or status.is_reviving) and not foreign else None
     if foreign:
         return MarkBehind(number, version)
     if facts.full is None:

@@ -79,6 +79,7 @@ CASES = {
     "a version that is behind is left alone": (log(want(5, fingerprint=THEIRS)), {5: Facts(behind=True)}, DONE, []),
     "behind and unpublished starts again under the right encoder": (WANTED, {5: Facts(behind=True)}, DONE, [Stop(1, 5)]),
     "behind and live needs a revive": (LIVE, {5: Facts(behind=True)}, DONE, []),
+    "behind while it is revived starts again": (REVIVED, {v: Facts(full=FULL, behind=v == 5) for v in (5, 6, 7)}, DONE, [Stop(1, 5)]),
     "a started version is built": (WANTED, {5: Facts()}, {}, [Build(1, 5)]),
     "a live version that a new owner started is built again": (LIVE, {5: Facts()}, DONE, [Build(1, 5)]),
     "no seal before the shard caught up": (WANTED, {5: Facts(full=FULL)}, {"item-features": 10, "new-items": 3}, []),
@@ -119,6 +120,7 @@ LOST_CASES = {  # the checkpoint of 5 cannot be read
         [MarkBehind(1, 5), Start(1, 6)],
     ),
     "a backup falls behind": (BESIDE, {5: Facts(full=FULL), 6: Facts(full=FULL, sealed_revision=0)}, [MarkBehind(1, 5)]),
+    "one that is revived starts without rows": (REVIVED, {6: Facts(full=FULL), 7: Facts(full=FULL)}, [Start(1, 5, behind=True)]),
     "one that builds starts without rows": (WANTED, {}, [Start(1, 5, behind=True)]),
     "and does so once": (WANTED, {5: Facts(behind=True)}, []),
 }

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import Unavailable
-from schemas.index.lifecycle import State
+from schemas.index.control import Entry
+from schemas.index.lifecycle import Cause, EntryKind, State, Wish
 from schemas.index.manifest import checkpoint_path
 from streams.encoder import EncoderCache, RowEncoder
 from streams.versions.publication import Publication
@@ -101,6 +102,28 @@ def test_a_backup_without_a_checkpoint_falls_behind_and_the_live_version_goes_on
         worker.step()
     assert worker.tasks[0].admitted and worker.tasks[0].shard.versions[1].behind
     assert world.reader(2) == world.oracle(2, 1)
+    worker.close()
+
+
+def test_a_revival_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world: World) -> None:
+    worker = Worker(world)
+    for version in (2, 3):
+        world.want(version, seed=1)
+        worker.settle()
+    worker.close()
+    frozen = current(world).versions[1]
+    assert frozen.state is State.FROZEN
+    spoil(world)
+    world.write(Entry(EntryKind.WANT, 0, version=1, revision=frozen.next_revision, cause=Cause.REVIVE, wish=Wish.PROMOTE))
+    world.publish_items(upsert(7, 9, price=3.0))
+    worker = Worker(world)
+    for _ in range(5):
+        worker.step()
+    assert worker.tasks[0].shard.versions[1].behind and current(world).live == 3
+    repair(world)
+    for _ in range(14):
+        worker.step()
+    assert current(world).live == 1 and world.reader(1) == world.oracle(1)
     worker.close()
 
 

@@ -37,6 +37,7 @@ from serving.short_turns import take_short_turns
 STEADY, OVERLOAD = 0.8, 10.0
 _SENDERS = 3
 _LATE_MS_MAX = 1.0
+_WITHOUT_CORE_PCT_MAX = 10.0
 _PAGE_KIB = "VmRSS:"
 
 
@@ -65,6 +66,10 @@ class BenchServer:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(_PAGE_KIB))
 
+    def without_core_s(self) -> float:
+        """Seconds for which its threads were ready to run and other threads had the cores, so far and all together."""
+        return sum(int(one.read_text().split()[1]) for one in Path(f"/proc/{self.pid}/task").glob("*/schedstat")) / 1e9
+
 
 def measure_overload(plan: OverloadPlan) -> Figures:
     """All figures of the command."""
@@ -79,10 +84,12 @@ def measure_overload(plan: OverloadPlan) -> Figures:
         capacity = carried.count(OK) / carried.seconds
         say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {STEADY:g} and {OVERLOAD:g} times that ...")
         turns: dict[float, list[Latencies]] = {STEADY: [], OVERLOAD: []}
-        rss = [server.rss_mb()]
+        rss, without_core_s = [server.rss_mb()], dict.fromkeys(turns, 0.0)
         for _ in range(plan.turns):
             for share, seen in turns.items():
+                before_s = server.without_core_s()
                 seen.append(run_to_the_microsecond(send_at_rate(target, bodies, share * capacity, plan.seconds)))
+                without_core_s[share] += server.without_core_s() - before_s
             rss.append(server.rss_mb())
     steady, flood = (merge_turns(seen) for seen in turns.values())
     figures.add("capacity_per_s", capacity, "1/s")
@@ -102,6 +109,12 @@ def measure_overload(plan: OverloadPlan) -> Figures:
     figures.add("sender_late_p99_ms", late_ms := flood.late.get_quantile_value(0.99), "ms")
     if late_ms is not None and late_ms > _LATE_MS_MAX:
         say(f"the load generator itself was late by {late_ms:.1f} ms (p99), and every latency above has that in it: its core was not free")
+    figures.add("steady_without_core_pct", steady_pct := 100 * without_core_s[STEADY] / steady.seconds, "%")
+    figures.add("admitted_without_core_pct", 100 * without_core_s[OVERLOAD] / flood.seconds, "%")
+    if steady_pct > _WITHOUT_CORE_PCT_MAX:
+        say(
+            f"at {STEADY:.0%} of its load the server waited for a core {steady_pct:.0f}% of the time: each p99 above is that of the other processes"
+        )
     figures.add("failed", steady.count(FAILED) + flood.count(FAILED), "count")
     figures.add("rss_growth_mb", rss[-1] - rss[0], "MB")
     return figures

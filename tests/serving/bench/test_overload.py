@@ -14,4 +14,5 @@ def test_the_engine_has_cores_that_the_ports_have_not() -> None:
     with open_server(OverloadPlan(items=200, users=1, behaviours=5, candidates=10), cores) as server:
         allowed = {frozenset(os.sched_getaffinity(int(thread))) for thread in os.listdir(f"/proc/{server.pid}/task")}
         assert os.sched_getaffinity(server.pid) == {cores[1]}, "the event loop, which the ports' threads inherit from"
+        assert server.without_core_s() >= 0
     assert {cores[0]} in allowed

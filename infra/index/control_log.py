@@ -115,6 +115,25 @@ class ControlLog:
         self._gap_checked = True
 
 
+def append_entry(control_log: ControlLog, make: Callable[[ControlState], Entry | None]) -> Entry | None:
+    """Appends what `make` decides on the newest log. Returns the entry, or None if there was nothing to write.
+
+    Most of the time there is nothing to write, and the log as it was last read says so already: then the store is not asked.
+    """
+    read = control_log.state
+    if read.next_number and make(read) is None:
+        return None
+    decided: Entry | None = None
+
+    def decide(state: ControlState) -> Entry | None:
+        nonlocal decided
+        decided = make(state)  # called again after each conflict: the last decision is the one that was written
+        return decided
+
+    control_log.append(decide)
+    return decided
+
+
 def ensure_init(log: ControlLog, init: Init, at_ms: int, by: str) -> ControlState:
     """Give an empty index its identity, or check that it has this one (A1). Raises Incompatible: `other_index` with what differs, or
     `no_exclusive_create` where the store cannot hold a control log."""

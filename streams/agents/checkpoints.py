@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, append_entry
 from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Corrupted, RejectedInput, Unavailable
@@ -32,7 +32,6 @@ from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from streams.agents.checkpoint_files import read_allowed_file
 from streams.replay.parts import find_replayed
-from streams.versions.publication import append_entry
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000

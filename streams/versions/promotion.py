@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, append_entry
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from streams.builders.jobs import CanaryJob
@@ -23,7 +23,6 @@ from streams.builders.pool import Ticket
 from streams.builders.running_jobs import Builders
 from streams.core.canary import CanaryFigures, CanaryRules, judge_canary
 from streams.core.versions import plan_promotion, plan_wish
-from streams.versions.publication import append_entry
 
 
 @dataclass(frozen=True, slots=True)

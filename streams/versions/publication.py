@@ -7,12 +7,12 @@ whoever finds a manifest without its `publish` writes it. A manifest is never ma
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.clock import Clock
 from infra.failpoints import failpoint
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, append_entry
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore, read_if_there
 from schemas.errors import AifError, Corrupted
@@ -121,22 +121,3 @@ class Publication:
     def _entry(self, kind: EntryKind, version: int, revision: int = 0, cause: str = "", manifest_sha256: str = "") -> Entry:
         now_ms = self.clock.now_ms()
         return Entry(kind, now_ms, self.by, version, revision, cause=cause, manifest_sha256=manifest_sha256)
-
-
-def append_entry(control_log: ControlLog, make: Callable[[ControlState], Entry | None]) -> Entry | None:
-    """Appends what `make` decides on the newest log. Returns the entry, or None if there was nothing to write.
-
-    Most of the time there is nothing to write, and the log as it was last read says so already: then the store is not asked.
-    """
-    read = control_log.state
-    if read.next_number and make(read) is None:
-        return None
-    decided: Entry | None = None
-
-    def decide(state: ControlState) -> Entry | None:
-        nonlocal decided
-        decided = make(state)  # called again after each conflict: the last decision is the one that was written
-        return decided
-
-    control_log.append(decide)
-    return decided

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, append_entry
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from streams.core.misbehaviour import Misbehaviour, ReportHistory, ReportRules, plan_rollback
-from streams.versions.publication import append_entry
 
 
 @dataclass

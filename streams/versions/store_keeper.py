@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.clock import Clock
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, append_entry
 from infra.index.retention import read_store_content, remove_due
 from infra.index.store import IndexStore
 from schemas.index.control import ControlState, Entry
@@ -17,7 +17,6 @@ from schemas.index.lifecycle import EntryKind
 from schemas.index.retention import RetentionRules, plan_drops, plan_removals
 from streams.builders.running_jobs import OwnedShard, on_shard
 from streams.shard.shard import Shard
-from streams.versions.publication import append_entry
 
 _EVERY_S_MAX = 600.0
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infra.index.control_log import append_entry
 from infra.index.parts import read_manifest
 from schemas.errors import AifError, Unavailable
 from schemas.index.control import ControlState, Entry
@@ -27,7 +28,6 @@ from streams.core.canary import CanaryFigures, CanaryRules
 from streams.shard.shard import Shard
 from streams.shard.start import LogRange, start_shard
 from streams.versions.attempts import StepReport
-from streams.versions.publication import append_entry
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.snapshot_keeper import SnapshotTimes
 from streams.versions.store_keeper import KeepSettings

@@ -35,6 +35,8 @@ class Metric:
 
 
 METRICS = (
+    # every process of the system
+    Metric("broker_silent_seconds", "gauge", "Time since the broker last answered, asked every 5 s. While it grows, lag tells of before."),
     # streams
     Metric("updates_consumed", "counter", "Updates read from a source topic.", ("topic", "shard")),
     Metric("updates_applied", "counter", "Updates that changed the shard.", ("topic", "shard")),

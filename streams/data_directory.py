@@ -1,6 +1,6 @@
 """A worker's data directory belongs to one process at a time: its scratch folder is emptied at a start, and its heartbeat speaks for one.
 
-Here: `hold_directory`. Not here: single shards in it, which RocksDB locks (streams/shard/start.py).
+Here: `hold_directory`, `check_holds_no_shard`. Not here: single shards in it, which RocksDB locks (streams/shard/start.py).
 """
 
 import fcntl
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, Unavailable
 
 _LOCK_NAME = "lock"
 _FORMER_S_MAX = 30.0  # a former worker may still be ending
@@ -30,3 +30,17 @@ def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
                 message = f"another worker uses {folder}, for {wait_s:g} s already; {hint}"
                 raise Misconfigured("data_dir_in_use", message) from error
         time.sleep(_POLL_S)
+
+
+def check_holds_no_shard(folder: Path, store_url: str) -> None:
+    """For a worker whose index store has no control log yet. Raises Unavailable (`index_store_gone`) if its directory has shards all the same.
+
+    An index that began in the empty store would give its versions numbers that those shards have rows and seals for.
+    """
+    shards = sorted(path.parent.name for path in folder.glob("shards/*/CURRENT"))
+    if shards:
+        raise Unavailable(
+            "index_store_gone",
+            f"the index store {store_url} is empty, but {folder} has shards of an index ({', '.join(shards)}): mount or restore the store that was there, or "
+            "begin a new index with another AIF_WORKER__DATA_DIR",
+        )

@@ -34,7 +34,7 @@ from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
 from streams.builders.template import open_builder_template
-from streams.data_directory import hold_directory
+from streams.data_directory import check_holds_no_shard, hold_directory
 from streams.faust_shell import ShellApp, add_agent, leave_process, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.owned_shards import OwnedShards
@@ -78,10 +78,13 @@ class Worker:
         self._last_resort.daemon = True
 
     def prepare(self) -> Init:
-        """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit."""
+        """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit, Unavailable
+        (`index_store_gone`) where only the index store is empty."""
         index = self.settings.index
         if self.settings.worker.apply_topics:
             apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
+        if self.control_log.refresh().init is None:
+            check_holds_no_shard(self.folder, self.store.url)
         self.store.remove_dead_scratch()
         state = ensure_init(self.control_log, self._describe_index(), self.clock.now_ms(), f"worker-{os.getpid()}")
         assert state.init is not None
@@ -256,7 +259,9 @@ class Worker:
         before = ""
         while not self._stopping.wait(_TOPICS_EVERY_S):
             try:
-                check_identity(self.control_log.state, self._describe_index())
+                found = self._describe_index()
+                self.metrics.note_answer()
+                check_identity(self.control_log.state, found)
                 before = self._find_short_log(before)
             except Incompatible as error:
                 stop_process(error, "comparing the topics with those of the index")

@@ -52,6 +52,12 @@ class WorkerMetrics:
         self._rejected: dict[str, int] = {}
         self._sized: set[int] = set()
         self.show_wanted(None)
+        self.note_answer()
+        metrics.gauge("broker_silent_seconds").set_function(lambda: self._clock.monotonic() - self._answered_s)
+
+    def note_answer(self) -> None:
+        """The broker has answered just now."""
+        self._answered_s = self._clock.monotonic()
 
     def count(self, shard: int, result: BatchResult, seconds: float) -> None:
         """One micro-batch of a shard."""

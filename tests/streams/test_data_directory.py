@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import Misconfigured
-from streams.data_directory import hold_directory
+from schemas.errors import Misconfigured, Unavailable
+from streams.data_directory import check_holds_no_shard, hold_directory
 
 
 def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -14,3 +14,14 @@ def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path) ->
         hold_directory(tmp_path / "worker", wait_s=0.2)
     first.close()
     hold_directory(tmp_path / "worker", wait_s=0.2).close()
+
+
+def test_shards_beside_an_empty_index_store_are_named_and_a_directory_without_any_is_fine(tmp_path: Path) -> None:
+    check_holds_no_shard(tmp_path / "none", "store")
+    (tmp_path / "shards" / "00001").mkdir(parents=True)
+    check_holds_no_shard(tmp_path, "store")
+    (tmp_path / "shards" / "00001" / "CURRENT").touch()
+    with pytest.raises(
+        Unavailable, match=r"index_store_gone: the index store s3://b/p is empty, but .* \(00001\): mount or restore .*DATA_DIR"
+    ):
+        check_holds_no_shard(tmp_path, "s3://b/p")

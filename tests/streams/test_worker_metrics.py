@@ -54,6 +54,15 @@ def test_lag_is_against_the_end_of_the_partition_and_disappears_with_the_shard()
     assert shown(metrics, "aif_shard_offset", **second) is None
 
 
+def test_how_long_the_broker_is_silent_grows_until_it_answers() -> None:
+    metrics, clock = Metrics(), ManualClock()
+    worker = WorkerMetrics(metrics, clock)
+    clock.seconds = 7.0
+    assert shown(metrics, "aif_broker_silent_seconds") == 7
+    worker.note_answer()
+    assert shown(metrics, "aif_broker_silent_seconds") == 0
+
+
 def test_lag_seconds_are_of_the_oldest_record_that_is_not_applied_also_while_records_keep_coming() -> None:
     clock = LagClock()
     assert clock.lag_s(0, 0, 1.0) == 0

@@ -182,6 +182,7 @@ class RankingServer:
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
         users = self.known = Users(store, self.pool, id_kind, self.metrics, carried)
         self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids)
+        self.metrics.gauge("broker_silent_seconds").set_function(self.users.silent_s)
         self.users.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note)

@@ -41,6 +41,7 @@ _FLAGS = {GROW: "--allow-growth", SHRINK: "--allow-shrink", CLEANUP: "--allow-cl
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
 _DEADLINE_S = 30.0
 _PAUSE_S = 0.05
+_WATCH_S = 1.0
 _REPLICATION = 3  # where there are as many brokers; two of them must have a record before it is acknowledged
 _PERMANENT = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_CONFIG})
 
@@ -189,10 +190,29 @@ def offsets_at(bootstrap: str, topic: str, time_ms: int) -> dict[int, int]:
     return {p: offset if offset >= 0 else ends[p] for p, offset in found.items()}
 
 
-def delete_topics(bootstrap: str, names: Iterable[str]) -> None:
-    """Remove topics (whole names) with their records, and return when they are gone. Names that do not exist are fine. Raises Unavailable
-    (`kafka_unreachable`, `kafka_timed_out`)."""
-    _Broker(bootstrap, _DEADLINE_S).delete(set(names))
+class PartitionWatch:
+    """Asks again and again how many partitions topics have, over a connection of its own: on a consumer's, a question waits half a second for its fetch."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap, self._admin = bootstrap, _open_admin(bootstrap)
+
+    def count(self, topic: str) -> int:
+        """Partitions of a topic (whole name), 0 where there is none. Raises Unavailable (`kafka_unreachable`) within a second."""
+        try:
+            return len(self._admin.list_topics(topic, timeout=_WATCH_S).topics[topic].partitions)
+        except KafkaException as error:
+            raise Unavailable("kafka_unreachable", f"broker {self._bootstrap}: {error}; is it up (`aif broker status`)?") from error
+
+
+def _open_admin(bootstrap: str) -> AdminClient:
+    return AdminClient(
+        {
+            "bootstrap.servers": bootstrap,
+            "log_level": 2,
+            "reconnect.backoff.max.ms": 1_000,
+            "allow.auto.create.topics": False,  # or a question about a missing topic would make one, with one partition, where a broker allows it
+        }
+    )
 
 
 class _Broker:
@@ -203,14 +223,7 @@ class _Broker:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s
         self._request_s = min(_REQUEST_S_MAX, max(deadline_s, _REQUEST_S_MIN))
         self._end = time.monotonic() + deadline_s
-        self._admin = AdminClient(
-            {
-                "bootstrap.servers": bootstrap,
-                "log_level": 2,
-                "reconnect.backoff.max.ms": 1_000,
-                "allow.auto.create.topics": False,  # or a question about a missing topic would make one, with one partition, where a broker allows it
-            }
-        )
+        self._admin = _open_admin(bootstrap)
 
     def topics(self, prefix: str) -> dict[str, FoundTopic]:
         """Topics of the table under `prefix`, by name without prefix."""

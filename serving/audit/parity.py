@@ -29,7 +29,7 @@ from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Corrupted, RejectedInput
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
-from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path, token_of
+from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs
@@ -144,11 +144,9 @@ def read_named_manifest(store: IndexStore, token: VersionToken) -> Manifest:
     """The manifest that a token names. Raises Corrupted (`bad_manifest`) if its digest differs from the token's."""
     raw = store.get(manifest_path(token.version, token.revision))
     manifest = decode_manifest(raw)
-    found = token_of(token.version, token.revision, hashlib.sha256(raw).hexdigest())
-    if found.digest8 != token.digest8:
-        raise Corrupted(
-            "bad_manifest", f"manifest {token.version}.{token.revision} has digest {found.digest8}, the answer names {token.digest8}"
-        )
+    found = hashlib.sha256(raw).hexdigest()[:8]
+    if found != token.digest8:
+        raise Corrupted("bad_manifest", f"manifest {token.version}.{token.revision} has digest {found}, the answer names {token.digest8}")
     return manifest
 
 

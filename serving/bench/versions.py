@@ -12,6 +12,7 @@ under the model of the other have scores in neither range. An answer that mixed 
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,8 +84,8 @@ class VersionWriter:
         """The checkpoint of a version, or of a kind of version."""
         return self._checkpoints[version % len(self._checkpoints)]
 
-    def _entry(self, kind: EntryKind, version: int = -1, **fields: object) -> Entry:
-        return Entry(kind, int(time.time() * 1000), "bench", version=version, **fields)  # type: ignore[arg-type]
+    def _entry(self, kind: EntryKind, version: int = -1, **fields: Any) -> Entry:
+        return Entry(kind, int(time.time() * 1000), "bench", version=version, **fields)
 
     def _write_kind(self, kind: int) -> tuple[Seal, ...]:
         low, high = BIDS[kind]

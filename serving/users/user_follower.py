@@ -4,6 +4,8 @@ Here: the decision whether the stored view can go on or must be built again, gap
 changes in the view (user_store.py), sending dead letters (user_dead_letters.py, which is started and closed here).
 Ready = the view has reached the end offsets that were read at the start. It stays ready afterwards: an older view may answer, because a user's history is
 not part of a version.
+A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by name, with a
+dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
 Gaps: user-features is compacted, so gaps are normal there. A gap in user-behaviours is read once more; if it is still there, the records are lost for
 every reader, and the view goes on after the gap and counts it.
 """
@@ -14,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from infra.clock import Clock, SystemClock
-from infra.kafka.admin import check_topic_ids, end_offsets, start_offsets, topic_ids
+from infra.kafka.admin import PartitionWatch, check_topic_ids, end_offsets, start_offsets, topic_ids
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
@@ -27,6 +29,7 @@ _RECORDS_MAX = 500  # per poll: between two polls other threads get the lock and
 _IDLE_POLL_S = 0.02
 _RETRY_S = 1.0
 _SEEN_EVERY_S = 60.0
+_LOOK_EVERY_S = 5.0
 _log = logging.getLogger("aif.serving.users")
 
 
@@ -52,6 +55,7 @@ class UserFollower:
         self._thread = threading.Thread(target=self._run, name="user-follower", daemon=True)
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
         self._error = ""
+        self._watch, self._answered_s = PartitionWatch(bootstrap), self._clock.monotonic()
         self.rebuilt_because = ""
 
     def start(self) -> None:
@@ -76,6 +80,10 @@ class UserFollower:
     def ready(self) -> bool:
         """Whether everything that was in the topics at the start has been folded."""
         return self._ready.is_set()
+
+    def silent_s(self) -> float:
+        """Seconds since the broker last answered; it is asked every few seconds, whether or not there is anything to read."""
+        return self._clock.monotonic() - self._answered_s
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
@@ -107,8 +115,14 @@ class UserFollower:
         log = self._check_log()
         with contextlib.ExitStack() as stack:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]
+            looked_s = self._clock.monotonic()
             self._error, seen_s = "", float("-inf")
             while not self._stopping.is_set():
+                if self._clock.monotonic() - looked_s > _LOOK_EVERY_S:
+                    looked_s = self._clock.monotonic()
+                    if self._has_other_partitions(followers):
+                        self._log_at_start = None
+                        return
                 if self._store.is_full_of_refused:  # the sender of dead letters reports why
                     self._stopping.wait(_RETRY_S)
                     continue
@@ -121,6 +135,15 @@ class UserFollower:
                         seen_s = self._clock.monotonic()
                     self._stopping.wait(_IDLE_POLL_S)
 
+    def _has_other_partitions(self, followers: Sequence[TopicFollower]) -> bool:
+        """Whether a topic has not the partitions that are followed. A broker that is away is noted as silent."""
+        try:
+            found = [self._watch.count(self._prefix + follower.topic) for follower in followers]
+        except Unavailable:
+            return False
+        self._answered_s = self._clock.monotonic()
+        return any(count != len(follower.positions) for count, follower in zip(found, followers, strict=True))
+
     def _check_log(self) -> dict[str, TopicRange]:
         """The state of the log at the start. A view that does not fit to it is built again; but not from another cluster than the index's, whose log the view
         has not lost. Raises Incompatible (`other_topic`) there."""
@@ -131,8 +154,19 @@ class UserFollower:
             misfit = find_misfit(self._store.state, log, self._clock.now_ms())
             if misfit:
                 self._rebuild(misfit)
+            self._name_other_partitions(log)
             self._log_at_start = log
         return self._log_at_start
+
+    def _name_other_partitions(self, log: Mapping[str, TopicRange]) -> None:
+        self._answered_s = self._clock.monotonic()
+        for topic, found in log.items():
+            if len(found.starts) != self._store.partitions:
+                _log.error(
+                    "other_partitions: %s has %d partitions, the index has %d user partitions: clients that compute a partition from their number send users "
+                    "to where they do not belong, and each such update becomes a dead letter (`aif dlq list %s`); have them use %d",
+                    *(topic, len(found.starts), self._store.partitions, topic, self._store.partitions),
+                )
 
     def _find_range(self, topic: str, ids: Mapping[str, str]) -> TopicRange:
         if topic not in ids:

@@ -57,10 +57,11 @@ class StoreBounds:
 
 
 class UserStore:
-    """The view in one open database, which it owns and closes. `skipped`: updates that were wrong or found no room."""
+    """The view in one open database, which it owns and closes. `partitions`: user partitions of the index; `skipped`: updates that were wrong or found no
+    room."""
 
     def __init__(self, database: Database, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> None:
-        self._database, self._id_kind, self._partitions = database, id_kind, partitions
+        self._database, self._id_kind, self.partitions = database, id_kind, partitions
         self._bounds = bounds or StoreBounds()
         self._decoded: OrderedDict[Id, KnownUser] = OrderedDict()
         self._decoded_behaviours = 0
@@ -162,7 +163,7 @@ class UserStore:
         for record in records:
             if record.offset < self.state.next_offsets.get(record.topic, {}).get(record.partition, 0):
                 continue
-            portion.append(decode_user_record(record, self._id_kind, self._partitions))
+            portion.append(decode_user_record(record, self._id_kind, self.partitions))
             size += len(portion[-1]) + len(portion[-1].rejections)
             if size >= WRITE_BATCH_UPDATES_MAX:
                 yield portion

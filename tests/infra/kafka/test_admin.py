@@ -12,7 +12,6 @@ from infra.kafka.admin import (
     FoundTopic,
     apply_topics,
     check_partitions,
-    delete_topics,
     describe_index,
     end_offsets,
     fetch_topics,
@@ -23,6 +22,7 @@ from infra.kafka.admin import (
 from infra.processes import free_ports
 from schemas.errors import Incompatible, Unavailable
 from schemas.topics import TOPICS
+from tests.infra.kafka.deleted_topics import delete_topics
 
 
 def _all_there(shards: int = 2, user_partitions: int = 3) -> dict[str, FoundTopic]:

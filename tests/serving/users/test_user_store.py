@@ -1,6 +1,7 @@
 """The server's view of users: the fold over records good and bad, in one batch with their offsets, within bounds; and following the real topics."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.clock import SystemClock
-from infra.kafka.admin import apply_topics, delete_topics
+from infra.kafka.admin import GROW, PartitionWatch, apply_topics
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import wait_until
+from schemas.errors import Unavailable
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
@@ -23,6 +25,7 @@ from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_pro
 from serving.core.user_view import BLOCK
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds, UserStore
+from tests.infra.kafka.deleted_topics import delete_topics
 from tests.serving.front import open_view
 
 M = 3
@@ -285,6 +288,43 @@ def test_another_cluster_than_the_indexs_is_named_and_the_view_is_kept_for_when_
     follower.start()
     wait_until(lambda: of_index in follower.last_error, 20, "the reason")
     assert not follower.ready and not follower.rebuilt_because and store.state == kept
+    follower.close()
+
+
+def test_partitions_that_somebody_adds_are_followed_so_that_nothing_in_them_vanishes(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that computes the partition from their number puts users where they do not belong: refused by name, and those that stay are known."""
+    monkeypatch.setattr("serving.users.user_follower._LOOK_EVERY_S", 0.1)
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    store = open_view(tmp_path, IdKind.INT64, M)
+    follower = follow(store, bootstrap_servers, topic_prefix)
+    apply_topics(bootstrap_servers, topic_prefix, 1, M + 1, allow=[GROW])
+    moved = next(user for user in range(50) if partition_of(user, M + 1) == M)
+    stays = next(user for user in range(50) if partition_of(user, M + 1) == home(user))
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, M + 1, IdKind.INT64) as publisher:
+        publisher.publish_behaviours(Behaviour(user_id=user, item_id=1, time_ms=1) for user in (moved, stays))
+        publisher.flush()
+    wait_until(lambda: store.skipped == 1 and len(store.find(stays).behaviours) == 1, 20, "both to be read")
+    assert follower.ready and store.state.next_offsets[USER_BEHAVIOURS][M] == 1
+    assert "user-behaviours has 4 partitions, the index has 3 user partitions" in caplog.text
+    follower.close()
+
+
+def test_how_long_the_broker_is_silent_is_told_also_where_nothing_is_published(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.users.user_follower._LOOK_EVERY_S", 0.1)
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    follower = follow(open_view(tmp_path, IdKind.INT64, M), bootstrap_servers, topic_prefix)
+    time.sleep(3.0)
+    assert follower.silent_s() < 2.5  # an idle catalogue
+
+    def count(*_: object) -> int:
+        raise Unavailable("kafka_unreachable", "away")
+
+    monkeypatch.setattr(PartitionWatch, "count", count)
+    wait_until(lambda: follower.silent_s() > 3.0, 20, "the silence to be told")
     follower.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from infra.index import control_log
 from infra.index.control_log import ControlLog, control_path
 from infra.index.store import open_index_store
-from infra.kafka.admin import delete_topics, topic_ids
+from infra.kafka.admin import topic_ids
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.errors import Incompatible
@@ -25,6 +25,7 @@ from serving.engine.loop import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
 from serving.versions import version_follower
 from serving.versions.version_follower import VersionFollower
+from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
 from tests.serving.index_samples import SHARDS, DeltaWriter, decide, publish_version, write_identity

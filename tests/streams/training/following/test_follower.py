@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, delete_topics
+from infra.kafka.admin import apply_topics
 from infra.kafka.reader import read_topic
 from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
@@ -38,6 +38,7 @@ from streams.training.following.learner import OnlineOptions
 from streams.training.following.program import FollowPlan, open_follower
 from streams.training.following.rounds import Round
 from streams.training.settings import TrainSettings
+from tests.infra.kafka.deleted_topics import delete_topics
 from tests.sim.store import MemoryStore
 from tests.streams.training.following.stream import TasteStream, publish, write_base
 

@@ -128,8 +128,7 @@ class Feature:
 
     def number(self, value: object) -> float:
         """Transformed and scaled value, clipped to +-1e6; the default if missing, not a number, or not finite."""
-        usable = isinstance(value, (int, float)) and math.isfinite(value)
-        x = float(value) if usable else self.default  # type: ignore[arg-type]
+        x = float(value) if isinstance(value, (int, float)) and math.isfinite(value) else self.default
         if self.transform == Transform.LOG1P:
             x = math.copysign(math.log1p(abs(x)), x)
         return min(max((x - self.mean) / self.scale, -NUMBER_MAX), NUMBER_MAX)
@@ -233,8 +232,9 @@ class FeatureSchema:
         if self.bid is None:
             return 1.0
         value = raw.get(self.bid)
-        usable = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-        return min(float(value), BID_MAX) if usable else self.item(self.bid).default  # type: ignore[arg-type]
+        if isinstance(value, (int, float)) and math.isfinite(value) and value > 0:
+            return min(float(value), BID_MAX)
+        return self.item(self.bid).default
 
     def category_of(self, raw: Mapping[str, Any]) -> int:
         """The bucket of the SIM category; 0 if missing."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from infra.bench.report import Figures
@@ -73,15 +73,15 @@ class Steps:
 class Step:
     """One running step."""
 
-    def __init__(self, progress: Progress, task: int) -> None:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
         self.note = ""
 
     def advance(self, amount: float = 1) -> None:
         """Moves the bar on."""
-        self._progress.advance(self._task, amount)  # type: ignore[arg-type]
+        self._progress.advance(self._task, amount)
 
     def tell(self, note: str) -> None:
         """What stands beside the bar."""
         self.note = note
-        self._progress.update(self._task, note=note)  # type: ignore[arg-type]
+        self._progress.update(self._task, note=note)

@@ -74,8 +74,10 @@ class Stage:
     @property
     def bootstrap_servers(self) -> str:
         """The broker's address."""
-        assert self.external_bootstrap or self.broker is not None, "the broker was not started"
-        return self.external_bootstrap or self.broker.bootstrap_servers  # type: ignore[union-attr]
+        if self.external_bootstrap:
+            return self.external_bootstrap
+        assert self.broker is not None, "the broker was not started"
+        return self.broker.bootstrap_servers
 
     @property
     def topic_prefix(self) -> str:

@@ -6,13 +6,16 @@ Here: options and printing. Not here: topics (admin.py), the generated files (js
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.command import AsJson, print_data, print_table, read_settings, say
+
+if TYPE_CHECKING:
+    from infra.kafka.admin import TopicChange
 
 topics_app = typer.Typer(help="The topics of the index on the broker.", no_args_is_help=True)
 publish_app = typer.Typer(help="Publish events from a file.", no_args_is_help=True)
@@ -76,7 +79,7 @@ def json_schemas(
         raise typer.Exit(1)
 
 
-def _print_changes(changes: list, as_json: bool) -> None:  # type: ignore[type-arg]
+def _print_changes(changes: "Sequence[TopicChange]", as_json: bool) -> None:
     if not changes and not as_json:
         typer.echo("nothing to change")
         return

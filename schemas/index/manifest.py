@@ -16,7 +16,6 @@ from schemas.errors import Corrupted, Incompatible
 from schemas.index.digest import version_digest
 from schemas.index.layout import FORMAT, RowLayout, decode_layout
 from schemas.limits import MANIFEST_BYTES_MAX
-from schemas.token import VersionToken
 
 # Causes in a seal's `work`. The first of each line is work that was done, the others are work that was not needed.
 ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "rows_rewritten", "skipped_identical", "skipped_no_features"
@@ -184,8 +183,3 @@ def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
         return Manifest(layout=decode_layout(fields.pop("layout")), seals=seals, **fields)
     except (TypeError, KeyError, ValueError) as error:
         raise Corrupted("bad_manifest", f"manifest does not have the fields of format {FORMAT}: {error}") from error
-
-
-def token_of(version: int, revision: int, manifest_sha256: str) -> VersionToken:
-    """The token of a published revision."""
-    return VersionToken(version, revision, manifest_sha256[:8])

@@ -16,6 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from schemas.model.compiled import int64
+
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 INT32, INT64 = ir.IntType(32), ir.IntType(64)
 TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
@@ -40,7 +42,7 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 @numba.njit(inline="always")
 def address(array: np.ndarray) -> int:
     """Where an array's first element lies, int64."""
-    return np.int64(array.ctypes.data)  # type: ignore[return-value] # numba's int
+    return int64(array.ctypes.data)
 
 
 @instruction

@@ -74,7 +74,7 @@ class ShardVersions:
         for version, why in lost.items():
             self._attempts.complain(("lost checkpoint", version), why)
         for action in plan_shard(state, _read_facts(task), self._fingerprint(state), self._rewrite_share, lost):
-            self._attempts.attempt(action, lambda action=action: self._perform(state, task, action))  # type: ignore[misc]
+            self._attempts.attempt(action, functools.partial(self._perform, state, task, action))
         if state.init is None:
             return
         if not task.admitted:

@@ -7,7 +7,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     dlq                              infra/kafka/dlq_cli.py
     index, model                     infra/index/cli.py
     demo                             infra/demo/cli.py
-    doctor, status                   infra/tools/cli.py, status_cli.py
+    doctor, status                   infra/tools/cli.py, infra/tools/status_cli.py
     bench                            infra/bench/cli.py, and those of the other parts
     import                           infra/data/cli.py
 

@@ -23,7 +23,7 @@ def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
     if "corruption" in lower or "no such file" in lower or "does not exist" in lower or "checksum mismatch" in lower:
         return Corrupted("database_corrupted", f"{doing} in {path}: {text}; set the directory aside and rebuild it from its source")
     if "closed" in lower:
-        return Unavailable("database_closed", f"{doing} in {path}: {text}")
+        return Unavailable("database_closed", f"{doing} in {path}: {text}; reopen the database")
     if "invalid argument" in lower or "not implemented" in lower or "not supported" in lower:
         return Incompatible("database_refused", f"{doing} in {path}: {text}")
     return Unavailable("database_failed", f"{doing} in {path}: {text}; reopen the database")

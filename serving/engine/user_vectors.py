@@ -1,7 +1,7 @@
 """The user's vectors in call 1: the profile (Eq. 1), the rows U and the bridge vectors V of Algorithm 1.
 
 Here: `UserVectors`, and the compiled pass that makes V. Not here: what reads the history (history_pass.py, attention.py), the specification
-(schemas/model/user_half.py, bea.py).
+(schemas/model/user_half.py, schemas/model/bea.py).
 The arrays are tiny and the pass is plain: what a request pays for is the code that it touches. After a ranking all of it has left the caches, and twenty
 steps of NumPy took 0.13 ms where the pass takes 0.05.
 

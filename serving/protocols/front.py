@@ -40,7 +40,7 @@ class Front:
         self.inference.open_calls(engine, rank_call, id_kind)
 
     def log(self, method: str, path: str, status: int | str, seconds: float, size: int) -> None:
-        """The access log: one line for one answer of `size` bytes. With the id of the request, where it was read (user_halves.py)."""
+        """The access log: one line for one answer of `size` bytes. With the id of the request, where it was read (calls/user_halves.py)."""
         level = logging.INFO if self.settings.access_log else logging.DEBUG
         if _LOG.isEnabledFor(level):  # structlog would build the line before it looks at the level
             took_ms = round(seconds * 1000, 3)

@@ -48,7 +48,7 @@ from streams.worker_metrics import WorkerMetrics, fetch_ends
 
 _LAG_EVERY_S = 2.0
 _TOPICS_EVERY_S = 5.0
-_ANSWER_S_MAX = 1.0
+_START_S_MAX, _ANSWER_S_MAX = 30.0, 1.0  # for the broker's answer
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
 _FAUST_END_S_MAX = 5.0  # without a broker its client waits for ever for the answer to a last commit, which nothing here needs
 _THREAD_END_S_MAX = 5.0
@@ -90,9 +90,9 @@ class Worker:
         assert state.init is not None
         return state.init
 
-    def _describe_index(self, **patience: float) -> Init:
-        index = self.settings.index
-        return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, IdKind(index.id_kind), **patience)
+    def _describe_index(self, deadline_s: float = _START_S_MAX) -> Init:
+        index, kind = self.settings.index, IdKind(self.settings.index.id_kind)
+        return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, kind, deadline_s=deadline_s)
 
     def _check_topics(self) -> None:
         """Raises Incompatible where the topics are not those of the index, Unavailable where the broker does not answer soon."""

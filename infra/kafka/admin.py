@@ -147,9 +147,11 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
     )
 
 
-def describe_index(bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str) -> Init:
+def describe_index(
+    bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
+) -> Init:
     """The identity of the index that these settings and the topics on this broker make (A1). Raises Incompatible (`other_partitions`)."""
-    found = fetch_topics(bootstrap, prefix)
+    found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
     check_partitions(found, prefix, shards)
     ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
     # Reports are no part of an index, and those that were begun before there were any do not name them.

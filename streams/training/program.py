@@ -93,7 +93,11 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             refused.settle()
             figures.add("dead_lettered", refused.sent, "count")
         for number in range(1 + plan.more):
-            report = _fit(network, data, plan, number, progress, states if number == 0 else None)
+            try:
+                report = _fit(network, data, plan, number, progress, states if number == 0 else None)
+            except KeyboardInterrupt:
+                progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
+                raise
             path = _write(network, plan, number, _card(data, known, plan, report))
             progress.console.print(
                 f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
@@ -108,6 +112,13 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
                 figures.add("copr", report.copr, "nats")
                 figures.add("click", report.click, "nats")
     return figures
+
+
+def _what_is_kept(plan: TrainPlan) -> str:
+    """What an interrupted fit leaves."""
+    if plan.state is not None and plan.state.exists():
+        return f"{plan.state} has the state of the fit: the same command goes on from it"
+    return "nothing is kept of this fit; --state FILE with --steps would keep it"
 
 
 def _progress() -> Progress:

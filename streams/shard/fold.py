@@ -27,6 +27,7 @@ from streams.stored.upserts import Upserts
 
 FEATURES, EMBEDDINGS = "features", "embeddings"
 TOGETHER_MIN = 8  # upserts; for fewer, arrays cost more than they save
+_NO_UPSERTS = Upserts.of([])
 
 Component = tuple[str, bytes, bytes]  # column family, key, value
 
@@ -62,7 +63,7 @@ class FoldedBatch:
 
 def fold_batch(decoded: Sequence[DecodedRecord], stored: StoredRows, together: bool) -> FoldedBatch:
     """Folds decoded records, each topic's in offset order. `together`: whether the kernels for many upserts are there."""
-    upserts, others = split_updates([one.updates for one in decoded]) if together else (Upserts.of([]), _in_order(decoded))
+    upserts, others = split_updates([one.updates for one in decoded]) if together else (_NO_UPSERTS, _in_order(decoded))
     applied: Counter[str] = Counter()
     folded = _fold_upserts(upserts, stored) if len(upserts) else None
     if folded is not None:
@@ -79,6 +80,8 @@ def _in_order(decoded: Sequence[DecodedRecord]) -> list[Update]:
 
 def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Update]]:
     """(upserts of items that nothing else in the batch touches, the other updates), each in their order; given the updates of each record."""
+    if sum(map(len, updates)) < TOGETHER_MIN:
+        return _NO_UPSERTS, [u for one in updates for u in one]
     touched = {u.key for one in updates if not isinstance(one, Upserts) for u in one if not isinstance(u, FeaturesUpdate) or u.dead}
     together, others = list[Upserts](), list[Update]()
     for one in updates:
@@ -90,7 +93,7 @@ def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Up
             one = one.take([place for place, key in enumerate(keys) if key not in touched])
         together.append(one)
     upserts = Upserts.join(together)
-    return (upserts, others) if len(upserts) >= TOGETHER_MIN else (Upserts.of([]), [u for one in updates for u in one])
+    return (upserts, others) if len(upserts) >= TOGETHER_MIN else (_NO_UPSERTS, [u for one in updates for u in one])
 
 
 def _fold_upserts(upserts: Upserts, stored: StoredRows) -> FoldedUpserts:

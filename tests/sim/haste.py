@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -39,7 +39,6 @@ from schemas.index.snapshot import decode_snapshot
 from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import FeaturesUpdate
 from streams.stored.plain_records import load_records
-from streams.stored.upserts import Upserts
 from tests.sim.quick_json import QuickEncoder, QuickJson
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
@@ -128,29 +127,21 @@ class QuickLog(ControlLog):
 # --- records and rows -----------------------------------------------------------------------------------------------------
 
 
-class _ReadUpserts(Upserts):
-    """Upserts of a record that many histories publish: read one by one, they are there already."""
-
-    __slots__ = ("_updates",)
-
-    def __init__(self, read: Upserts) -> None:
-        super().__init__(read._columns, read.begin, read.end)
-        self._updates = tuple(read)
-
-    def __iter__(self) -> Iterator[FeaturesUpdate]:
-        return iter(self._updates)
-
-
 @functools.lru_cache(_RECORDS_MAX)
-def _decode_plain_record(value: bytes, partition: int, offset: int, kind: IdKind, shards: int) -> Sequence[Any] | None:
-    record = SourceRecord(ITEM_FEATURES, partition, offset, b"", value, (), 0)
-    (found,) = _decode_plain_records([record], kind, shards)
-    return _ReadUpserts(found) if type(found) is Upserts else found
+def _decode_plain_record(value: bytes, partition: int, kind: IdKind, shards: int) -> tuple[Any, ...] | None:
+    """What it says, as if it stood at offset 0."""
+    (found,) = _decode_plain_records([SourceRecord(ITEM_FEATURES, partition, 0, b"", value, (), 0)], kind, shards)
+    return None if found is None else tuple(found)
+
+
+def _move_to(offset: int, updates: Sequence[Any]) -> list[FeaturesUpdate]:
+    return [FeaturesUpdate(u.key, u.version, offset, u.index, u.dead, u.raw, u.decoded) for u in updates]
 
 
 def decode_each_record(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Any] | None]:
     """`_decode_plain_records` of streams/shard/decode.py, record by record."""
-    return [_decode_plain_record(r.value or b"", r.partition, r.offset, kind, shards) for r in records]
+    read = [_decode_plain_record(r.value or b"", r.partition, kind, shards) for r in records]
+    return [None if one is None else _move_to(r.offset, one) for r, one in zip(records, read, strict=True)]
 
 
 def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes | None]:

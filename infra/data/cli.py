@@ -6,7 +6,7 @@ Here: options, the order of topics, and what is printed. Not here: events (mappe
 import datetime as dt
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,9 +118,22 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
             "impressions": publisher.publish_impressions,
         }
         for topic, events in kinds:
-            counts[topic] = send[topic](counted(events(), progress, topic))  # type: ignore[operator]
-            publisher.flush()
+            try:
+                counts[topic] = send[topic](counted(events(), progress, topic))  # type: ignore[operator]
+                publisher.flush()
+            except KeyboardInterrupt:
+                say(_what_is_sent(topic, [name for name, count in counts.items() if count]))
+                raise
     return counts
+
+
+def _what_is_sent(topic: str, whole: Sequence[str]) -> str:
+    """What an interrupted import leaves, and whether it can be run again."""
+    before = f", after the whole of {', '.join(whole)}" if whole else ""
+    told = f"stopped while {topic} was sent{before}; the same command sends all of it again"
+    if topic in ("user-behaviours", "impressions"):
+        return f"{told}, and a behaviour that is sent twice counts twice: begin with new topics (AIF_KAFKA__TOPIC_PREFIX)"
+    return told
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":

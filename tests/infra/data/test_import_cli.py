@@ -1,8 +1,10 @@
 """`aif import`: what a dry run shows is what is then published."""
 
+import contextlib
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -79,3 +81,23 @@ def test_what_is_imported_is_on_the_topics(prefix: str, bootstrap_servers: str, 
     for topic in COUNTED:
         records = [decode_record(RECORDS[topic], r.value) for r in read_topic(bootstrap_servers, topic, prefix=prefix)]
         assert sum(len(getattr(r, "updates", [r])) for r in records) == planned["counts"][topic]
+
+
+@pytest.mark.parametrize(("topic", "can_again"), [("item-features", True), ("user-behaviours", False), ("impressions", False)])
+def test_an_interrupted_import_says_what_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], topic: str, can_again: bool
+) -> None:
+    from infra.data import cli
+    from infra.data.reading_progress import open_progress
+
+    def interrupted(events: object) -> int:
+        raise KeyboardInterrupt
+
+    names = ("items", "new_items", "users", "behaviours", "impressions")
+    publisher = SimpleNamespace(flush=lambda: None, **{f"publish_{name}": interrupted for name in names})
+    publisher.publish_new_items = lambda _: 7
+    monkeypatch.setattr(cli, "_open_publisher", lambda _: contextlib.nullcontext(publisher))
+    with pytest.raises(KeyboardInterrupt):
+        cli._publish(None, [("new-items", lambda: iter(())), (topic, lambda: iter(()))], open_progress())  # type: ignore[arg-type]
+    told = capsys.readouterr().err
+    assert f"stopped while {topic} was sent, after the whole of new-items" in told and ("counts twice" not in told) is can_again

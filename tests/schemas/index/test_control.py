@@ -88,6 +88,11 @@ def test_promote_moves_live_to_backup_and_backup_to_frozen() -> None:
     assert (state.live, state.backup, state.versions[0].state) == (2, 1, State.FROZEN)
 
 
+def test_a_token_names_version_revision_and_manifest() -> None:
+    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), want(0, 1, Cause.REVISE), publish(0, 1))
+    assert str(state.versions[0].token) == "0.1-bbbbbbbb"
+
+
 def test_of_the_versions_that_wait_only_the_newest_is_kept_and_the_one_that_builds_goes_on() -> None:
     state = log(want(0), want(1), want(2))
     assert [state.versions[v].state for v in (0, 1, 2)] == [State.WANTED, State.ABORTED, State.WANTED]

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.index.layout import row_layout
-from schemas.index.manifest import Manifest, Part, PartFile, Seal, decode_manifest, decode_seal, encode_manifest, encode_seal, token_of
+from schemas.index.manifest import Manifest, Part, PartFile, Seal, decode_manifest, decode_seal, encode_manifest, encode_seal
 from tests.schemas.catalogue import small_spec
 
 
@@ -35,7 +35,3 @@ def test_a_cut_manifest_is_corrupted(cut: int) -> None:
 def test_another_format_is_incompatible() -> None:
     with pytest.raises(Incompatible, match="format"):
         decode_manifest(encode_manifest(MANIFEST).replace(b'"format":1', b'"format":2'))
-
-
-def test_a_token_names_version_revision_and_manifest() -> None:
-    assert str(token_of(7, 1, "0123456789abcdef")) == "7.1-01234567"

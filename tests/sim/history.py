@@ -346,7 +346,8 @@ class History:
         world.publish_checkpoint()
 
     def _round(self) -> bool:
-        """Everybody does what there is to do. Whether a reconciler did something, or a builder, of whose work the next round sees what comes."""
+        """Everybody does what there is to do. Whether a reconciler did something or failed, which it tries again, or a builder worked, of which the next round
+        sees what comes."""
         self.world.clock.seconds += 0.2
         is_busy = False
         for worker in self.workers:
@@ -354,7 +355,7 @@ class History:
                 worker.decide_checkpoint()
             if worker.tasks or worker.report.errors or worker.report.alarms:
                 worker.reconcile()
-                is_busy = is_busy or bool(worker.report.done or worker.jobs)
+                is_busy = is_busy or bool(worker.report.done or worker.report.errors or worker.jobs)
             while worker.jobs:
                 worker.build()
             for task in worker.tasks.values():

@@ -28,6 +28,11 @@ def test_a_version_that_was_revived_while_it_was_served_is_loaded_again() -> Non
     assert run_history(25_267).violation is None
 
 
+def test_what_failed_in_the_first_calm_round_is_tried_again_before_all_is_judged() -> None:
+    """A builder died with the last piece of work before the calm; nothing else moved, and the history ended with its error."""
+    assert run_history(8_015_452).violation is None
+
+
 def test_a_seed_is_one_history() -> None:
     first, second = (run_history(11, traced=True) for _ in range(2))
     assert first.lines == second.lines

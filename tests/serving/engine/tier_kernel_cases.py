@@ -39,12 +39,14 @@ class Case(NamedTuple):
 
 
 def make_cases() -> Iterator[Case]:
-    """Every size at a tile's end, then every width and number of tiers, then signatures that reach the outermost tiers only."""
+    """Every size at a tile's end, then every width, then every number of tiers, then signatures that reach the outermost tiers only."""
     for candidates in (0, 1, TILE_C - 1, TILE_C, TILE_C + 1, 2 * TILE_C + 1):
         for behaviours in (0, 1, TILE_S - 1, TILE_S, TILE_S + 1, 3 * TILE_S + 1):
             yield _random(8, candidates, behaviours, EDGES)
     for width in (1, 4, 7, 8, 16, 24, 32):
-        for edges in (EDGES, EQUAL_TIERS, (0.0,), (1.0,), (0.4999, 0.5), tuple(t / 31 for t in range(1, 32))):
+        yield _random(width, TILE_C + 1, TILE_S + 1, EDGES)
+    for width in (1, 16):
+        for edges in (EQUAL_TIERS, (0.0,), (1.0,), (0.4999, 0.5), tuple(t / 31 for t in range(1, 32))):
             yield _random(width, TILE_C + 1, TILE_S + 1, edges)
     for width in (4, 16, 32):
         one = _random(width, TILE_C + 1, TILE_S + 1, EDGES)

@@ -83,8 +83,9 @@ def run_tables(options: TablesOptions) -> Figures:
 def _read_saved(path: Path) -> Figures:
     try:
         figures = Figures.from_dict(json.loads(path.read_text()))
-        assert figures.command == "eval tables"
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        if figures.command != "eval tables":
+            raise ValueError(f"figures of {figures.command!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise Misconfigured(
             "no_saved_figures", f"{path} is not what a run of `aif eval tables` left there ({error!r}); run it without --saved first"
         ) from error

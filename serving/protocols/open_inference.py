@@ -171,8 +171,12 @@ class OpenInference:
 
 
 def no_index() -> Unavailable:
-    """The error of every call until the index has an identity (protocol C4)."""
-    return Unavailable("no_index", "the index store has no identity yet: no worker has opened it; start `aif worker` on the same store")
+    """The error of every call until the server has the index's identity (protocol C4)."""
+    return Unavailable(
+        "no_index",
+        "this server does not know its index yet: it has started just now, or no worker has opened the index store; ask again in a moment, and see "
+        "that `aif worker` runs on the same store",
+    )
 
 
 def _check_model(name: str) -> None:

@@ -94,9 +94,11 @@ class Worker:
         index, kind = self.settings.index, IdKind(self.settings.index.id_kind)
         return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, kind, deadline_s=deadline_s)
 
-    def _check_topics(self) -> None:
+    def _check_topics(self, deadline_s: float = _ANSWER_S_MAX) -> None:
         """Raises Incompatible where the topics are not those of the index, Unavailable where the broker does not answer soon."""
-        check_identity(self.control_log.state, self._describe_index(deadline_s=_ANSWER_S_MAX))
+        found = self._describe_index(deadline_s)
+        self.metrics.note_answer()
+        check_identity(self.control_log.state, found)
 
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then closes everything."""
@@ -259,9 +261,7 @@ class Worker:
         before = ""
         while not self._stopping.wait(_TOPICS_EVERY_S):
             try:
-                found = self._describe_index()
-                self.metrics.note_answer()
-                check_identity(self.control_log.state, found)
+                self._check_topics(_START_S_MAX)
                 before = self._find_short_log(before)
             except Incompatible as error:
                 stop_process(error, "comparing the topics with those of the index")

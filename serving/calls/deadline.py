@@ -63,7 +63,7 @@ class Deadline:
             if not loop.is_closed():  # the waiting request is gone with its loop
                 loop.call_soon_threadsafe(end)
 
-        timer = loop.call_later(self.budget_ms / 1000 - self.took_ms() / 1000, end)  # at once where no time is left
+        timer = loop.call_later((self.budget_ms - self.took_ms()) / 1000, end)  # at once where no time is left
         future.add_done_callback(wake)
         try:
             await ended

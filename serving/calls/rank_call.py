@@ -92,7 +92,9 @@ class RankCall:
 
     def _plan(self, request: Request) -> _Plan:
         asked = self._users.identify(request)
-        token = decode_token(request.version_token) if request.version_token else asked.carried.token if asked.carried is not None else None
+        token = None if asked.carried is None else asked.carried.token
+        if request.version_token:
+            token = decode_token(request.version_token)
         pinned = check_consistency(request.consistency, token)
         item_ids = decode_candidates(request.item_ids, self._users.id_kind, self._candidates_max)
         return _Plan(request, asked, item_ids, token, pinned)

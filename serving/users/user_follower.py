@@ -151,6 +151,7 @@ class UserFollower:
             ids = topic_ids(self._bootstrap, self._prefix)
             check_topic_ids(self._index_topic_ids, ids, self._prefix)
             log = {topic: self._find_range(topic, ids) for topic in VIEW_TOPICS}
+            self._answered_s = self._clock.monotonic()
             misfit = find_misfit(self._store.state, log, self._clock.now_ms())
             if misfit:
                 self._rebuild(misfit)
@@ -159,7 +160,6 @@ class UserFollower:
         return self._log_at_start
 
     def _name_other_partitions(self, log: Mapping[str, TopicRange]) -> None:
-        self._answered_s = self._clock.monotonic()
         for topic, found in log.items():
             if len(found.starts) != self._store.partitions:
                 _log.error(

@@ -31,8 +31,7 @@ def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id
     """The end offset of every partition now. Raises Incompatible: `delta_position_gone` if the log lost records after `positions`, `other_topic` if it has
     another id than `topic_id`, that of the index's own ("": not known)."""
     topic = kafka.topic_prefix + INDEX_DELTAS
-    if topic_id:
-        check_topic_id(kafka.bootstrap_servers, topic, topic_id)
+    check_topic_id(kafka.bootstrap_servers, topic, topic_id)
     starts, ends = start_offsets(kafka.bootstrap_servers, topic), end_offsets(kafka.bootstrap_servers, topic)
     for partition, position in positions.items():
         if partition not in ends or not starts[partition] <= position <= ends[partition]:

@@ -300,7 +300,7 @@ def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: p
     answers = list[None]()
     worker.metrics = SimpleNamespace(note_answer=lambda: answers.append(None))  # type: ignore[assignment]
 
-    def look() -> Init:
+    def look(deadline_s: float) -> Init:
         if len(looks) == 1:
             worker._stopping.set()
         return looks.pop(0)

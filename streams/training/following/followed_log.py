@@ -95,8 +95,8 @@ class FollowedLog:
             return None
         try:
             ends = fetch_ends(self._bootstrap, self._prefix, (IMPRESSIONS, *CONTEXT_TOPICS))
-            if topic_id := self._topic_ids.get(IMPRESSIONS):  # the broker may have been away, and these be the ends of another cluster
-                check_topic_id(self._bootstrap, self._prefix + IMPRESSIONS, topic_id)
+            # The broker may have been away, and these be the ends of another cluster.
+            check_topic_id(self._bootstrap, self._prefix + IMPRESSIONS, self._topic_ids.get(IMPRESSIONS, ""))
         except Unavailable:
             return None
         begins, found = partitions_of(self._ends, IMPRESSIONS), partitions_of(ends, IMPRESSIONS)

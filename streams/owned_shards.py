@@ -17,7 +17,7 @@ from infra.clock import Clock
 from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible
-from schemas.index.control import Init
+from schemas.index.control import ControlState
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
 from streams.core.gaps import GapWatch, Partition, Remedy, plan_runs
 from streams.shard.start import LogRange, fetch_log_ranges, start_shard
@@ -27,14 +27,15 @@ _log = logging.getLogger("aif.streams.owned")
 
 
 class OwnedShards:
-    """Belongs to the worker's event loop; any thread may read `tasks`. `store` has the snapshots that a shard may start from."""
+    """Belongs to the worker's event loop; any thread may read `tasks`. `index` is what the control log said at the start, with the identity of the
+    index; `store` has the snapshots that a shard may start from."""
 
     def __init__(
         self,
         bootstrap: str,
         prefix: str,
         folder: Path,
-        init: Init,
+        index: ControlState,
         clock: Clock,
         make_task: Callable[..., ShardTask],
         next_checkpoint_offset: Callable[[], int],
@@ -42,7 +43,7 @@ class OwnedShards:
         store: IndexStore | None = None,
     ) -> None:
         self._bootstrap, self._prefix, self._folder = bootstrap, prefix, folder
-        self._init, self._clock, self._store = init, clock, store
+        self._index, self._clock, self._store = index, clock, store
         self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
         self._tasks: dict[int, ShardTask] = {}
         self._gaps = GapWatch()
@@ -80,7 +81,9 @@ class OwnedShards:
         return offsets
 
     def _open(self, number: int, log: Mapping[str, LogRange]) -> None:
-        shard = start_shard(self._folder / f"{number:05d}", number, self._init, self._clock, log, self._store)
+        assert self._index.init is not None
+        directory = self._folder / f"{number:05d}"
+        shard = start_shard(directory, number, self._index.init, self._index.index_id, self._clock, log, self._store)
         self._tasks[number] = self._make_task(shard)
 
     def takes(self, partition: Partition) -> bool:

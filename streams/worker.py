@@ -77,7 +77,7 @@ class Worker:
         )
         self._last_resort.daemon = True
 
-    def prepare(self) -> Init:
+    def prepare(self) -> ControlState:
         """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit, Unavailable
         (`index_store_gone`) where only the index store is empty."""
         index = self.settings.index
@@ -86,9 +86,7 @@ class Worker:
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
         self.store.remove_dead_scratch()
-        state = ensure_init(self.control_log, self._describe_index(), self.clock.now_ms(), f"worker-{os.getpid()}")
-        assert state.init is not None
-        return state.init
+        return ensure_init(self.control_log, self._describe_index(), self.clock.now_ms(), f"worker-{os.getpid()}")
 
     def _describe_index(self, deadline_s: float = _START_S_MAX) -> Init:
         index, kind = self.settings.index, IdKind(self.settings.index.id_kind)
@@ -104,20 +102,20 @@ class Worker:
         """Consumes until SIGTERM or SIGINT, then closes everything."""
         held = await asyncio.to_thread(hold_directory, self.folder)
         beating = asyncio.create_task(beat(self.folder / HEARTBEAT_NAME))
-        init = await asyncio.to_thread(self.prepare)
+        index = await asyncio.to_thread(self.prepare)
         page = open_metrics_page(self._registry, port) if (port := self.settings.worker.metrics_port) else None
         self.owned = OwnedShards(
             self.bootstrap,
             self.prefix,
             self.folder / "shards",
-            init,
+            index,
             self.clock,
             self._make_task,
             self._next_checkpoint_offset,
             self._wake.set,
             self.store,
         )
-        app = self._make_app(init)
+        app = self._make_app()
         self.owned.seek = app.seek
         threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag, self._watch_topics)]
         stop = asyncio.Event()
@@ -139,7 +137,7 @@ class Worker:
         if self._faust_hangs:  # the event loop would wait for it
             leave_process(0)
 
-    def _make_app(self, init: Init) -> ShellApp:
+    def _make_app(self) -> ShellApp:
         worker = self.settings.worker
         group, faust_folder = f"{self.prefix}shards", self.folder / "faust"
         app = make_app(group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics)

@@ -13,6 +13,7 @@ Invariants:
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,7 @@ class VersionStatus:
 class ControlState:
     """The fold of a log up to before entry `next_number`.
 
+    index_id   which index this is: a digest of its first entry, which says when and by whom it was begun
     versions   every version that was ever wanted or rejected, by number
     held       nothing is promoted by itself; `held_why` says who holds and why, and is empty while nobody does
     unknown_entry   number and kind of an entry that this code does not know, empty if there is none
@@ -95,6 +97,7 @@ class ControlState:
 
     next_number: int = 0
     init: Init | None = None
+    index_id: str = ""
     versions: Mapping[int, VersionStatus] = field(default_factory=dict)
     live: int | None = None
     backup: int | None = None
@@ -137,7 +140,8 @@ def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
         raise Corrupted("control_log_gap", f"entry {number} follows {state.next_number - 1}; an entry of the control log is missing")
     after = dataclasses.replace(state, next_number=number + 1)
     try:
-        return _apply(after, decode_entry(raw))
+        after = _apply(after, decode_entry(raw))
+        return after if after.init is state.init else dataclasses.replace(after, index_id=hashlib.blake2b(raw, digest_size=8).hexdigest())
     except Incompatible as error:
         if error.code == "unknown_entry_kind":
             return dataclasses.replace(after, unknown_entry=f"{number}: {error.message}")

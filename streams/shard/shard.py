@@ -57,7 +57,7 @@ from streams.stored.packed_changes import PackedChanges, pack_changes
 INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
 JOURNALED = (FEATURES, EMBEDDINGS, INCREMENTS)
 COLUMN_FAMILIES = (*JOURNALED, JOURNAL, OUTBOX, META)
-STATE_KEY, IDENTITY_KEY, VERSION_PREFIX = b"state", b"identity", b"version/"
+STATE_KEY, IDENTITY_KEY, INDEX_KEY, VERSION_PREFIX = b"state", b"identity", b"index", b"version/"
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
 
 
@@ -105,6 +105,20 @@ class Shard:
             raise Incompatible(
                 "other_shard",
                 f"{self._database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory",
+            )
+
+    def hold_index(self, index_id: str) -> None:
+        """Keeps which index its versions are of; a shard that has none yet takes this one. Raises Incompatible (`other_index_store`)."""
+        found = self._database.get(META, INDEX_KEY)
+        if found is None:
+            batch = self._database.new_batch()
+            batch.put(META, INDEX_KEY, index_id.encode())
+            self._database.write(batch, sync=True)
+        elif found != index_id.encode():
+            raise Incompatible(
+                "other_index_store",
+                f"{self._database.path} has rows and seals of index {found.decode()}, the index store holds index {index_id}, which was begun anew: restore "
+                "the index store that was there, or work for the new index with another AIF_WORKER__DATA_DIR",
             )
 
     # --- what it holds ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Here: the choice, setting a directory that fails aside, the comparison with the 
 their encoders (streams/versions/reconcile.py), topic ids (the index's identity is compared by infra/index/control_log.py and is inside directory and snapshot).
 
     the directory ...                      then
-    is of another index or shard           refused (`other_shard`): it is somebody's data
+    is of another index or shard           refused (`other_shard`, `other_index_store`): it is somebody's data
     does not open                          set aside, the next source
     needs records that the log lost        set aside if a snapshot can start, else refused (`log_gone`)
     is ahead of the log                    refused (`log_shorter`): another log, or one that lost its end
@@ -57,16 +57,19 @@ def fetch_log_ranges(bootstrap: str, prefix: str) -> dict[str, dict[int, LogRang
 
 
 def start_shard(
-    directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None = None
+    directory: Path, number: int, init: Init, index_id: str, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None = None
 ) -> Shard:
-    """Opens shard `number` and checks that the log holds what it needs next. `log` is of its partition, by topic; `store` has its snapshots.
+    """Opens shard `number` and checks that the log holds what it needs next, and that it is of this index. `log` is of its partition, by topic; `store`
+    has its snapshots.
 
-    Raises Incompatible (`log_gone`, `log_shorter`, `other_shard`), Unavailable (`database_locked` after a minute, or the store does not answer).
+    Raises Incompatible (`log_gone`, `log_shorter`, `other_shard`, `other_index_store`), Unavailable (`database_locked` after a minute, or the store does
+    not answer).
     """
     shard = _open_directory(directory, number, init, clock, log, store) or _restore(directory, number, init, clock, log, store)
     if shard is None:
         shard = open_shard(directory, number, init, clock)
     try:
+        shard.hold_index(index_id)
         _check_logs(shard, log)
         _note_ends(shard, log)
     except BaseException:

@@ -70,6 +70,11 @@ def planted(name: str | None, world: World, boundary: Boundary) -> Iterator[None
         yield
 
 
+@_plant("a shard does not keep which index it is of", "one index")
+def _index_not_kept(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(Shard, "hold_index", lambda *_: None)]
+
+
 # --- rows and readers ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +270,7 @@ def _worker_side_cancel(_: World, __: Boundary) -> Sequence[Replacement]:
     "readers agree",
     "the control log",
     "the control log reads",
+    "no step fails",
 )
 def _check_then_rename(world: World, _: Boundary) -> Sequence[Replacement]:
     def put(store: MemoryStore, path: str, data: bytes) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from infra.index.control_log import append_entry
 from infra.index.parts import read_manifest
-from schemas.errors import AifError, Unavailable
+from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
@@ -104,6 +104,7 @@ class Worker:
         ranges = {topic: LogRange(log.start, log.end) for topic, log in logs.items()}
         world.point("an assignment")
         shard = self._start_shard(number, ranges)
+        self._check_index(shard)
         committed = {topic: world.committed.get((topic, number), log.start) for topic, log in logs.items()}
         positions = plan_positions(shard.next_offsets, committed)
         world.say("%s opens shard %d at %s, reads from %s", self.name, number, shard.next_offsets, positions)
@@ -114,11 +115,19 @@ class Worker:
         world, directory = self.world, self.shards / f"{number:05d}"
         while True:
             try:
-                return start_shard(directory, number, world.init, world.clock, ranges, world.store)  # type: ignore[arg-type]
+                return start_shard(directory, number, world.init, world.index_id, world.clock, ranges, world.store)  # type: ignore[arg-type]
             except Unavailable as error:
                 if error.code not in REOPEN_CODES:
                     raise
             world.point("an assignment is tried again")
+
+    def _check_index(self, shard: Shard) -> None:
+        """Whatever died since, the shard knows its index: one that was begun anew in the same store has versions of the same numbers."""
+        try:
+            shard.hold_index("begun anew")
+        except Incompatible:
+            return
+        raise Violation("one index", f"{self.name} would go on with shard {shard.number} in an index that was begun anew")
 
     def close(self, number: int) -> None:
         """The shard is given away."""

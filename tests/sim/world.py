@@ -128,6 +128,7 @@ class World:
         self._busy: set[tuple[str, str]] = set()
         self.store.place(control_path(0), _init_entry(shards))
         self.log = QuickLog(self.store)  # type: ignore[arg-type]  # of nobody: for the checks
+        self.index_id = self.log.refresh().index_id
 
     # --- steps and points ------------------------------------------------------------------------------------------------
 

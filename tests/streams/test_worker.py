@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import threading
 import time
 import urllib.request
@@ -178,6 +179,19 @@ def test_another_index_is_refused_at_start_by_name(stage: WorkerStage) -> None:
     moved = stage.start("worker", AIF_INDEX__STORE=str(stage.directory / "another"))  # a new index, an old directory
     assert wait_exit(moved) not in (0, -9)
     assert "index_store_gone" in stage.log("worker") and "is empty, but" in stage.log("worker")
+
+
+def test_a_worker_whose_index_was_begun_anew_by_another_is_refused_by_name(stage: WorkerStage) -> None:
+    """The store is not empty any more, and all that its first entry names is the same: only the entry is another."""
+    publish(stage, 1)
+    assert stop_cleanly(stage.start_ready()) == 0
+    shutil.move(stage.directory / "index", stage.directory / "former")
+    assert stop_cleanly(stage.start_ready("another")) == 0
+    assert wait_exit(stage.start()) == 78
+    assert "other_index_store" in stage.log() and "begun anew" in stage.log()
+    shutil.rmtree(stage.directory / "index")
+    shutil.move(stage.directory / "former", stage.directory / "index")
+    assert stop_cleanly(stage.start_ready()) == 0
 
 
 def test_an_idle_worker_listens_nowhere_and_ends_cleanly_within_seconds(stage: WorkerStage) -> None:

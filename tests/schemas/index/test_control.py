@@ -69,6 +69,14 @@ def test_bytes_that_are_no_entry_are_corrupted(raw: bytes) -> None:
         fold_entry(ControlState(), 0, raw)
 
 
+def test_an_index_that_is_begun_again_is_another_and_later_entries_do_not_change_which_it_is() -> None:
+    begun = Entry(EntryKind.INIT, 1_000, "worker-1", init=INIT)
+    first, same, again = (appended(ControlState(), dataclasses.replace(begun, at_ms=at)) for at in (1_000, 1_000, 1_001))
+    assert len(first.index_id) == 16 and first.index_id == same.index_id != again.index_id
+    refused = fold_entry(appended(first, want(0)), 2, encode_entry(begun))
+    assert refused.index_id == first.index_id and refused.refused
+
+
 def test_a_gap_in_the_numbers_is_corrupted() -> None:
     with pytest.raises(Corrupted, match="control_log_gap"):
         fold_entry(ControlState(), 1, encode_entry(Entry(EntryKind.INIT, 0, init=INIT)))

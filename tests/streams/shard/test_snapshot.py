@@ -64,7 +64,7 @@ def snapshot(store: IndexStore, tmp_path: Path) -> ShardSnapshot:
 
 
 def start(directory: Path, store: IndexStore, log: Mapping[str, LogRange] = CUT, init: Init = INIT) -> Shard:
-    return start_shard(directory, 0, init, ManualClock(), log, store)
+    return start_shard(directory, 0, init, "index", ManualClock(), log, store)
 
 
 def test_a_new_owner_starts_from_a_snapshot_and_the_rest_of_the_log_gives_the_same_shard(
@@ -208,7 +208,7 @@ def test_workers_without_the_directory_carry_a_live_version_on_from_a_snapshot(t
     at = list_snapshots(world.store, 0)[0][0].snapshot.next_offsets
     ends = world.sources_end(0)
     log = {topic: LogRange(at[topic], ends[topic]) for topic in ends}
-    start_shard(tmp_path / "shard-0", 0, world.init, world.clock, log, world.store).close()
+    start_shard(tmp_path / "shard-0", 0, world.init, "index", world.clock, log, world.store).close()
     worker = Worker(world)
     world.publish_items(upsert(4, 9, price=7.0))
     worker.settle()

@@ -26,8 +26,8 @@ class RunningClock(ManualClock):
         return self.seconds
 
 
-def start(directory: Path, log: Mapping[str, LogRange] = WHOLE, init: Init = INIT) -> Shard:
-    return start_shard(directory, 0, init, RunningClock(), log)
+def start(directory: Path, log: Mapping[str, LogRange] = WHOLE, init: Init = INIT, index_id: str = "first") -> Shard:
+    return start_shard(directory, 0, init, index_id, RunningClock(), log)
 
 
 def fill(directory: Path) -> None:
@@ -113,6 +113,24 @@ def test_a_directory_of_another_index_is_refused_and_not_set_aside(changed: Init
     fill(tmp_path / "s")
     with pytest.raises(Incompatible, match="other_shard"):
         start(tmp_path / "s", init=changed)
+    start(tmp_path / "s").close()
+    assert not list(tmp_path.glob("*.damaged*"))
+
+
+def test_a_shard_of_an_index_that_was_begun_anew_is_refused_and_one_of_before_there_were_identities_keeps_the_first_it_sees(
+    tmp_path: Path,
+) -> None:
+    """The versions of both have the same numbers, so the old shard's seals and rows would count as those of the new index."""
+    before = open_shard(tmp_path / "s", 0, INIT, ManualClock())
+    before.apply([features_record(0, upsert(ITEMS[0], 1))])
+    before.close()
+    for _ in range(2):
+        start(tmp_path / "s").close()
+    for _ in range(2):
+        with pytest.raises(
+            Incompatible, match=r"other_index_store: .* index first, .* holds index second, .*restore .*AIF_WORKER__DATA_DIR"
+        ):
+            start(tmp_path / "s", index_id="second")
     start(tmp_path / "s").close()
     assert not list(tmp_path.glob("*.damaged*"))
 

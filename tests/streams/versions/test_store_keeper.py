@@ -55,9 +55,8 @@ def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(
         assert world.reader(version) == world.oracle(version, version % 2)
     worker.close()
     ends = world.sources_end(0)
-    started = start_shard(
-        world.folder / "new", 0, world.init, world.clock, {t: LogRange(1, e) if e else LogRange(0, 0) for t, e in ends.items()}, world.store
-    )
+    log = {t: LogRange(1, e) if e else LogRange(0, 0) for t, e in ends.items()}
+    started = start_shard(world.folder / "new", 0, world.init, "index", world.clock, log, world.store)
     started.close()
 
 

@@ -23,6 +23,7 @@ Version = Annotated[int, typer.Argument(min=0, help="The version number (`aif in
 OptionalVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the one that is served.")]
 FormerVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the backup (`aif status`).")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the log later.")]
+Force = Annotated[bool, typer.Option("--force", help="Also where the version's rows are behind those of the others.")]
 _BY = "aif index"
 _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime")
 
@@ -45,14 +46,14 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
     from infra.index.describe import describe_seal
     from infra.index.parts import read_manifest
-    from infra.index.verify import find_checkpoint_faults
+    from infra.index.verify import CheckpointFaults
     from schemas.index.manifest import CHECKPOINT_REPAIR, WORK_SKIPPED
 
     settings = read_settings()
     log = _open_log(settings)
     state = log.refresh()
     status = _chosen(state, version)
-    fault = find_checkpoint_faults(log.store, state).get(status.version, "")
+    fault = CheckpointFaults(log.store).find([status] if status in state.receiving else []).get(status.version, "")
     data: dict[str, Any] = {
         **asdict(status),
         "served": status is state.current,
@@ -133,26 +134,29 @@ def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlS
 
 
 @index_app.command()
-def promote(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+def promote(version: Version, reason: Reason = "", force: Force = False, as_json: AsJson = False) -> None:
     """Make a version live, whatever its canary said. A frozen one is revived first: its shards catch up, then it goes live by itself."""
     if not _revive(version, reason, as_json, "promote"):
+        _check_lag(version, force)
         _decide("promote", version, reason, as_json)
 
 
 @index_app.command(short_help="Make the backup version live again, and hold.")
-def rollback(version: FormerVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
+def rollback(version: FormerVersion = None, reason: Reason = "", force: Force = False, as_json: AsJson = False) -> None:
     """Make the backup version live again and hold: nothing is promoted by itself until `release`. A frozen one is revived first.
 
     A backup that was itself rolled back from has to be named: the same command again would undo the first.
     """
     backup = _backup(_open_log().refresh()) if version is None else version
     if not _revive(backup, reason, as_json, "rollback"):
+        _check_lag(backup, force)
         _decide("rollback", backup, reason, as_json)
 
 
 @index_app.command()
-def pin(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
+def pin(version: Version, reason: Reason = "", force: Force = False, as_json: AsJson = False) -> None:
     """Serve this version whatever is live, until `unpin`."""
+    _check_lag(version, force)
     _decide("pin", version, reason, as_json)
 
 
@@ -220,6 +224,31 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
     )
     _decide("want", version, reason, as_json, revision=status.next_revision, cause=str(Cause.REVIVE), wish=wish)
     return True
+
+
+def _check_lag(version: int, force: bool) -> None:
+    """Raises Incompatible (`version_behind`) where a version that is to be served lacks what others have, unless it shall be all the same. A broker that
+    is away stops nobody from going back."""
+    from infra.index.version_lag import fetch_lag
+    from schemas.errors import AifError, Incompatible
+
+    settings, log = read_settings(), _open_log()
+    status = log.refresh().versions.get(version)
+    if status is None or status.revision < 0:
+        return
+    try:
+        lag = fetch_lag(settings.bootstrap_servers(), settings.kafka.topic_prefix, log.store, status)
+    except AifError as error:
+        say(f"warning: whether version {version} has what was published last is not known: {error}")
+        return
+    behind = ", ".join(f"shard {shard} by {records:,} records" for shard, records in lag.items())
+    if behind and not force:
+        raise Incompatible(
+            "version_behind",
+            f"version {version} fell behind ({behind}): it would serve what items were then; publish its checkpoint again, or go there with --force",
+        )
+    if behind:
+        say(f"warning: version {version} is behind ({behind}) and serves what items were then")
 
 
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:

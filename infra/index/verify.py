@@ -4,7 +4,7 @@ Here: what `aif index verify` does, and a look at the checkpoints of all version
 (serving/versions/index_reader.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from infra.index.parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
@@ -46,10 +46,31 @@ def verify_version(
     return Verification(manifest.version, manifest.revision, len(shards), rows, manifest.digest, tuple(faults))
 
 
+class CheckpointFaults:
+    """What is wrong with the store's copies of checkpoints. A file is read at the first look, and again when its size or its time is another."""
+
+    def __init__(self, store: IndexStore) -> None:
+        self._store = store
+        self._known: dict[str, tuple[tuple[int, int], str]] = {}  # by sha256: size and time of the file that was read, and its fault
+
+    def find(self, versions: Iterable[VersionStatus]) -> dict[int, str]:
+        """The fault of each of these versions' checkpoints; a whole one is not named."""
+        faults = {status.version: self._look(status.checkpoint_sha256) for status in versions}
+        return {version: fault for version, fault in faults.items() if fault}
+
+    def _look(self, sha256: str) -> str:
+        path = checkpoint_path(sha256)
+        if not self._store.exists(path):
+            return "is missing"
+        stamp = self._store.size_bytes(path), self._store.modified_ms(path)
+        if self._known.get(sha256, (None, ""))[0] != stamp:
+            self._known[sha256] = stamp, _find_checkpoint_fault(self._store, sha256)
+        return self._known[sha256][1]
+
+
 def find_checkpoint_faults(store: IndexStore, state: ControlState) -> dict[int, str]:
     """What is wrong with the store's copy of the checkpoint of each version in use; a whole one is not named. Reads the files."""
-    faults = {status.version: _find_checkpoint_fault(store, status.checkpoint_sha256) for status in state.receiving}
-    return {version: fault for version, fault in faults.items() if fault}
+    return CheckpointFaults(store).find(state.receiving)
 
 
 def _find_checkpoint_fault(store: IndexStore, sha256: str) -> str:

@@ -17,11 +17,13 @@ from confluent_kafka.admin import AdminClient
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog
+from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import TopicFollower
 from schemas.errors import AifError, Unavailable
 from schemas.index.control import ControlState
 from schemas.index.layout import DeltaHeader, decode_delta
+from schemas.index.manifest import CHECKPOINT_REPAIR
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 
 _TAIL_RECORDS = 20  # of a delta partition, to find its last header
@@ -66,6 +68,7 @@ class Inspector:
     def __init__(self, bootstrap: str, prefix: str, control_log: ControlLog, clock: Clock, servers: Sequence[str] = ()) -> None:
         self._bootstrap, self._prefix, self._log, self._clock, self._servers = bootstrap, prefix, control_log, clock, servers
         self._follower: TopicFollower | None = None
+        self._checkpoints = CheckpointFaults(control_log.store)
         self._told: dict[int, DeltaHeader] = {}
         self._before: dict[int, tuple[float, int]] = {}  # shard: when, and how many records were applied
 
@@ -144,9 +147,10 @@ class Inspector:
     def _fetch_versions(self) -> list[dict[str, Any]]:
         state = self._log.refresh()
         shown = [s for s in sorted(state.versions.values(), key=lambda s: -s.version) if str(s.state) != "removed"]
-        return [self._version_row(state, status) for status in shown]
+        faults = self._checkpoints.find(state.receiving)
+        return [self._version_row(state, status, faults.get(status.version, "")) for status in shown]
 
-    def _version_row(self, state: ControlState, status: Any) -> dict[str, Any]:
+    def _version_row(self, state: ControlState, status: Any, fault: str) -> dict[str, Any]:
         wanted = status.wanted_revision
         seals = [] if wanted is None else self._log.store.list(f"versions/{status.version}/{wanted}/seals/")
         sealed = len({path.rpartition("/")[2].partition("-")[0] for path in seals})
@@ -157,7 +161,7 @@ class Inspector:
             "revision": status.revision if status.revision >= 0 else "",
             "served": "yes" if status is state.current else "",
             "sealed": "" if wanted is None else f"{sealed} of {shards} for revision {wanted}",
-            "reason": status.reason,
+            "reason": "; ".join(filter(None, (fault and f"its checkpoint {fault}: {CHECKPOINT_REPAIR}", status.reason))),
         }
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.clock import SystemClock
+from infra.files import sha256_of_file
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
@@ -26,6 +27,7 @@ from infra.tools.status_view import render_sample
 from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
+from schemas.index.manifest import checkpoint_path
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 from tests.schemas.catalogue import small_schema
@@ -82,6 +84,20 @@ def test_a_broker_that_is_away_is_named_and_the_versions_are_shown_all_the_same(
         sample = inspector.sample()
     assert sample.shards == [] and len(sample.errors) == 2
     assert not sample.servers[0]["ready"] and sample.servers[0]["why"]
+
+
+def test_the_watch_names_a_damaged_checkpoint_and_reads_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_index_store(str(tmp_path / "store"))
+    manifest = publish_version(store)
+    file, read = tmp_path / "store" / checkpoint_path(manifest.checkpoint_sha256), list[str]()
+    monkeypatch.setattr(type(store), "sha256", lambda _, path: read.append(path) or sha256_of_file(file))
+    with Inspector("127.0.0.1:1", "p.", ControlLog(store), SystemClock()) as inspector:
+        assert [inspector._fetch_versions()[0]["reason"] for _ in range(3)] == ["", "", ""] and len(read) == 1
+        file.write_bytes(b"damaged")
+        reasons = [inspector._fetch_versions()[0]["reason"] for _ in range(3)]
+        assert all("its checkpoint is damaged" in reason for reason in reasons) and len(read) == 2
+        file.unlink()
+        assert "its checkpoint is missing" in inspector._fetch_versions()[0]["reason"]
 
 
 def test_a_drawn_sample_has_every_part_of_it_in_words() -> None:

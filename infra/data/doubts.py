@@ -1,8 +1,8 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
 Here: the sentences, and what is found by counting: items without features, ids that differ, times of another unit, a file without order, clicks among the
-behaviours, requests without a contrast. Not here: whether a column tells the future (telling_features.py, telling_context.py), numbers that read as categories
-(numbers_in_text.py), rows that are rejected (rejections.py).
+behaviours, requests without a contrast. Not here: whether a column tells the future (telling_features.py, whole_period.py, telling_context.py), numbers that
+read as categories (numbers_in_text.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
@@ -20,6 +20,7 @@ from infra.data.sampled_impressions import KnownUsers
 from infra.data.shown_impressions import ShownRows
 from infra.data.telling_context import find_telling_context
 from infra.data.telling_features import SUSPICIOUS, find_telling_features
+from infra.data.whole_period import find_made_of_the_log
 from schemas.features import Scope
 from schemas.ids import Id
 
@@ -28,10 +29,7 @@ _COMING_BACK_LEAST = 0.2  # of the users of the held-out part; in a file that is
 _UNDATED = (
     "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
 )
-_WEAK = (
-    "what was known before may do so, like a price; but if it is made of the whole period (a mean by category is, too), leave it out, or take "
-    "count_days or [item_history]"
-)
+_WEAK = "what was known before may do so, like a price; but if it is made of the whole period, leave it out, or take count_days or [item_history]"
 _DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
 _OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every day it is a third
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
@@ -49,8 +47,18 @@ def find_doubts(sources: MappedSources) -> list[str]:
         _find_own_clicks(sources),
         _find_no_contrast(sources),
     ]
-    telling = (_describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items())
+    made = find_made_of_the_log(sources)
+    telling = [_describe_made(place, *gammas) for place, gammas in made.items()]
+    telling += [_describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items() if place not in made]
     return [*(doubt for doubt in found if doubt is not None), *find_numbers_in_text(sources), *find_telling_context(sources), *telling]
+
+
+def _describe_made(place: str, whole: float, before: float) -> str:
+    """What two gammas say of a column: that it is made of the whole log."""
+    return (
+        f"{place} orders items, or their categories, as the number or share of what is taken in the whole log does (gamma {whole:.3f}), and less as that "
+        f"before the evaluation time ({before:.3f}): it is made of what is asked about; {_UNDATED}"
+    )
 
 
 def _describe_telling(place: str, correlation: float) -> str:

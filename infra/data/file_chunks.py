@@ -33,7 +33,7 @@ _BLOCK_BYTES = 8 << 20
 _READ_AHEAD_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 16
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N"]
-_PARQUET = (".parquet", ".pq")
+_PARQUET, _PARQUET_MAGIC = (".parquet", ".pq"), b"PAR1"
 _PACKED = (".gz", ".bz2", ".zst", ".lz4", ".br")  # Arrow unpacks them
 _OTHERS = dict.fromkeys((".xlsx", ".xls"), "Excel") | dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "an archive")
 
@@ -141,7 +141,11 @@ def _unreadable(path: Path, source: Source, error: Exception, row: int = 1) -> M
 
 
 def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in _PARQUET
+    """By the name, or by the first bytes: others write names like "log.parquet.br" or "part-00000"."""
+    if path.suffix.lower() in _PARQUET:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
 
 
 def _is_json(path: Path) -> bool:

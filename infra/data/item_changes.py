@@ -80,7 +80,7 @@ def copy_items(sources: MappedSources, places: np.ndarray, n: int, seed: int) ->
     dated = dated[np.argsort(created_I[dated], kind="stable")][seed * n : (seed + 1) * n]
     for place in dated.tolist():
         version = int(created_I[place])
-        known_by = version + round(sources.mapping.known_after_days * DAY_MS) + DAY_MS
+        known_by = version + sources.history_known_after_ms + DAY_MS
         item = sources.item_rows.ids[place]
         raw = sources.states.features_of(np.array([place]), sources.states.state_at(known_by))[0]
         yield ItemFeaturesUpdate(item_id=item, version=version, features=raw), _embedding(sources, item, item, None)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from infra.clock import DAY_MS
 from infra.data.feature_values import decode_feature
 from infra.data.interactions import IdPlaces, read_times
 from infra.data.sorted_rows import sort_into_spool
@@ -63,18 +62,18 @@ class HistoryRows:
 
 
 def read_item_history(
-    table: LoadedTable, kind: IdKind, items: Sequence[Id], features: dict[str, Feature], known_after_days: float, bounds: SpoolBounds
+    table: LoadedTable, kind: IdKind, items: Sequence[Id], features: dict[str, Feature], known_after_ms: int, bounds: SpoolBounds
 ) -> HistoryRows:
-    """Reads the rows of the catalogue's items; each counts as known from `known_after_days` after its time."""
+    """Reads the rows of the catalogue's items; each counts as known from `known_after_ms` after its time."""
     names = tuple(table.source.feature_columns())
     codes = {name: _Codes(features[name]) for name in names}
     schema = pa.schema([(name, pa.int64()) for name in (_ITEM, _KNOWN_FROM, *names)])
-    batches = _usable_batches(table, schema, IdPlaces(kind, items), codes, known_after_days)
+    batches = _usable_batches(table, schema, IdPlaces(kind, items), codes, known_after_ms)
     return HistoryRows(names, sort_into_spool(batches, schema, [_KNOWN_FROM], bounds), codes)
 
 
 def _usable_batches(
-    table: LoadedTable, schema: pa.Schema, places: IdPlaces, codes: dict[str, _Codes], known_after_days: float
+    table: LoadedTable, schema: pa.Schema, places: IdPlaces, codes: dict[str, _Codes], known_after_ms: int
 ) -> Iterator[pa.RecordBatch]:
     items = len(places.places)
     for rows in table.blocks():
@@ -84,7 +83,7 @@ def _usable_batches(
         usable = np.flatnonzero((item_R >= 0) & (item_R < items) & (time_R >= 0))
         kept, columns = rows.take(usable), table.source.feature_columns()
         told = [code.encode(decode_feature(kept, columns[name], code.feature)) for name, code in codes.items()]
-        known_from = time_R[usable] + round(known_after_days * DAY_MS)
+        known_from = time_R[usable] + known_after_ms
         yield pa.RecordBatch.from_arrays([pa.array(c, pa.int64()) for c in (item_R[usable], known_from, *told)], schema=schema)
 
 

@@ -80,6 +80,11 @@ class MappedSources:
         return rows
 
     @cached_property
+    def history_known_after_ms(self) -> int:
+        """How long after its time a row of [item_history] is known; beside impressions a millisecond longer, as a row of the items' file."""
+        return round(self.mapping.known_after_days * DAY_MS) + int(self.mapping.impressions is not None)
+
+    @cached_property
     def shown(self) -> ShownRows | None:
         """The rows of the impressions' file. None without such a file."""
         return ShownRows(self.table(self.mapping.impressions)) if self.mapping.impressions is not None else None
@@ -130,8 +135,7 @@ class MappedSources:
         """The latest time that the items' files tell: all of them counts where nobody did anything."""
         times, history = [int(self.item_rows.time_R[-1]), int(self.item_rows.created_I.max())], self.mapping.item_history
         if history is not None:
-            known_after_ms = round(self.mapping.known_after_days * DAY_MS)
-            times += [int(read_times(rows, "time").max(initial=0)) + known_after_ms for rows in self.table(history).blocks()]
+            times += [int(read_times(rows, "time").max(initial=0)) + self.history_known_after_ms for rows in self.table(history).blocks()]
         return max(times)
 
     @cached_property
@@ -249,7 +253,7 @@ class MappedSources:
                 states.add_statistic(source.name, self._statistic(source))
         if mapping.item_history is not None:
             table = self.table(mapping.item_history)
-            states.add_history(read_item_history(table, self.id_kind, rows.ids, states.features, mapping.known_after_days, self.bounds))
+            states.add_history(read_item_history(table, self.id_kind, rows.ids, states.features, self.history_known_after_ms, self.bounds))
         for source in mapping.items.features:
             if source.clusters is not None:
                 states.add_clusters(source.name, self._clusters(source))

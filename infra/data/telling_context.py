@@ -1,12 +1,15 @@
-"""Columns of [impressions.context] that nobody knows when a request is ranked: they tell its clicked rows from the others, or count its clicks.
+"""Columns of [impressions.context] that nobody knows when a request is ranked: they tell its clicked rows from the others, count its clicks, or name what
+was clicked.
 
 A context is of the request and is taken from its first row. A label under another name, or the seconds that somebody stayed, differs between clicked rows and
-others; a number of clicks was written when these were over.
-Here: finding both, and what to write instead. Not here: columns of items and users (telling_features.py), requests without a contrast (doubts.py).
+others; a number of clicks was written when these were over; and the category of what was clicked is that of clicked rows, and of few others. What somebody
+searched for, or the category of a page, is that of most rows.
+Here: finding these, and what to write instead. Not here: columns of items and users (telling_features.py), requests without a contrast (doubts.py).
 
 Arrays: Q requests.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,24 +18,29 @@ import pyarrow.compute as pc
 
 from infra.data.columns import plain
 from infra.data.feature_values import decode_features
+from infra.data.interactions import IdPlaces
 from infra.data.mapped_sources import MappedSources
-from infra.data.shown_impressions import ShownRows
 from infra.data.telling_features import strongest_correlation
 from schemas.features import Feature, Kind, Scope
 
 _TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart
 _COUNTING_LEAST = 0.8  # a page that gets clicks more often than another stays far below
+_NAMING_LEAST, _OTHERS_LESS = (
+    0.8,
+    0.4,
+)  # of the requests with clicked rows and others; of the others so many fewer are what the context names
 _REQUESTS_LEAST, _USERS_MOST = 50, 2_000
-_Shown = tuple[bool, Mapping[str, Any]]  # a row: whether it was clicked, and its context
+_Shown = tuple[bool, Mapping[str, Any], Mapping[str, Any]]  # a row: whether it was clicked, its context, and the features of its item
 
 
 def find_telling_context(sources: MappedSources) -> Iterator[str]:
     """A sentence about each such column."""
     features = [f for f in sources.features if f.scope is Scope.CONTEXT and f.kind in (Kind.NUMERIC, Kind.CATEGORICAL)]
-    if sources.shown is None or not features or len(requests := _rows_by_request(sources.shown, features)) < _REQUESTS_LEAST:
+    if sources.shown is None or not features or len(requests := _rows_by_request(sources, features)) < _REQUESTS_LEAST:
         return
-    clicks_Q = np.array([sum(clicked for clicked, _ in rows) for rows in requests])
+    clicks_Q = np.array([sum(clicked for clicked, _, _ in rows) for rows in requests])
     length_Q = np.array([len(rows) for rows in requests])
+    categories = [f.name for f in sources.features if f.scope is Scope.ITEM and f.kind is Kind.CATEGORICAL]
     for feature in features:
         place = f"[impressions.context] {feature.name}"
         share = _share_told_apart(requests, feature.name)
@@ -47,20 +55,47 @@ def find_telling_context(sources: MappedSources) -> Iterator[str]:
                 f"{place} goes with how many clicks its request has (partial rank correlation {correlation:+.2f}): what counts them is not known when "
                 "a request is ranked; leave it out"
             )
+        elif named := [
+            (share, others, of_item) for of_item in categories for share, others in _shares_named(requests, feature.name, of_item)
+        ]:
+            share, others, of_item = max(named)
+            yield (
+                f"{place} names the {of_item} of what was clicked in {share:.0%} of the requests, and of {others:.0%} of what was shown beside it: what is "
+                "clicked is not known when a request is ranked; leave it out"
+            )
 
 
 def _share_told_apart(requests: Sequence[Sequence[_Shown]], name: str) -> float:
     """Of the requests with clicked rows and others, the share in which no cell is in both; 0 where they are few."""
     found = []
     for rows in requests:
-        cells = [{context.get(name) for click, context in rows if click == clicked} for clicked in (True, False)]
+        cells = [{context.get(name) for click, context, _ in rows if click == clicked} for clicked in (True, False)]
         if all(cells):
             found.append(cells[0].isdisjoint(cells[1]))
     return float(np.mean(found)) if len(found) >= _REQUESTS_LEAST else 0.0
 
 
-def _rows_by_request(shown: ShownRows, features: Sequence[Feature]) -> list[list[_Shown]]:
+def _shares_named(requests: Sequence[Sequence[_Shown]], name: str, of_item: str) -> Iterator[tuple[float, float]]:
+    """(in which share of the requests a clicked item has the category that goes with the context, which share of the others have it), if that is a lot more.
+    What goes with a cell is learnt from one half of the requests and asked of the other."""
+    mixed = [rows for rows in requests if len({click for click, _, _ in rows}) == 2]
+    counts: dict[object, Counter[object]] = defaultdict(Counter)
+    for rows in mixed[::2]:
+        counts[rows[0][1].get(name)].update(item[of_item] for click, _, item in rows if click and of_item in item)
+    asked = [(counts[cell].most_common(1)[0][0], rows) for rows in mixed[1::2] if counts.get(cell := rows[0][1].get(name))]
+    if len(asked) < _REQUESTS_LEAST // 2 or len(asked) < _NAMING_LEAST * len(mixed[1::2]):
+        return
+    hits = [any(click and item.get(of_item) == category for click, _, item in rows) for category, rows in asked]
+    others = [item.get(of_item) == category for category, rows in asked for click, _, item in rows if not click]
+    if np.mean(hits) >= _NAMING_LEAST and np.mean(hits) - np.mean(others) >= _OTHERS_LESS:
+        yield float(np.mean(hits)), float(np.mean(others))
+
+
+def _rows_by_request(sources: MappedSources, features: Sequence[Feature]) -> list[list[_Shown]]:
     """The rows of each request, of the first users of the file."""
+    shown, places = sources.shown, IdPlaces(sources.id_kind, sources.item_rows.ids)
+    assert shown is not None
+    item_I = sources.states.told_at(np.arange(len(sources.item_rows.ids)), sources.now_ms)
     users, found = None, dict[tuple[object, object], list[_Shown]]()
     for block in shown.table.blocks():
         cells = plain(block.array("user"))
@@ -68,6 +103,11 @@ def _rows_by_request(shown: ShownRows, features: Sequence[Feature]) -> list[list
         rows = block.take(np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False)))
         request = rows.array("request" if rows.has("request") else "time").to_pylist()
         contexts = decode_features(rows, rows.source.feature_columns(), features)
-        for user, name, click, context in zip(rows.array("user").to_pylist(), request, shown.clicked(rows).tolist(), contexts, strict=True):
-            found.setdefault((user, name), []).append((click, context))
+        items = (
+            item_I[place] if 0 <= place < len(item_I) else {}
+            for place in places.encode(rows.array("item"), shown.table.id_forms["item"]).tolist()
+        )
+        of_rows = zip(shown.clicked(rows).tolist(), contexts, items, strict=True)
+        for user, name, row in zip(rows.array("user").to_pylist(), request, of_rows, strict=True):
+            found.setdefault((user, name), []).append(row)
     return list(found.values())

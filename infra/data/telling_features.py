@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from infra.clock import DAY_MS
 from infra.data.feature_values import decode_features
 from infra.data.interactions import read_times
 from infra.data.item_embeddings import read_last_rows
@@ -30,10 +29,9 @@ from schemas.features import Kind, Scope
 # From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
 # until the evaluation, have 0.0.
 SUSPICIOUS = 0.5
-# Of numbers without a time, which may sum up anything, already from this one on, if it is four times what chance makes of so many rows: of 240 days with 36
-# held out a mean by category over the whole period has 0.1, a number of which a quarter is what follows 0.3. A price may have as much, and so may a true
-# category, which goes up and down as one: hence only numbers.
-NOTICEABLE = 0.1
+# Of numbers without a time, which may sum up anything, already from this one on, if it is four times what chance makes of so many rows: a number of which a
+# quarter is what follows has 0.3; the year of a film, or whether it is a comedy, 0.15 in a real log of half a year.
+NOTICEABLE = 0.25
 _CHANCES = 4.0
 _LEAST, _MOST = 50, 20_000  # items or users that are looked at: fewer tell nothing, of more a sample is drawn
 _SEEDS = 0
@@ -71,14 +69,19 @@ class _Asked:
 def _of_items(sources: MappedSources) -> Iterator[_Asked]:
     """Columns of [items] as told at the evaluation time; of [item_history] at a time before, when many of its rows were written."""
     history, now, length = sources.mapping.item_history, sources.now_ms, sources.end_ms - sources.now_ms
-    dated = _columns(sources, history)
-    asked = [("items", [name for name in _columns(sources, sources.mapping.items) if name not in dated], now)]
+    asked = [("items", undated_columns(sources), now)]
     if history is not None and (written := _busiest_time(sources, history, now - length)) is not None:
-        asked.append(("item_history", dated, written))
+        asked.append(("item_history", _columns(sources, history), written))
     for section, names, time_ms in asked:
         counts_PN, places = _counts(sources, len(sources.item_rows.ids), "item_X", time_ms)
         if names and len(places) >= _LEAST:
             yield _Asked(section, names, sources.states.told_at(places, time_ms), counts_PN[:-1], counts_PN[-1])
+
+
+def undated_columns(sources: MappedSources) -> list[str]:
+    """Names of the features of [items] that can be asked and that [item_history] has no values of."""
+    dated = _columns(sources, sources.mapping.item_history)
+    return [name for name in _columns(sources, sources.mapping.items) if name not in dated]
 
 
 def _columns(sources: MappedSources, source: Source | None) -> list[str]:
@@ -90,7 +93,7 @@ def _columns(sources: MappedSources, source: Source | None) -> list[str]:
 
 def _busiest_time(sources: MappedSources, history: Source, until_ms: int) -> int | None:
     """When the most rows of a history became known, of those up to a time: what is fresh tells the most of what follows."""
-    time_R = read_times(sources.table(history).sample, "time") + round(sources.mapping.known_after_days * DAY_MS)
+    time_R = read_times(sources.table(history).sample, "time") + sources.history_known_after_ms
     times, rows = np.unique(time_R[(time_R >= int(sources.positives.time_X[0])) & (time_R <= until_ms)], return_counts=True)
     return int(times[::-1][rows[::-1].argmax()]) if len(times) else None
 
@@ -117,7 +120,7 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
 
 def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tuple[np.ndarray, np.ndarray]:
     """(positives of each owner [P + 1, N]: ever before a time, as long before it as the held-out period lasts, in the last quarter of that, and as
-    long after it; their places). Only owners with any; some of them where they are many."""
+    long after it; their places). Only owners with any before it; some of them where they are many."""
     length, log = sources.end_ms - sources.now_ms, sources.positives
     counts = []
     for start, end in ((0, time_ms), (time_ms - length, time_ms), (time_ms - length // 4, time_ms), (time_ms, time_ms + length)):
@@ -126,7 +129,8 @@ def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tu
             owner_X = np.asarray(getattr(block, owner))
             count_N += np.bincount(owner_X[owner_X < owners], minlength=owners)
         counts.append(count_N)
-    places = np.flatnonzero((counts[0] > 0) | (counts[-1] > 0))
+    # Of owners without a past only those with a future are in the log: chosen by either, they would make any cell that is made of the past tell the future.
+    places = np.flatnonzero(counts[0])
     if len(places) > _MOST:
         places = np.sort(np.random.default_rng(_SEEDS).choice(places, _MOST, replace=False))
     return np.stack(counts)[:, places], places

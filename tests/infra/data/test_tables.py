@@ -139,3 +139,9 @@ def test_of_many_rows_every_nth_is_the_sample(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{i},x\n" for i in range(95)))
     table = load_table(tmp_path, _source("t.csv"), None, Rejections(), SpoolBounds(memory_bytes=1, block_rows=7))
     assert table.sample.table.column("id").to_pylist() == [str(i) for i in range(0, 95, 10)]
+
+
+@pytest.mark.parametrize("name", ["part-00000", "log.parquet.br"])
+def test_parquet_is_known_by_its_first_bytes(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table(ROWS), tmp_path / name)
+    assert _load(tmp_path, _source(name)).array("name").to_pylist() == ROWS["name"]

@@ -10,6 +10,7 @@ from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
 from infra.data.telling_features import category_correlation, find_telling_features, partial_rank_correlation
+from infra.data.whole_period import find_made_of_the_log
 
 ITEMS, USERS, DAYS, HELD_OUT_FROM = 120, 90, 59, 51
 MAPPING = """
@@ -123,7 +124,11 @@ def test_what_knows_the_whole_log_is_told_apart_from_what_was_known(tmp_path: Pa
     found = find_telling_features(sources)
     assert found.keys() == TELLING and found["[items] features.rank"] == -found["[items] features.total"]
     doubts = find_doubts(sources)
-    assert [doubt.split(" goes ")[0] for doubt in doubts] == list(found) and sum("known_after_days" in doubt for doubt in doubts) == 1
+    assert (
+        {" ".join(doubt.split()[:2]) for doubt in doubts} == set(found)
+        and len(doubts) == len(found)
+        and sum("known_after_days" in doubt for doubt in doubts) == 1
+    )
 
 
 SUBTLE = """
@@ -162,8 +167,26 @@ def test_a_mean_by_category_over_the_whole_period_and_a_hint_among_noise_are_nam
     _write(tmp_path / "log.csv", "user,item,day", log)
     (tmp_path / "shop.toml").write_text(SUBTLE)
     sources = MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources
-    assert find_telling_features(sources).keys() == {"[items] features.category_rate", "[items] features.weight"}
-    assert all("somewhat more" in doubt and "a mean by category" in doubt for doubt in find_doubts(sources))
+    assert find_made_of_the_log(sources).keys() == {"[items] features.category_rate"}
+    assert "[items] features.weight" in find_telling_features(sources) and len(find_doubts(sources)) == 2
+    rate, weight = find_doubts(sources)
+    assert "in the whole log" in rate and "somewhat more" in weight
+
+
+def test_what_is_missing_where_there_was_no_past_does_not_tell_the_future(tmp_path: Path) -> None:
+    """A price out of the log until then: new items have none, and of these only those that sell later are in the log at all."""
+    rng = np.random.default_rng(0)
+    log = [(int(rng.integers(60)), int(item), f"2024-01-{day:02d}") for day in range(1, 22) for item in rng.integers(0, 400, 40)]
+    log += [(int(rng.integers(60)), int(item), f"2024-01-{day:02d}") for day in range(22, 29) for item in rng.integers(350, 800, 40)]
+    old = {item for _, item, day in log if day < "2024-01-22"}
+    cells = [(item, rng.integers(1, 90) if item in old else "") for item in range(800)]
+    _write(tmp_path / "items.csv", "id,price", cells)
+    _write(tmp_path / "log.csv", "user,item,day", log)
+    (tmp_path / "shop.toml").write_text(
+        '[items]\nfile = "items.csv"\nid = "id"\nfeatures = { price = "price" }\n[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\n'
+        'time = "day"\n[evaluation]\nfrom = 2024-01-22\n'
+    )
+    assert not find_telling_features(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources)
 
 
 def test_categories_of_which_each_has_one_or_all_rows_say_nothing() -> None:

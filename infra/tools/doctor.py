@@ -21,6 +21,7 @@ from infra.index.store_clock import fetch_store_time_ms
 from infra.index.verify import find_checkpoint_faults
 from infra.kafka.admin import NEEDS_PERMISSION, fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
+from infra.tools.retained import find_gaps
 from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
@@ -55,6 +56,7 @@ def examine(settings: InfraSettings) -> list[Finding]:
         check_store,
         check_checkpoints,
         check_features,
+        check_retention,
         check_clock,
         check_disk,
         check_shared_memory,
@@ -143,6 +145,25 @@ def check_features(settings: InfraSettings) -> Finding:
     hint = suggest(next(iter(unknown)), [feature.name for feature in schema.of(Scope.ITEM)])
     found = f"{len(unknown)} features of the newest {len(updates)} updates are unknown to version {served.version} and count for nothing: {names}"
     return Finding("features", WARN, found, f"rename them, or train a model that has them; {hint}")
+
+
+def check_retention(settings: InfraSettings) -> Finding:
+    """Whether the logs still hold what each shard needs next, and what a new owner of it would need."""
+    bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    try:
+        gone, bare = find_gaps(bootstrap, prefix, open_index_store(settings.index.store), _ASK_S_MAX)
+    except AifError as error:
+        if error.code != "unknown_topic":
+            raise
+        return Finding("retention", OK, "there are no topics yet")
+    if gone:
+        step = "start the worker that has the shard if the store has a snapshot, else publish the catalogue again into a new index; lengthen the retention"
+        return Finding("retention", FAIL, "; ".join(gone), step)
+    if bare:
+        return Finding(
+            "retention", WARN, "; ".join(bare), "keep the worker's directory until it has taken a snapshot; lengthen the retention"
+        )
+    return Finding("retention", OK, "the logs hold what every shard needs next")
 
 
 def check_clock(settings: InfraSettings) -> Finding:

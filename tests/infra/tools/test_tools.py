@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from rich.console import Console
 from typer.testing import CliRunner
@@ -21,6 +21,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
+from infra.settings import InfraSettings
 from infra.tools import doctor, inspect, unknown_features
 from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
 from infra.tools.status_view import render_sample
@@ -28,6 +29,7 @@ from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
 from schemas.index.manifest import checkpoint_path
+from schemas.index.snapshot import ShardSnapshot, encode_snapshot
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 from tests.schemas.catalogue import small_schema
@@ -166,6 +168,32 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
         (row,) = run_aif(*command)["versions"]
         assert row["mark"] == "served,damaged" and "its checkpoint is damaged" in row["reason"] and "repairs it" in row["reason"]
     assert "repairs it" in run_aif("index", "show")["checkpoint_fault"]
+
+
+def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_no_snapshot_has(
+    prefix: str, bootstrap_servers: str, tmp_path: Path
+) -> None:
+    def look() -> tuple[str, str]:
+        found = doctor.check_retention(InfraSettings())
+        return found.state, found.found
+
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    for shard in (0, 1):
+        produce(bootstrap_servers, f"{prefix}item-features", shard, *[b"x"] * 40)
+    assert look()[0] == "ok"
+    gone = [TopicPartition(f"{prefix}item-features", shard, offset) for shard, offset in ((0, 30), (1, 25))]
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_records(gone).values():
+        future.result(30)
+    state, found = look()
+    assert state == "warn" and "shard 0: the log begins at {'item-features': 30, 'new-items': 0}" in found and "shard 1" in found
+    snapshot = ShardSnapshot(0, "0123456789ab", "index", (), {"item-features": 33, "new-items": 0}, 33)
+    open_index_store(str(tmp_path / "store")).put_bytes(f"{snapshot.directory}/snapshot.json", encode_snapshot(snapshot))
+    produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 1, 12))
+    assert look() == ("fail", "shard 1: item-features 12 to 24 are gone")
+    produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 2, 40))
+    state, found = look()
+    assert state == "warn" and "shard 1" in found and "shard 0" not in found
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,67 @@
+"""Whether retention has removed records of items that somebody still needs: a check of `aif doctor`.
+
+A shard goes on at its next offset; where the log begins later, its worker refuses to start (`log_gone`), be it because it was away or because it was too
+slow. A new owner without the shard's directory needs a snapshot that the log completes. Here: both, seen from outside, by what the shards told readers and by
+the snapshots in the store. Not here: the refusals (streams/shard/start.py, streams/core/replay_plan.py).
+"""
+
+import time
+from collections.abc import Mapping
+
+from infra.index.store import IndexStore
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.reader import TopicFollower
+from schemas.errors import AifError
+from schemas.index.layout import decode_delta
+from schemas.index.snapshot import decode_snapshot
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+
+_TAIL_RECORDS = 20  # of a partition of index-deltas: each says how far its shard is
+
+Offsets = Mapping[str, int]  # by source topic
+
+
+def find_gaps(bootstrap: str, prefix: str, store: IndexStore, deadline_s: float) -> tuple[list[str], list[str]]:
+    """What is gone before its shard had it, and what is gone that no snapshot has, shard by shard. Raises Unavailable."""
+    starts = {topic: start_offsets(bootstrap, prefix + topic, deadline_s=deadline_s) for topic in SHARD_TOPICS}
+    told = _read_told(bootstrap, prefix, deadline_s)
+    gone, bare = [], []
+    for shard in sorted(starts[SHARD_TOPICS[0]]):
+        start = {topic: starts[topic][shard] for topic in SHARD_TOPICS}
+        if shard in told and (missing := _describe_missing(shard, told[shard], start)):
+            gone.append(missing)
+        elif any(start.values()) and all(_describe_missing(shard, at, start) for at in _snapshot_offsets(store, shard)):
+            bare.append(f"shard {shard}: the log begins at {start}, and no snapshot is as new")
+    return gone, bare
+
+
+def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
+    """Names what lies between the next offsets and the log's beginning; empty where nothing does."""
+    parts = [
+        f"{topic} {next_offsets[topic]} to {start[topic] - 1} are gone" for topic in SHARD_TOPICS if next_offsets[topic] < start[topic]
+    ]
+    return f"shard {shard}: " + ", ".join(parts) if parts else ""
+
+
+def _read_told(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:
+    """By shard the next offsets that readers were told last."""
+    name, told = prefix + INDEX_DELTAS, dict[int, tuple[int, ...]]()
+    starts, ends = (ask(bootstrap, name, deadline_s=deadline_s) for ask in (start_offsets, end_offsets))
+    give_up = time.monotonic() + deadline_s
+    with TopicFollower(bootstrap, INDEX_DELTAS, {p: max(starts[p], end - _TAIL_RECORDS) for p, end in ends.items()}, prefix=prefix) as tail:
+        while not tail.has_reached(ends) and time.monotonic() < give_up:
+            for record in tail.poll(1_000, 0.1):
+                header = decode_delta({}, record.value or b"").header
+                told[header.shard] = max(told.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
+    return {shard: dict(zip(SHARD_TOPICS, offsets, strict=True)) for shard, offsets in told.items()}
+
+
+def _snapshot_offsets(store: IndexStore, shard: int) -> list[Offsets]:
+    found = []
+    for path in store.list(f"snapshots/{shard:05d}/"):
+        if path.endswith(".json"):
+            try:
+                found.append(decode_snapshot(store.get(path)).next_offsets)
+            except AifError:  # damaged, or just removed: no use to a new owner
+                continue
+    return found

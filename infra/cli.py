@@ -27,7 +27,7 @@ import typer
 
 from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
-from infra.command import AsJson, print_table, registered_choices, settings_classes
+from infra.command import AsJson, print_table, register_measured, registered_choices, settings_classes
 from infra.data.cli import register as register_import
 from infra.demo.cli import demo
 from infra.index.cli import index_app, model_app
@@ -95,6 +95,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(index_app, name="index")
     app.add_typer(model_app, name="model")
     app.command("status", short_help="The broker and its topics, the versions and their age.")(status)
+    register_measured("infra.demo.program:DEMO")
     app.command("demo", short_help="From nothing to ranked answers, measured.")(demo)
     register_tools(app)
     register_bench(app)

@@ -26,6 +26,19 @@ _SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 # "module:function" that explains a section of a model's file, for `aif config show --model FILE`: it gives rows with name, value and origin.
 _CHOICES: dict[str, str] = {}
 
+# "module:BENCH" of everything that measures (infra/bench/declared.py), for `aif bench keep` and `aif bench report`.
+_BENCHES: list[str] = []
+
+
+def register_measured(*paths: str) -> None:
+    """Name declarations ("serving.bench.rank:RANK") for `aif bench report`, in the order of its sections; to be called in a `commands(app)`."""
+    _BENCHES.extend(path for path in paths if path not in _BENCHES)
+
+
+def registered_benches() -> Sequence[str]:
+    """The registered declarations as "module:BENCH"."""
+    return tuple(_BENCHES)
+
 
 def register_choices(section: str, path: str) -> None:
     """Name what explains a section of a model's file ("streams.training.model_sections:explain_choices"), for `aif config show`."""

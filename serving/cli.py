@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_table, register_settings, say
+from infra.command import AsJson, print_table, register_measured, register_settings, say
 from serving.bench.cli import register as register_bench
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="The Kafka br
 def commands(app: typer.Typer) -> None:
     """Register the commands of `serving` onto the `aif` application."""
     register_settings("serving.settings:ServerSettings")
+    register_measured("serving.audit.audit_figures:VERIFY_ANSWERS")
     app.command("serve", short_help="Online: rankings over HTTP and gRPC.")(serve)
     app.command("query", short_help="Rank candidates for one user.")(query)
     app.command("verify-answers", short_help="Recompute answers with the reference model.")(verify_answers)
@@ -122,8 +123,8 @@ def verify_answers(
     as_json: AsJson = False,
 ) -> None:
     """Recompute answers with the reference model from the files of the version each names; count those that equal none."""
-    from infra.bench.report import Figures
     from infra.settings import load_settings
+    from serving.audit.audit_figures import audit_figures
     from serving.audit.parity import read_answers, recompute
     from serving.settings import ServerSettings
 
@@ -134,14 +135,7 @@ def verify_answers(
     if not as_json:
         typer.echo(report.describe())
         return
-    figures = Figures("verify-answers", {"file": file.name, "sample": sample, "reasons": report.reasons})
-    figures.add("answers", report.answers, "count")
-    figures.add("answers_recomputed", report.recomputed, "count")
-    figures.add("mixed_versions", report.mismatched, "count")
-    figures.add("versions", len(report.versions), "count")
-    figures.add("score_error_max", report.error_max, "tolerances")
-    figures.add("seconds_total", report.seconds, "s")
-    figures.print_json()
+    audit_figures(report, file.name, sample).print_json()
 
 
 def _print_answer(answer: "RankAnswer") -> None:

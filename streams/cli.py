@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_settings
+from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_measured, register_settings
 from streams.replay.cli import register as register_replay
 from streams.shard.cli import register as register_shards
 from streams.training.cli import register as register_train
@@ -16,6 +16,7 @@ from streams.training.following.cli import register as register_online
 def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
     register_settings("streams.settings:WorkerSettings")
+    register_measured("streams.bench:NEARLINE")
     app.command("worker", short_help="Nearline: topics in, index versions out.")(worker)
     command_group(app, "bench", BENCH_HELP).command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
     register_shards(app)

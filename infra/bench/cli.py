@@ -1,15 +1,28 @@
-"""`aif bench freshness|crash|scale`: what drives processes from outside. Typer and standard library at module level."""
+"""`aif bench freshness|crash|scale`: what drives processes from outside; `aif bench keep|report`: the runs of everything that measures.
 
-from typing import Annotated
+Typer and standard library at module level.
+"""
+
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import BENCH_HELP, AsJson, command_group, print_figures
+from infra.command import BENCH_HELP, AsJson, command_group, print_figures, register_measured, registered_benches, say
+
+if TYPE_CHECKING:
+    from infra.bench.declared import Bench
+
+Docs = Annotated[Path, typer.Option(file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks beside it.")]
 
 
 def register(app: typer.Typer) -> None:
     """Register the benches of `infra` into the group `aif bench`."""
     group = command_group(app, "bench", BENCH_HELP)
+    register_measured("infra.bench.freshness:FRESHNESS", "infra.bench.crash:CRASH", "infra.bench.scale:SCALE")
+    group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)
+    group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
     group.command("freshness", short_help="From publish to visible in an answer.")(freshness)
     group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
     group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
@@ -54,3 +67,36 @@ def scale(
     except ValueError as error:
         raise typer.BadParameter(f"--sizes {sizes}: {error}; for example 100000,1000000") from error
     print_figures(measure_scale(numbers).as_dict(), as_json)
+
+
+def keep(
+    files: Annotated[
+        list[Path],
+        typer.Argument(exists=True, dir_okay=False, allow_dash=True, help="What a command printed with --json; - is standard input."),
+    ],
+    docs: Docs = Path("docs"),
+) -> None:
+    """File runs of anything that measures, also `aif demo`, `train`, `replay`, `verify-answers` and `eval`, in docs/benchmarks/NAME.json.
+
+    The last few runs that were asked the same are kept; a run that was asked something else (--quick, fewer rows) replaces none of them.
+    """
+    from infra.bench.kept import keep_run
+
+    benches = declared_benches()
+    for file in files:
+        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text()
+        say(keep_run(docs / "benchmarks", benches, text, file.name))
+
+
+def report(docs: Docs = Path("docs")) -> None:
+    """Write docs/BENCHMARKS.md: every figure that is declared, its goal, and the runs that are kept."""
+    from infra.bench.document import render_benchmarks
+
+    path = docs / "BENCHMARKS.md"
+    path.write_text(render_benchmarks(declared_benches(), docs / "benchmarks"))
+    say(f"wrote {path}")
+
+
+def declared_benches() -> "list[Bench]":
+    """Everything that measures, of every installed part, in the order in which the parts registered it."""
+    return [resolve_name(path) for path in registered_benches()]

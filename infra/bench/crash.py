@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.bench.crash_traffic import DeadLetter, Traffic, count_topic
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, started_by, tell
 from infra.broker.server import start_broker
@@ -35,6 +36,49 @@ from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
 from schemas.topics import SHARD_TOPICS
+
+CRASH = Bench(
+    "bench crash",
+    "Kills under traffic of every kind of update and of bad records: kill -9 at named failpoints (infra/failpoints.py) and at any "
+    "moment, SIGSTOP for 1.5 session timeouts and CONT, kill -9 of the broker, a disk that is full or broken for three seconds; new "
+    "checkpoints in between. Nothing is done by hand: what ends is started again.",
+    (
+        Figure("kills", "count", "what was done, in all"),
+        Figure("kills_{kind}", "count", "the same by kind"),
+        Figure("restarts", "count", "times a worker ended by itself"),
+        Figure("acknowledged", "updates", "updates of the traffic whose delivery the broker confirmed"),
+        Figure("not_acknowledged", "records", "records whose delivery it did not: they may be in the topic or not"),
+        Figure("in_topics", "updates", "updates in the topics at the end"),
+        Figure(
+            "lost",
+            "updates",
+            "counters of the shards against a plain fold of the topics that shares no code with them, by topic, shard and outcome; "
+            "acknowledged records that are not in the topic are lost too",
+        ),
+        Figure("doubled", "updates", "the same, counted too often"),
+        Figure(
+            "dead_letters",
+            "updates",
+            "source positions (topic, partition, offset, index) that the fold sends to the dead-letter topics",
+        ),
+        Figure("dead_letters_missing", "updates", "of these, not in the dead-letter topics; one that is there twice counts once"),
+        Figure("dead_letters_wrong", "updates", "in the dead-letter topics, and not of these"),
+        Figure("catch_up_p50_s", "s", "from the kill until readers were told that records published after it are applied, median"),
+        Figure("catch_up_over_session", "ratio", "that median over the consumer group's session timeout"),
+        Figure("catch_up_max_s", "s", "the slowest"),
+        Figure("digest_equal", "1 or 0", "a replay of the topics gives the digest of the version that was live at the end"),
+    ),
+    goals=(
+        "lost == 0",
+        "doubled == 0",
+        "dead_letters_missing == 0",
+        "dead_letters_wrong == 0",
+        "catch_up_over_session <= 1.5",
+        "digest_equal == 1",
+    ),
+    options="--kills 200",
+    asked=("kills", "items", "updates_per_s", "session_timeout_s"),  # another seed is a repetition
+)
 
 SESSION_TIMEOUT_S = 6.0
 _FROZEN_FACTOR = 1.5
@@ -205,7 +249,7 @@ class Campaign:
 def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Figures:
     """The whole campaign. Raises Unavailable where a recovery did not come by itself."""
     config: dict[str, Any] = {"kills": kills, "seed": seed, "items": items, "updates_per_s": updates_per_s}
-    figures = Figures("bench crash", {**config, "session_timeout_s": SESSION_TIMEOUT_S})
+    figures = Figures(CRASH, {**config, "session_timeout_s": SESSION_TIMEOUT_S})
     catalogue, plans = open_world(items), plan_kills(kills, seed)
     settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
     with open_bench_stage(**settings) as stage, AppliedWatch(stage) as watch:
@@ -242,15 +286,15 @@ def _judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
             doubled += sum(max(0, count - expected[name]) for name, count in found[shard][topic].items())
     dead_letters_found = _read_dead_letters(stage)
     replay = stage.run("replay", "replay", "--directory", str(stage.directory / "replay"), "--json")
-    figures.add("acknowledged", len(traffic.acknowledged), "updates")
-    figures.add("not_acknowledged", traffic.not_acknowledged, "records")
-    figures.add("in_topics", expected_total, "updates")
-    figures.add("lost", lost + len(missing), "updates")
-    figures.add("doubled", doubled, "updates")
-    figures.add("dead_letters", len(dead_letters), "updates")
-    figures.add("dead_letters_missing", len(dead_letters - dead_letters_found), "updates")
-    figures.add("dead_letters_wrong", len(dead_letters_found - dead_letters), "updates")
-    figures.add("digest_equal", json_figures(replay)["digest_equal"], "1 or 0")
+    figures.add("acknowledged", len(traffic.acknowledged))
+    figures.add("not_acknowledged", traffic.not_acknowledged)
+    figures.add("in_topics", expected_total)
+    figures.add("lost", lost + len(missing))
+    figures.add("doubled", doubled)
+    figures.add("dead_letters", len(dead_letters))
+    figures.add("dead_letters_missing", len(dead_letters - dead_letters_found))
+    figures.add("dead_letters_wrong", len(dead_letters_found - dead_letters))
+    figures.add("digest_equal", json_figures(replay)["digest_equal"])
 
 
 def _read_dead_letters(stage: BenchStage) -> set[DeadLetter]:
@@ -272,9 +316,10 @@ def _count_shards(stage: BenchStage) -> dict[int, dict[str, dict[str, int]]]:
 
 
 def _add_campaign(campaign: Campaign, figures: Figures) -> None:
-    figures.add("kills", campaign.kinds.total(), "count")
+    figures.add("kills", campaign.kinds.total())
     for kind in _WEIGHTS:
-        figures.add(f"kills_{kind}", campaign.kinds[kind], "count")
-    figures.add("restarts", campaign.restarts, "count")
-    figures.add("catch_up_p50_s", statistics.median(campaign.catch_up_s), "s")
-    figures.add("catch_up_max_s", max(campaign.catch_up_s), "s")
+        figures.add(f"kills_{kind}", campaign.kinds[kind])
+    figures.add("restarts", campaign.restarts)
+    figures.add("catch_up_p50_s", statistics.median(campaign.catch_up_s))
+    figures.add("catch_up_over_session", statistics.median(campaign.catch_up_s) / SESSION_TIMEOUT_S)
+    figures.add("catch_up_max_s", max(campaign.catch_up_s))

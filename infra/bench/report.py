@@ -1,12 +1,13 @@
 """What everything that measures prints: one JSON object of figures on standard output.
 
-Here: the form `{"command", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. Not here: any measurement; the
-names are listed in docs/BENCHMARKS.md.
+Here: the form `{"command", "date", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. Not here: any measurement; which
+figures there are, each bench declares beside its code (infra/bench/declared.py), and `aif bench report` writes them to docs/BENCHMARKS.md.
 Rules: progress goes to standard error; the exit code is 0 when it ran, whatever the figures. Sizes are suffixes (`build_s_100000`), rows and
 models prefixes (`online_retail.aif.gauc`); ratios are 0-1, `_pt` in points, `_pct` in percent. A figure that could not be measured has
 the value null: it is named, never left out.
 """
 
+import datetime as dt
 import importlib.metadata
 import json
 import math
@@ -16,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from infra.bench.declared import Bench
 
 _LIBRARIES = ("aif", "torch", "numpy", "numba", "rocksdict", "faust-streaming", "confluent-kafka")
 
@@ -37,7 +40,7 @@ def describe_machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
     }
 
 
@@ -59,35 +62,50 @@ def _processor() -> str:
     return platform.machine()
 
 
+def _today() -> str:
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
 @dataclass
 class Figures:
-    """Collects the figures of one run of `command`; `config` is what the run was asked to do."""
+    """Collects the figures of one run of `bench`; `config` is what the run was asked to do, and nothing that it found: runs with the same are compared."""
 
-    command: str
+    bench: Bench
     config: Mapping[str, Any] = field(default_factory=dict)
     _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=describe_machine)
     versions: Mapping[str, str] = field(default_factory=library_versions)
+    date: str = field(default_factory=_today)
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> "Figures":
-        """What `as_dict` gave. KeyError where a part of it is missing."""
-        return cls(raw["command"], raw["config"], dict(raw["figures"]), raw["machine"], raw["versions"])
+    def from_dict(cls, bench: Bench, raw: Mapping[str, Any]) -> "Figures":
+        """What `as_dict` gave. KeyError where a part of it is missing, ValueError where it is of another bench."""
+        if raw["command"] != bench.command:
+            raise ValueError(f"figures of {raw['command']!r}, expected those of {bench.command!r}")
+        return cls(bench, raw["config"], dict(raw["figures"]), raw["machine"], raw["versions"], raw["date"])
 
-    def add(self, name: str, value: float | None, unit: str) -> None:
-        """One figure. A name is given once; not-a-number and infinity become null (JSON has neither)."""
-        assert name not in self._figures, f"figure {name} was given twice"
-        finite = value is None or math.isfinite(value)
-        self._figures[name] = {"value": value if finite else None, "unit": unit}
+    def add(self, name: str, value: float | None) -> None:
+        """One figure that the bench declares. A name is given once; not-a-number and infinity become null (JSON has neither)."""
+        self._add(name, value, self._unit(name))
 
-    def add_interval(self, name: str, interval: Interval, unit: str) -> None:
+    def add_interval(self, name: str, interval: Interval) -> None:
         """A figure and the bounds of its interval, `NAME_low` and `NAME_high`."""
         for end, number in (("", interval.value), ("_low", interval.low), ("_high", interval.high)):
-            self.add(f"{name}{end}", number, unit)
+            self._add(f"{name}{end}", number, self._unit(name))
 
     def add_ratio(self, name: str, value: float | None, base: float | None) -> None:
         """A figure divided by another; null where either could not be measured, or the base is 0."""
-        self.add(name, None if value is None or not base else value / base, "ratio")
+        self.add(name, None if value is None or not base else value / base)
+
+    def _unit(self, name: str) -> str:
+        declared = self.bench.figure_of(name)
+        assert declared is not None, f"{self.bench.command} does not declare a figure {name}"
+        return declared.unit
+
+    def _add(self, name: str, value: float | None, unit: str) -> None:
+        assert name not in self._figures, f"figure {name} was given twice"
+        finite = value is None or math.isfinite(value)
+        self._figures[name] = {"value": value if finite else None, "unit": unit}
 
     def value(self, name: str) -> float | int | None:
         """A figure given before. KeyError when it was not."""
@@ -97,7 +115,8 @@ class Figures:
     def as_dict(self) -> dict[str, Any]:
         """The whole object."""
         return {
-            "command": self.command,
+            "command": self.bench.command,
+            "date": self.date,
             "machine": dict(self.machine),
             "versions": dict(self.versions),
             "config": dict(self.config),

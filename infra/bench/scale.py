@@ -12,11 +12,32 @@ import time
 from collections.abc import Sequence
 from itertools import chain
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, peak_rss_mb, tell
 from infra.data.open_catalogue import open_world
 from infra.index.parts import read_manifest
 from schemas.index.manifest import Manifest
+
+SCALE = Bench(
+    "bench scale",
+    "What a version costs as the catalogue grows, each size on a broker, a worker and a builder of its own. docs/SCALE.md goes on "
+    "from here.",
+    (
+        Figure(
+            "build_s_{items}",
+            "s",
+            "from the announcement of a checkpoint to the live version, over the items that the shards hold already",
+        ),
+        Figure("fill_s_{items}", "s", "a worker from nothing to so many items applied"),
+        Figure("disk_bytes_per_item_{items}", "bytes", "files of the version, all parts of its manifest"),
+        Figure("raw_bytes_per_item_{items}", "bytes", "the bare row: id and columns"),
+        Figure("rss_mb_{items}", "MB", "peak memory of the worker"),
+        Figure("builder_rss_mb_{items}", "MB", "of the largest of its children: the builder, or the judge of checkpoints, which has torch"),
+    ),
+    goals=("disk_bytes_per_item_1000000 <= 1.3 x raw_bytes_per_item_1000000",),
+    options="--sizes 100000,1000000",
+)
 
 _ID_BYTES = 8
 _APPLIED_S_MAX = 6 * 3_600.0
@@ -24,7 +45,7 @@ _APPLIED_S_MAX = 6 * 3_600.0
 
 def measure_scale(sizes: Sequence[int]) -> Figures:
     """All figures of every size, the smallest first."""
-    figures = Figures("bench scale", {"sizes": list(sizes)})
+    figures = Figures(SCALE, {"sizes": list(sizes)})
     for items in sorted(sizes):
         with open_bench_stage() as stage:
             _measure_size(stage, items, figures)
@@ -48,12 +69,12 @@ def _measure_size(stage: BenchStage, items: int, figures: Figures) -> None:
     build_s = time.monotonic() - announced
     tell("built", began)
     peaks, manifest = peak_rss_mb(worker), read_manifest(stage.control.store, stage.control_state().versions[version])
-    figures.add(f"build_s_{items}", build_s, "s")
-    figures.add(f"fill_s_{items}", fill_s, "s")
-    figures.add(f"disk_bytes_per_item_{items}", _part_bytes(manifest) / items, "bytes")
-    figures.add(f"raw_bytes_per_item_{items}", manifest.layout.row_bytes + _ID_BYTES, "bytes")
-    figures.add(f"rss_mb_{items}", peaks["self"], "MB")
-    figures.add(f"builder_rss_mb_{items}", peaks["children"], "MB")
+    figures.add(f"build_s_{items}", build_s)
+    figures.add(f"fill_s_{items}", fill_s)
+    figures.add(f"disk_bytes_per_item_{items}", _part_bytes(manifest) / items)
+    figures.add(f"raw_bytes_per_item_{items}", manifest.layout.row_bytes + _ID_BYTES)
+    figures.add(f"rss_mb_{items}", peaks["self"])
+    figures.add(f"builder_rss_mb_{items}", peaks["children"])
 
 
 def _part_bytes(manifest: Manifest) -> int:

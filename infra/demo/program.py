@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.data.catalogue import Catalogue, Evaluation
 from infra.data.open_catalogue import open_mapping, open_world
@@ -21,6 +22,40 @@ from infra.heartbeat import HEARTBEAT_NAME
 from infra.processes import Child, leave_in_order
 from infra.settings import InfraSettings, load_settings
 from schemas.errors import AifError
+
+DEMO = Bench(
+    "demo",
+    "From nothing to ranked answers: broker, catalogue, training, versions, server; the same on a folder of files with a mapping.",
+    (
+        Figure(
+            "hr_at_100",
+            "ratio",
+            "share of the top 10 by the world's true eCPM, among 10,000 candidates, found in the server's top 100; mean over users "
+            "kept out of training. On data without a teacher: recall@100",
+        ),
+        Figure("popularity_hr_at_100", "ratio", "the same candidates by clicks in the same impressions times bid"),
+        Figure("random_hr_at_100", "ratio", "the same candidates in random order"),
+        Figure("rank_p50_ms", "ms", "one /v1/prerank of those candidates over HTTP with JSON, as the client sees it, median"),
+        Figure("update_visible_ms", "ms", "from before the produce call of a price change to an answer with another score, median of 50"),
+        Figure("new_item_visible_ms", "ms", "from before the produce call of a new item to the first answer that scores it, median of 20"),
+        Figure("flips", "count", "versions that went live while requests were answered"),
+        Figure("answers_during_switch", "count", "answers in that time"),
+        Figure("slowest_during_switch_ms", "ms", "the slowest of them"),
+        Figure(
+            "mixed_versions",
+            "count",
+            "answers that are not what the reference model gives on the files and deltas of the version they name",
+        ),
+        Figure("digest_equal", "1 or 0", "a fresh process that reads only the topics, with another batch size, gets the version's digest"),
+        Figure("items", "count", "items in the version that the replay was compared with"),
+        Figure("seconds_total", "s", "the whole demo"),
+    ),
+    goals=(
+        "mixed_versions == 0",
+        "digest_equal == 1",
+    ),
+    options="[--data DIR --mapping FILE]",
+)
 
 SWITCHES = 3
 TRAIN_WORLD_S, TRAIN_FILES_S = 4.0, 20.0  # what the world shows is learnt sooner
@@ -40,10 +75,12 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> Figures:
-    """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of docs/BENCHMARKS.md."""
+    """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of DEMO."""
     load_settings(InfraSettings)  # what no process reads would end every child, again and again: it is refused before any is started
     started = time.monotonic()
-    figures = Figures("demo", {"items": options.items, "seed": options.seed, "data": str(options.data or "synthetic world")})
+    figures = Figures(
+        DEMO, {"items": options.items, "seed": options.seed, "data": options.data.name if options.data else "synthetic world"}
+    )
     leave_in_order()
     stage: Stage | None = None
     try:
@@ -53,7 +90,7 @@ def run_demo(options: DemoOptions) -> Figures:
             stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, keep=False)
             stage.warm_up()
             evaluation = _play(stage, catalogue, options, figures, steps)
-            figures.add("seconds_total", time.monotonic() - started, "s")
+            figures.add("seconds_total", time.monotonic() - started)
         steps.print_figures(figures, f"{evaluation.measure}@{evaluation.k}")
         if options.keep:
             _wait_for_ctrl_c(stage, evaluation, steps)
@@ -106,10 +143,10 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         changes = catalogue.price_changes(acts.UPDATES_SHOWN + 200, seed=1)
         with steps.step("change prices, wait for the scores", total=acts.UPDATES_SHOWN) as step:
             waited = acts.show_updates(server, publisher, user, itertools.islice(changes, acts.UPDATES_SHOWN), step)
-        figures.add("update_visible_ms", acts.median(waited), "ms")
+        figures.add("update_visible_ms", acts.median(waited))
         with steps.step("bring new items, wait for their scores", total=acts.NEW_ITEMS_SHOWN) as step:
             waited = acts.show_new_items(server, publisher, user, catalogue.arrivals(acts.NEW_ITEMS_SHOWN, seed=1), step)
-        figures.add("new_item_visible_ms", acts.median(waited), "ms")
+        figures.add("new_item_visible_ms", acts.median(waited))
         with steps.step("switch versions under load", total=SWITCHES) as step:
             stage.finish(trainer)
             load = acts.Load(stage.url, evaluation)
@@ -134,16 +171,16 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
 
 
 def _add_quality(figures: Figures, quality: acts.Quality) -> None:
-    figures.add("hr_at_100", sum(quality.model) / len(quality.model), "ratio")
-    figures.add("popularity_hr_at_100", sum(quality.popularity) / len(quality.popularity), "ratio")
-    figures.add("random_hr_at_100", sum(quality.chance) / len(quality.chance), "ratio")
-    figures.add("rank_p50_ms", acts.median(quality.took_ms), "ms")
+    figures.add("hr_at_100", sum(quality.model) / len(quality.model))
+    figures.add("popularity_hr_at_100", sum(quality.popularity) / len(quality.popularity))
+    figures.add("random_hr_at_100", sum(quality.chance) / len(quality.chance))
+    figures.add("rank_p50_ms", acts.median(quality.took_ms))
 
 
 def _add_switches(figures: Figures, flips: int, load: acts.Load) -> None:
-    figures.add("flips", flips, "count")
-    figures.add("answers_during_switch", len(load.answers), "count")
-    figures.add("slowest_during_switch_ms", max(ranked.took_ms for _, ranked in load.answers), "ms")
+    figures.add("flips", flips)
+    figures.add("answers_during_switch", len(load.answers))
+    figures.add("slowest_during_switch_ms", max(ranked.took_ms for _, ranked in load.answers))
 
 
 def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
@@ -152,10 +189,10 @@ def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
     acts.write_answers(answers, load)
     audit = stage.start("verify-answers", "verify-answers", str(answers), "--json")
     replay = stage.start("replay", "replay", "--directory", str(stage.directory / "replay"), "--batch-size", "97", "--json")
-    figures.add("mixed_versions", json_figures(stage.finish(audit))["mixed_versions"], "count")
+    figures.add("mixed_versions", json_figures(stage.finish(audit))["mixed_versions"])
     replayed = json_figures(stage.finish(replay))
-    figures.add("digest_equal", replayed["digest_equal"], "1 or 0")
-    figures.add("items", replayed["items"], "count")
+    figures.add("digest_equal", replayed["digest_equal"])
+    figures.add("items", replayed["items"])
 
 
 def _wait_for_ctrl_c(stage: Stage, evaluation: Evaluation, steps: Steps) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import BENCH_HELP, AsJson, command_group, print_figures, print_table
+from infra.command import BENCH_HELP, AsJson, command_group, print_figures, print_table, register_measured
 
 if TYPE_CHECKING:
     from infra.bench.report import Figures
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add them to the group."""
     group = command_group(app, "bench", BENCH_HELP)
+    names = (
+        "rank:RANK",
+        "overload:OVERLOAD_BENCH",
+        "table1:TABLE_1",
+        "table4:TABLE_4",
+        "switch:SWITCH",
+        "mixed:MIXED",
+        "affinity:AFFINITY",
+    )
+    register_measured(*(f"serving.bench.{name}" for name in names))
     group.command("rank", short_help="Engine, ports and peers beside the bare floor.")(bench_rank)
     group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)
     group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)

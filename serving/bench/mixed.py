@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
 from infra.bench.report import Figures
 from infra.bench.stage import open_bench_stage
@@ -25,6 +26,27 @@ from infra.index.store import open_index_store
 from schemas.token import decode_token
 from serving.bench.switch import publish_users, wait_version
 from serving.bench.versions import Ranges, VersionWriter, belongs
+
+MIXED = Bench(
+    "bench switch --mixed",
+    "Counts mixed versions alone: inferences with binary tensors over HTTP as fast as four senders get them, every candidate back, "
+    "versions of 2,000 items published twice a second. The two kinds of version have models of their own as well, so rows of one "
+    "under the model of another are in neither range.",
+    (
+        Figure("flips", "count", "versions, after the first, that answers came from"),
+        Figure("answers", "count", "answers with status 200; each score of each is judged"),
+        Figure("mixed_versions", "count", "answers with a score that does not belong to the version they name"),
+        Figure("answers_per_s", "1/s", "answers over the whole time"),
+        Figure("refused", "count", "429 and 503"),
+        Figure("failed", "count", "anything else"),
+    ),
+    goals=(
+        "mixed_versions == 0",
+        "answers >= 1000000",
+        "failed == 0",
+    ),
+    options="1000000",
+)
 
 _WINDOW_S = 10.0  # between two lines of progress
 
@@ -93,7 +115,7 @@ def encode_requests(url: str, ids: np.ndarray, plan: MixedPlan) -> tuple[Target,
 
 def measure_mixed(plan: MixedPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures("bench switch", {name: getattr(plan, name) for name in MixedPlan.__slots__})
+    figures = Figures(MIXED, {name: getattr(plan, name) for name in MixedPlan.__slots__})
     with open_bench_stage() as stage:
         say(f"two kinds of version of {plan.items} items ...")
         store = open_index_store(str(stage.directory / "index"))
@@ -104,12 +126,12 @@ def measure_mixed(plan: MixedPlan) -> Figures:
         wait_version(stage, writer, 0)
         judged, began_s = Judged(writer.ranges), time.monotonic()
         seen = run_to_the_microsecond(_send_all(stage.url, writer, plan, judged))
-    figures.add("answers", judged.answers, "count")
-    figures.add("mixed_versions", judged.mixed, "count")
-    figures.add("flips", len(judged.versions - {0}), "count")
-    figures.add("answers_per_s", judged.answers / (time.monotonic() - began_s), "1/s")
-    figures.add("refused", sum(one.count(REFUSED) for one in seen), "count")
-    figures.add("failed", sum(one.count(FAILED) for one in seen), "count")
+    figures.add("answers", judged.answers)
+    figures.add("mixed_versions", judged.mixed)
+    figures.add("flips", len(judged.versions - {0}))
+    figures.add("answers_per_s", judged.answers / (time.monotonic() - began_s))
+    figures.add("refused", sum(one.count(REFUSED) for one in seen))
+    figures.add("failed", sum(one.count(FAILED) for one in seen))
     return figures
 
 

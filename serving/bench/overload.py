@@ -27,12 +27,58 @@ from typing import Any
 
 import numpy as np
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate, send_in_turns
 from infra.bench.paired_turns import merge_turns, ratio_of_turns
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.errors import Unavailable
 from serving.short_turns import take_short_turns
+
+OVERLOAD_BENCH = Bench(
+    "bench overload",
+    "A server in a process of its own (users whose halves are in the pool, inferences with binary tensors over HTTP) under an open "
+    "loop: requests leave at a constant rate, a latency counts from the moment at which its request was meant to leave. First a "
+    "closed loop of a few senders says what it carries; then turns of 80% of that and of ten times that alternate. The engine has all "
+    "cores but one, which is left to the load generator and to the ports.",
+    (
+        Figure("capacity_per_s", "1/s", "answers in the closed loop"),
+        Figure("steady_p50_ms", "ms", "at 80%, median"),
+        Figure("steady_p99_ms", "ms", "at 80%, p99"),
+        Figure("steady_refused", "count", "refused at 80%"),
+        Figure("admitted_p50_ms", "ms", "answered requests at ten times the load, median"),
+        Figure("admitted_p99_ms", "ms", "the same, p99"),
+        Figure(
+            "admitted_p99_ratio",
+            "ratio",
+            "`admitted_p99_ms` over `steady_p99_ms`; the interval is what it is of as many pairs of turns drawn from these "
+            "(infra/bench/paired_turns.py)",
+        ),
+        Figure("admitted_p50_ratio", "ratio", "the same of the medians"),
+        Figure("answers_steady", "count", "answers behind the p99 at 80%: it hangs on one in a hundred"),
+        Figure("answers_admitted", "count", "answers behind the other"),
+        Figure("admitted_per_s", "1/s", "answers a second at ten times the load"),
+        Figure("refused_p50_ms", "ms", "requests answered 429 with a time to come back, median"),
+        Figure("refused_p99_ms", "ms", "the same, p99"),
+        Figure("refused", "count", "how many"),
+        Figure("sender_late_p99_ms", "ms", "how late the load generator itself was at ten times the load; it is in every latency above"),
+        Figure(
+            "steady_without_core_pct",
+            "%",
+            "time for which threads of the server were ready and others had the cores, at 80%; above 10 a p99 is that of the other "
+            "processes",
+        ),
+        Figure("admitted_without_core_pct", "%", "the same at ten times the load"),
+        Figure("failed", "count", "anything else: lost connections, 5xx"),
+        Figure("rss_growth_mb", "MB", "memory of the server after all turns over before"),
+    ),
+    goals=(
+        "admitted_p99_ratio <= 1.25",
+        "refused_p99_ms < 5",
+        "failed == 0",
+        "rss_growth_mb <= 32",
+    ),
+)
 
 STEADY, OVERLOAD = 0.8, 10.0
 _SENDERS = 3
@@ -73,7 +119,7 @@ class BenchServer:
 
 def measure_overload(plan: OverloadPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures("bench overload", {name: getattr(plan, name) for name in OverloadPlan.__slots__})
+    figures = Figures(OVERLOAD_BENCH, {name: getattr(plan, name) for name in OverloadPlan.__slots__})
     with open_server(plan) as server:
         take_short_turns({threading.get_native_id()})
         target, bodies = encode_inferences(server, plan.users)
@@ -92,31 +138,31 @@ def measure_overload(plan: OverloadPlan) -> Figures:
                 without_core_s[share] += server.without_core_s() - before_s
             rss.append(server.rss_mb())
     steady, flood = (merge_turns(seen) for seen in turns.values())
-    figures.add("capacity_per_s", capacity, "1/s")
-    figures.add("steady_p50_ms", steady.quantile(OK, 0.5), "ms")
-    figures.add("steady_p99_ms", steady.quantile(OK, 0.99), "ms")
-    figures.add("steady_refused", steady.count(REFUSED), "count")
-    figures.add("admitted_p50_ms", flood.quantile(OK, 0.5), "ms")
-    figures.add("admitted_p99_ms", flood.quantile(OK, 0.99), "ms")
-    figures.add_interval("admitted_p99_ratio", ratio_of_turns(turns[OVERLOAD], turns[STEADY], 0.99), "ratio")
-    figures.add_interval("admitted_p50_ratio", ratio_of_turns(turns[OVERLOAD], turns[STEADY], 0.5), "ratio")
-    figures.add("answers_steady", steady.count(OK), "count")
-    figures.add("answers_admitted", flood.count(OK), "count")
-    figures.add("admitted_per_s", flood.count(OK) / flood.seconds, "1/s")
-    figures.add("refused_p50_ms", flood.quantile(REFUSED, 0.5), "ms")
-    figures.add("refused_p99_ms", flood.quantile(REFUSED, 0.99), "ms")
-    figures.add("refused", flood.count(REFUSED), "count")
-    figures.add("sender_late_p99_ms", late_ms := flood.late.get_quantile_value(0.99), "ms")
+    figures.add("capacity_per_s", capacity)
+    figures.add("steady_p50_ms", steady.quantile(OK, 0.5))
+    figures.add("steady_p99_ms", steady.quantile(OK, 0.99))
+    figures.add("steady_refused", steady.count(REFUSED))
+    figures.add("admitted_p50_ms", flood.quantile(OK, 0.5))
+    figures.add("admitted_p99_ms", flood.quantile(OK, 0.99))
+    figures.add_interval("admitted_p99_ratio", ratio_of_turns(turns[OVERLOAD], turns[STEADY], 0.99))
+    figures.add_interval("admitted_p50_ratio", ratio_of_turns(turns[OVERLOAD], turns[STEADY], 0.5))
+    figures.add("answers_steady", steady.count(OK))
+    figures.add("answers_admitted", flood.count(OK))
+    figures.add("admitted_per_s", flood.count(OK) / flood.seconds)
+    figures.add("refused_p50_ms", flood.quantile(REFUSED, 0.5))
+    figures.add("refused_p99_ms", flood.quantile(REFUSED, 0.99))
+    figures.add("refused", flood.count(REFUSED))
+    figures.add("sender_late_p99_ms", late_ms := flood.late.get_quantile_value(0.99))
     if late_ms is not None and late_ms > _LATE_MS_MAX:
         say(f"the load generator itself was late by {late_ms:.1f} ms (p99), and every latency above has that in it: its core was not free")
-    figures.add("steady_without_core_pct", steady_pct := 100 * without_core_s[STEADY] / steady.seconds, "%")
-    figures.add("admitted_without_core_pct", 100 * without_core_s[OVERLOAD] / flood.seconds, "%")
+    figures.add("steady_without_core_pct", steady_pct := 100 * without_core_s[STEADY] / steady.seconds)
+    figures.add("admitted_without_core_pct", 100 * without_core_s[OVERLOAD] / flood.seconds)
     if steady_pct > _WITHOUT_CORE_PCT_MAX:
         say(
             f"at {STEADY:.0%} of its load the server waited for a core {steady_pct:.0f}% of the time: each p99 above is that of the other processes"
         )
-    figures.add("failed", steady.count(FAILED) + flood.count(FAILED), "count")
-    figures.add("rss_growth_mb", rss[-1] - rss[0], "MB")
+    figures.add("failed", steady.count(FAILED) + flood.count(FAILED))
+    figures.add("rss_growth_mb", rss[-1] - rss[0])
     return figures
 
 

@@ -50,7 +50,7 @@ def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_arrays(world, candidates, Path(folder))
             for peer in PEERS:
-                figures.add(f"{peer}_p50_ms_{candidates}", _median_ms(peer, Path(folder), plan.turns * calls), "ms")
+                figures.add(f"{peer}_p50_ms_{candidates}", _median_ms(peer, Path(folder), plan.turns * calls))
 
 
 def write_arrays(world: "RankWorld", candidates: int, folder: Path) -> None:

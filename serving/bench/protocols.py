@@ -107,8 +107,8 @@ def measure_protocols(world: World, plan: Plan, figures: Figures) -> None:
             engine_ms = float(np.median(taken.pop("engine")))
             for kind in KINDS:
                 p50_ms = float(np.median(taken[kind]))
-                figures.add(f"{kind}_p50_ms_{candidates}", p50_ms, "ms")
-                figures.add(f"{kind}_over_engine_{candidates}", p50_ms / engine_ms, "ratio")
+                figures.add(f"{kind}_p50_ms_{candidates}", p50_ms)
+                figures.add(f"{kind}_over_engine_{candidates}", p50_ms / engine_ms)
 
 
 @dataclass(frozen=True, slots=True)

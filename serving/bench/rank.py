@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.features import Scope, encode_features
@@ -43,6 +44,81 @@ from serving.engine.tier_counts import (
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS
+
+RANK = Bench(
+    "bench rank",
+    "One request through the engine, ids in, top 100 out, against what the same rows and products cost torch in the same run, by "
+    "turns, with as many threads on both sides. A synthetic version in a real slot, default model sizes with every part, a user with "
+    "1,000 behaviours unless a figure says otherwise; call 1 is made before.",
+    (
+        Figure(
+            "engine_p50_ms_{candidates}",
+            "ms",
+            "`submit_rank` to its result: queue, look-up, gather, LSH-DIN, SimTier, SIM-hard, head, top 100; median",
+        ),
+        Figure("engine_p99_ms_{candidates}", "ms", "the same, p99"),
+        Figure(
+            "floor_p50_ms_{candidates}",
+            "ms",
+            "torch: gather of the same columns at places known before, and the same products on inputs that lie ready; no look-up, no "
+            "join, no SimTier, no top-k",
+        ),
+        Figure("engine_over_floor_{candidates}", "ratio", "the two medians"),
+        Figure("engine_no_simtier_p50_ms_10000", "ms", "10^4 candidates, a user of 1,000 behaviours with nothing for SimTier to count"),
+        Figure("din_call2_ratio_100000_to_1000", "ratio", "the same with 100,000 behaviours over 1,000: LSH-DIN does not see the length"),
+        Figure("engine_simtier_p50_ms_{behaviours}", "ms", "10^4 candidates against so many behaviours, all counted by SimTier"),
+        Figure(
+            "floor_simtier_p50_ms_{behaviours}",
+            "ms",
+            "the floor of 10^4 candidates plus SimTier's counts alone, in the turns of the engine's own calls",
+        ),
+        Figure("engine_over_floor_simtier_{behaviours}", "ratio", "the two turn by turn, median"),
+        Figure(
+            "simtier_ns_per_pair",
+            "ns",
+            "SimTier's counts alone on all threads, tables included: 10^4 x 10^4 different signatures, eight equal tiers",
+        ),
+        Figure("simtier_edges_ns_per_pair", "ns", "the same with the nine edges of the default model"),
+        Figure("parity_max_diff", "score", "largest difference of a score from the reference network in fp64 on the same rows"),
+        Figure("parity_bound", "score", "what rounding may come to: eps x the longest sum x the largest bid"),
+        Figure("parity_overlap", "ratio", "shared top 100, mean"),
+        Figure(
+            "triton_p50_ms_{candidates}",
+            "ms",
+            "Triton (PyTriton) over HTTP with binary tensors, stock client: look-up, gather and products of the same sizes in NumPy, "
+            "top 100; without SimTier and without folding the user. At most 200,000 items, in an environment made on first use",
+        ),
+        Figure(
+            "qdrant_p50_ms_{candidates}",
+            "ms",
+            "Qdrant Edge in process: exact dot product over the same candidates, top 100; as many items",
+        ),
+        Figure("{port}_over_engine_{candidates}", "ratio", "each port over the engine's median of the same turns"),
+        Figure(
+            "{port}_p50_ms_{candidates}",
+            "ms",
+            "the same request through a server in the engine's process, as a client in a process of its own sees it: Open Inference "
+            "Protocol with binary tensors over HTTP, over gRPC, and /v1/rank with JSON. Bodies are made before the clock starts, "
+            "answers are read and not decoded",
+        ),
+    ),
+    goals=(
+        "engine_over_floor_10000 <= 1.1",
+        "engine_p99_ms_10000 <= 2 x engine_p50_ms_10000",
+        "engine_no_simtier_p50_ms_10000 <= 0.9 x floor_p50_ms_10000",
+        "engine_over_floor_simtier_10000 <= 1.2",
+        "engine_over_floor_simtier_100000 <= 1.2",
+        "simtier_ns_per_pair <= 0.1",
+        "simtier_edges_ns_per_pair <= 0.12",
+        "din_call2_ratio_100000_to_1000 <= 1.1",
+        "http_binary_over_engine_10000 <= 1.3",
+        "grpc_over_engine_10000 <= 1.4",
+        "http_binary_p50_ms_10000 < 1 x triton_p50_ms_10000",
+        "parity_max_diff <= 1 x parity_bound",
+        "parity_overlap >= 0.999",
+    ),
+    options="[--quick] [--candidates 1000,10000,100000]",
+)
 
 TOP_K = 100
 REST_S = 0.25  # the pause, after which torch's worker threads have stopped spinning
@@ -80,7 +156,7 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
     config = {"items": items, "candidates": list(candidates), "threads": WORKERS.threads, "calls": plan.turns * plan.calls, "top_k": TOP_K}
     say(f"filling a slot with {items} items ...")
     world = open_rank_world(items)
-    figures = Figures("bench rank", config | {"model": world.spec.to_dict() | {"schema": "as in serving/bench/world.py"}})
+    figures = Figures(RANK, config | {"model": world.spec.to_dict() | {"schema": "as in serving/bench/world.py"}})
     try:
         for name in RANK_PARTS:
             module, _, function = name.partition(":")
@@ -181,10 +257,10 @@ def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
         calls = plan.calls if candidates <= 10_000 else max(3, plan.calls // 5)
         cases = {"engine": engine_case(world, state, candidates), "floor": floor_case(world, candidates)}
         taken = time_in_turns(cases, dataclasses.replace(plan, calls=calls))
-        figures.add(f"engine_p50_ms_{candidates}", np.median(taken["engine"]), "ms")
-        figures.add(f"engine_p99_ms_{candidates}", np.percentile(taken["engine"], 99), "ms")
-        figures.add(f"floor_p50_ms_{candidates}", np.median(taken["floor"]), "ms")
-        figures.add(f"engine_over_floor_{candidates}", np.median(taken["engine"]) / np.median(taken["floor"]), "ratio")
+        figures.add(f"engine_p50_ms_{candidates}", np.median(taken["engine"]))
+        figures.add(f"engine_p99_ms_{candidates}", np.percentile(taken["engine"], 99))
+        figures.add(f"floor_p50_ms_{candidates}", np.median(taken["floor"]))
+        figures.add(f"engine_over_floor_{candidates}", np.median(taken["engine"]) / np.median(taken["floor"]))
 
 
 def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
@@ -194,8 +270,8 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
     plain = {"floor": floor_case(world, candidates)}
     plain |= {f"din_{length}": engine_case(world, without_simtier(state), candidates) for length, state in states.items()}
     taken = time_in_turns(plain, plan)
-    figures.add("engine_no_simtier_p50_ms_10000", np.median(taken[f"din_{LENGTH}"]), "ms")
-    figures.add("din_call2_ratio_100000_to_1000", np.median(taken["din_100000"]) / np.median(taken[f"din_{LENGTH}"]), "ratio")
+    figures.add("engine_no_simtier_p50_ms_10000", np.median(taken[f"din_{LENGTH}"]))
+    figures.add("din_call2_ratio_100000_to_1000", np.median(taken["din_100000"]) / np.median(taken[f"din_{LENGTH}"]))
     for length in (10_000, 100_000):
         _measure_long(world, plan, figures, length, states[length])
 
@@ -217,9 +293,9 @@ def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, s
         for name, taken in time_in_turns(cases, dataclasses.replace(plan, turns=LONG_TURNS, calls=calls)).items()
     }
     floors = turns["floor"] + turns["simtier"]
-    figures.add(f"engine_simtier_p50_ms_{length}", np.median(turns["engine"]), "ms")
-    figures.add(f"floor_simtier_p50_ms_{length}", np.median(floors), "ms")
-    figures.add(f"engine_over_floor_simtier_{length}", np.median(turns["engine"] / floors), "ratio")
+    figures.add(f"engine_simtier_p50_ms_{length}", np.median(turns["engine"]))
+    figures.add(f"floor_simtier_p50_ms_{length}", np.median(floors))
+    figures.add(f"engine_over_floor_simtier_{length}", np.median(turns["engine"] / floors))
 
 
 def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
@@ -231,8 +307,8 @@ def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
         "edges": pairs_case(world.engine, items_CW, behaviours_SW, EDGES),
     }
     taken = time_in_turns(cases, dataclasses.replace(plan, calls=max(4, plan.calls // 5)))
-    figures.add("simtier_ns_per_pair", 1e6 * np.median(taken["equal"]) / 1e8, "ns")
-    figures.add("simtier_edges_ns_per_pair", 1e6 * np.median(taken["edges"]) / 1e8, "ns")
+    figures.add("simtier_ns_per_pair", 1e6 * np.median(taken["equal"]) / 1e8)
+    figures.add("simtier_edges_ns_per_pair", 1e6 * np.median(taken["edges"]) / 1e8)
 
 
 @torch.inference_mode()
@@ -249,9 +325,9 @@ def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
         bids.append(float(world.tables.columns["bid"][slots].max()))
         say(f"  user {user}: {differences[-1]:.2e}")
     widest = max(parameter.shape[-1] for parameter in world.network.head.parameters() if parameter.ndim == 2)
-    figures.add("parity_max_diff", max(differences), "score")
-    figures.add("parity_bound", float(np.finfo(np.float32).eps) * widest * max(bids), "score")
-    figures.add("parity_overlap", float(np.mean(overlaps)), "ratio")
+    figures.add("parity_max_diff", max(differences))
+    figures.add("parity_bound", float(np.finfo(np.float32).eps) * widest * max(bids))
+    figures.add("parity_overlap", float(np.mean(overlaps)))
 
 
 def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate
 from infra.bench.report import Figures
 from infra.bench.stage import BenchStage, open_bench_stage
@@ -28,6 +29,37 @@ from schemas.requests import RankAnswer
 from schemas.token import decode_token
 from serving.bench.versions import VersionWriter, belongs
 from serving.client import AifClient
+
+SWITCH = Bench(
+    "bench switch",
+    "A real `aif serve` on a real broker and index store, /v1/rank at a constant rate over HTTP (open loop). Windows at rest and "
+    "windows in which a new version is published every few seconds alternate. Even versions have scores below 1, odd ones above: an "
+    "answer that mixed two would have both.",
+    (
+        Figure("flips", "count", "versions, after the first, that answers came from"),
+        Figure("answers", "count", "answers with status 200; each is judged"),
+        Figure("answers_steady", "count", "of these, at rest"),
+        Figure("answers_switching", "count", "of these, while versions load and flip"),
+        Figure("mixed_versions", "count", "answers with a score that does not belong to the version they name"),
+        Figure("steady_p50_ms", "ms", "from the intended send to the whole answer, at rest, median"),
+        Figure("steady_p99_ms", "ms", "the same, p99"),
+        Figure("switching_p50_ms", "ms", "while versions load and flip, median"),
+        Figure("switching_p99_ms", "ms", "the same, p99"),
+        Figure("steady_late_p99_ms", "ms", "how late the load generator itself was at rest; it is in the latencies above"),
+        Figure("switching_late_p99_ms", "ms", "and while versions load and flip"),
+        Figure("p95_ratio", "ratio", "switching over at rest, p95"),
+        Figure("p99_ratio", "ratio", "the same, p99"),
+        Figure("refused", "count", "429 and 503"),
+        Figure("failed", "count", "anything else"),
+    ),
+    goals=(
+        "p99_ratio <= 1.1",
+        "mixed_versions == 0",
+        "failed == 0",
+        "answers_steady >= 5000",
+        "answers_switching >= 5000",
+    ),
+)
 
 _READY_S_MAX = 300.0
 _WARM_S = 3.0
@@ -67,7 +99,7 @@ class _Side:
 
 def measure_switch(plan: SwitchPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures("bench switch", {name: getattr(plan, name) for name in SwitchPlan.__slots__})
+    figures = Figures(SWITCH, {name: getattr(plan, name) for name in SwitchPlan.__slots__})
     with open_bench_stage() as stage:
         say(f"two kinds of version of {plan.items} items ...")
         writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, plan.items)
@@ -156,18 +188,18 @@ def _add_figures(figures: Figures, steady: _Side, switching: _Side) -> None:
     versions = [version for version, _ in judged[1]]
     at_rest, loaded = steady.latencies, switching.latencies
     p99_ms, loaded_p99_ms = at_rest.quantile(OK, 0.99), loaded.quantile(OK, 0.99)
-    figures.add("flips", len(set(versions) - {0}), "count")
-    figures.add("answers", at_rest.count(OK) + loaded.count(OK), "count")
-    figures.add("answers_steady", at_rest.count(OK), "count")
-    figures.add("answers_switching", loaded.count(OK), "count")
-    figures.add("mixed_versions", sum(not whole for side in judged for _, whole in side), "count")
-    figures.add("steady_p50_ms", at_rest.quantile(OK, 0.5), "ms")
-    figures.add("steady_p99_ms", p99_ms, "ms")
-    figures.add("switching_p50_ms", loaded.quantile(OK, 0.5), "ms")
-    figures.add("switching_p99_ms", loaded_p99_ms, "ms")
-    figures.add("steady_late_p99_ms", at_rest.late.get_quantile_value(0.99), "ms")
-    figures.add("switching_late_p99_ms", loaded.late.get_quantile_value(0.99), "ms")
+    figures.add("flips", len(set(versions) - {0}))
+    figures.add("answers", at_rest.count(OK) + loaded.count(OK))
+    figures.add("answers_steady", at_rest.count(OK))
+    figures.add("answers_switching", loaded.count(OK))
+    figures.add("mixed_versions", sum(not whole for side in judged for _, whole in side))
+    figures.add("steady_p50_ms", at_rest.quantile(OK, 0.5))
+    figures.add("steady_p99_ms", p99_ms)
+    figures.add("switching_p50_ms", loaded.quantile(OK, 0.5))
+    figures.add("switching_p99_ms", loaded_p99_ms)
+    figures.add("steady_late_p99_ms", at_rest.late.get_quantile_value(0.99))
+    figures.add("switching_late_p99_ms", loaded.late.get_quantile_value(0.99))
     figures.add_ratio("p95_ratio", loaded.quantile(OK, 0.95), at_rest.quantile(OK, 0.95))
     figures.add_ratio("p99_ratio", loaded_p99_ms, p99_ms)
-    figures.add("refused", at_rest.count(REFUSED) + loaded.count(REFUSED), "count")
-    figures.add("failed", at_rest.count(FAILED) + loaded.count(FAILED), "count")
+    figures.add("refused", at_rest.count(REFUSED) + loaded.count(REFUSED))
+    figures.add("failed", at_rest.count(FAILED) + loaded.count(FAILED))

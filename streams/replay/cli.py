@@ -6,11 +6,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_parts, print_table, say
+from infra.command import AsJson, print_parts, print_table, register_measured, say
 
 if TYPE_CHECKING:
     from infra.index.store import IndexStore
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Register `replay` onto the `aif` application."""
+    register_measured("streams.replay.replay_figures:REPLAY")
     app.command("replay", short_help="Rebuild a version from the topics, and compare.")(replay)
 
 
@@ -222,18 +223,10 @@ def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print(outcome: "Replayed", version: int | None, batch_size: int, seconds: float, as_json: bool) -> None:
-    from infra.bench.report import Figures
+    from streams.replay.replay_figures import replay_figures
 
-    manifest = outcome.manifest
     if as_json:
-        figures = Figures("replay", _config(outcome, version, batch_size))
-        if manifest is not None:
-            figures.add("digest_equal", int(outcome.digest_equal), "bool")
-            figures.add("data_digest_equal", int(outcome.data_digest_equal), "bool")
-        figures.add("items", sum(s.rows for s in outcome.shards), "count")
-        figures.add("records", sum(s.records for s in outcome.shards), "records")
-        figures.add("replay_s", seconds, "s")
-        figures.print_json()
+        replay_figures(outcome, version, batch_size, seconds).print_json()
         return
     rows: list[dict[str, object]] = [
         {
@@ -250,28 +243,6 @@ def _print(outcome: "Replayed", version: int | None, batch_size: int, seconds: f
     if version is not None:
         typer.echo(f"adopted as version {version}; `aif index list` shows when it is published")
     _print_digests(outcome)
-
-
-def _config(outcome: "Replayed", version: int | None, batch_size: int) -> dict[str, Any]:
-    manifest = outcome.manifest
-    offsets = {s.shard: dict(s.source_offsets) for s in outcome.shards}
-    config: dict[str, Any] = {
-        "batch_size": batch_size,
-        "digest": outcome.digest,
-        "data_digest": outcome.data_digest,
-        "source_offsets": offsets,
-    }
-    config["encoder_fingerprint"] = outcome.encoder_fingerprint
-    if version is not None:
-        config["adopted"] = version
-    if manifest is not None:
-        config |= {
-            "version": f"{manifest.version}.{manifest.revision}",
-            "live_digest": manifest.digest,
-            "live_data_digest": manifest.data_digest,
-            "live_encoder_fingerprint": manifest.encoder_fingerprint,
-        }
-    return config
 
 
 def _print_digests(outcome: "Replayed") -> None:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.kafka.publisher import Publisher
 from infra.settings import ProcessSettings
@@ -33,6 +34,21 @@ from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import TopicEvents
 from streams.training.trainer import WARM_RATE, TrainReport, fit, train_options
 from streams.training.trainer_state import StateFile
+
+TRAIN = Bench(
+    "train",
+    "One fit from the topics, or from a snapshot of them, to a checkpoint.",
+    (
+        Figure("requests", "count", "impressions learnt from"),
+        Figure("skipped_items", "count", "items shown in them that were not known at that time"),
+        Figure("dead_lettered", "count", "impressions that do not read; they went to dlq.impressions"),
+        Figure("steps", "count", "of the first fit"),
+        Figure("fit_s", "s", "its time"),
+        Figure("copr", "nats", "the pair term of its loss at its end (Eq. 10)"),
+        Figure("click", "nats", "the click term"),
+    ),
+    options="--out DIR [--snapshot DIR]",
+)
 
 _STATE_STEPS = 20
 
@@ -79,7 +95,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
     torch.set_num_threads(plan.threads)
     torch.manual_seed(plan.train.seed)
     network = _open_network(plan)
-    figures = Figures("train", plan.train.to_dict() | {"threads": plan.threads})
+    figures = Figures(TRAIN, plan.train.to_dict() | {"threads": plan.threads})
     with _progress() as progress:
         reading = progress.add_task("read the topics", total=None)
         kept = StateFile(plan.state) if plan.state is not None else None
@@ -87,11 +103,11 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
         data, known = _read(_open_source(settings, plan, refused), network, plan.wait_impressions, kept)
         states = _open_states(plan, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)
-        figures.add("requests", len(data), "count")
-        figures.add("skipped_items", data.skipped_items, "count")
+        figures.add("requests", len(data))
+        figures.add("skipped_items", data.skipped_items)
         if refused is not None:
             refused.settle()
-            figures.add("dead_lettered", refused.sent, "count")
+            figures.add("dead_lettered", refused.sent)
         for number in range(1 + plan.more):
             try:
                 report = _fit(network, data, plan, number, progress, states if number == 0 else None)
@@ -107,10 +123,10 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
                     f"published as version {_publish(settings, network, path)}; `aif index list` shows what becomes of it"
                 )
             if number == 0:
-                figures.add("steps", report.steps, "count")
-                figures.add("fit_s", report.seconds, "s")
-                figures.add("copr", report.copr, "nats")
-                figures.add("click", report.click, "nats")
+                figures.add("steps", report.steps)
+                figures.add("fit_s", report.seconds)
+                figures.add("copr", report.copr)
+                figures.add("click", report.click)
     return figures
 
 

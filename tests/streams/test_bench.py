@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infra.bench.report import Figures
 from infra.data.open_catalogue import open_world
-from streams.bench import _measure_build, _rate
+from streams.bench import NEARLINE, _measure_build, _rate
 
 
 def test_a_rate_counts_what_was_told_after_the_first_moment_until_all_is_applied() -> None:
@@ -14,7 +14,7 @@ def test_a_rate_counts_what_was_told_after_the_first_moment_until_all_is_applied
 
 
 def test_the_build_is_measured_beside_the_network_on_the_same_rows(tmp_path: Path) -> None:
-    figures = Figures("bench nearline")
+    figures = Figures(NEARLINE)
     _measure_build(tmp_path, open_world(600), figures)
     full, floor = figures.value("full_items_per_s"), figures.value("floor_items_per_s")
     assert full is not None and floor is not None and figures.value("full_over_floor") == full / floor

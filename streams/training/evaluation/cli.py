@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, command_group, print_figures, say
+from infra.command import AsJson, command_group, print_figures, register_measured, say
 
 
 def register(app: typer.Typer) -> None:
     """Adds `aif eval tables` and `aif eval data`."""
+    register_measured("streams.training.evaluation.tables:TABLES", "streams.training.evaluation.mapped_data:DATA")
     group = command_group(app, "eval", "Prove: how good the models are.")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)

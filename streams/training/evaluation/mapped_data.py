@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.command import say
 from infra.data.catalogue import Catalogue, Evaluation
@@ -50,6 +51,28 @@ from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices
 from streams.training.similarity_start import start_from_similarity
 from streams.training.trainer import default_spec, fit, train_options
+
+DATA = Bench(
+    "eval data",
+    "One model on any mapped catalogue, against what needs no learning: popularity, and repeats (times met before, then popularity).",
+    (
+        Figure("{data}.{score}.gauc", "ratio", "AUC of each user over all candidates, weighted by positives"),
+        Figure("{data}.{score}.gauc_new", "ratio", "the same over candidates that the user has not met"),
+        Figure("{data}.{score}.recall_at_{k}", "ratio", "hits in the best k over min(k, positives); k of the mapping's [evaluation]"),
+        Figure("{data}.aif.{measure}_gain", "ratio", "over the best plain score of that measure, paired"),
+        Figure("{data}.users", "count", "measured users"),
+        Figure("{data}.requests", "count", "requests learnt from"),
+        Figure("{data}.aif.fit_s", "s", "seconds of the fit"),
+    ),
+    goals=(
+        "online_retail.aif.gauc >= 0.857",
+        "online_retail.aif.gauc_new >= 0.813",
+        "online_retail.aif.recall_at_100 >= 0.477",
+        "online_retail.aif.gauc_gain >= 0.025",
+        "online_retail.aif.gauc_gain_low >= 0.021",
+    ),
+    options="DIR --mapping FILE",
+)
 
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
@@ -135,11 +158,11 @@ def run_data(options: DataOptions) -> Figures:
         evaluation = catalogue.evaluation()
         measured = _measure_all(network, data, evaluation, progress)
     told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
-    figures = Figures("eval data", told | _period(catalogue) | chosen.to_dict())
+    figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
     add_data_figures(figures, catalogue.name, measured)
-    figures.add(f"{catalogue.name}.users", len(evaluation.users), "count")
-    figures.add(f"{catalogue.name}.requests", len(data), "count")
-    figures.add(f"{catalogue.name}.aif.fit_s", report.seconds, "s")
+    figures.add(f"{catalogue.name}.users", len(evaluation.users))
+    figures.add(f"{catalogue.name}.requests", len(data))
+    figures.add(f"{catalogue.name}.aif.fit_s", report.seconds)
     if options.out is not None:
         card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
         about = {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms}
@@ -245,8 +268,8 @@ def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping
     bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
     for score, measures in measured.items():
         for measure_name, values in measures.items():
-            figures.add_interval(f"{name}.{score}.{measure_name}", bootstrap.interval(values), "")
+            figures.add_interval(f"{name}.{score}.{measure_name}", bootstrap.interval(values))
     for measure_name, ours in measured[MODEL].items():
         plain = [measures[measure_name] for score, measures in measured.items() if score != MODEL]
         best = max(plain, key=lambda values: values.mean())
-        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best), "")
+        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best))

@@ -26,7 +26,7 @@ from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_
 from streams.training.evaluation.report import FIGURES, write_report
 from streams.training.evaluation.runner import read_cells, run_cells
 from streams.training.evaluation.similarity_cost import counted_costs, make_case, measure_costs
-from streams.training.evaluation.tables import add_tuning_figures, add_world_figures
+from streams.training.evaluation.tables import TABLES, add_tuning_figures, add_world_figures
 from streams.training.evaluation.world_truth import measure_near
 from streams.training.family.variant import BITS, BRIDGE_COUNTS
 from streams.training.impressions import Events, join_events
@@ -63,7 +63,7 @@ def run_tables(options: TablesOptions) -> Figures:
         write_report(options.out, figures, plan_tables(*(figures.config[name] for name in ("quick", "steps", "seeds"))), others)
         return figures
     plan = plan_tables(options.quick, options.steps, options.seeds)
-    figures = Figures("eval tables", {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
+    figures = Figures(TABLES, {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
     folder = options.out / "cells"
     if options.tune:
         run_cells(plan.tuning_cells, folder, options.processes)
@@ -75,16 +75,14 @@ def run_tables(options: TablesOptions) -> Figures:
     _add_costs(figures)
     _add_bridge_costs(figures, plan)
     _add_hash_law(figures, plan)
-    figures.add("grouped_speedup", _measure_grouped(plan), "x")
+    figures.add("grouped_speedup", _measure_grouped(plan))
     write_report(options.out, figures, plan, others)
     return figures
 
 
 def _read_saved(path: Path) -> Figures:
     try:
-        figures = Figures.from_dict(json.loads(path.read_text()))
-        if figures.command != "eval tables":
-            raise ValueError(f"figures of {figures.command!r}")
+        figures = Figures.from_dict(TABLES, json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Misconfigured(
             "no_saved_figures", f"{path} is not what a run of `aif eval tables` left there ({error!r}); run it without --saved first"
@@ -98,41 +96,41 @@ def _add_progress(figures: Figures, plan: TablesPlan, cells: Sequence[Cell]) -> 
         raise Misconfigured(
             "no_cells", "no training of this plan is finished; run it without --finished, or with the --steps it was run with"
         )
-    figures.add("cells", len(cells), "count")
-    figures.add("cells_planned", len(plan.cells), "count")
-    figures.add("cells_cpu_s", sum(cell.numbers["cpu_s"] for cell in cells), "s")
+    figures.add("cells", len(cells))
+    figures.add("cells_planned", len(plan.cells))
+    figures.add("cells_cpu_s", sum(cell.numbers["cpu_s"] for cell in cells))
 
 
 def _add_truth(figures: Figures, plan: TablesPlan) -> None:
     """The GAUC of the true click probability as score, which no model can exceed."""
     truth = plan.cells[0].truth
-    figures.add("users", len(truth.held_out), "count")
-    figures.add("world.truth.gauc", measure_near(truth, truth.probabilities(truth.near))["gauc"].mean(), "")
+    figures.add("users", len(truth.held_out))
+    figures.add("world.truth.gauc", measure_near(truth, truth.probabilities(truth.near))["gauc"].mean())
 
 
 def _add_costs(figures: Figures) -> None:
     """Counted and measured cost of the rows of Table 3, relative to DIN + SimTier."""
     measured, counted = measure_costs(make_case()), counted_costs(256, 256)
     for name in list(measured)[1:]:
-        figures.add(f"{name}_time_saved_pct", 100 * (1 - measured[name] / measured["din_simtier"]), "%")
-        figures.add(f"{name}_counted_saved_pct", 100 * (1 - counted[name] / counted["din_simtier"]), "%")
-    figures.add("lsh_time_saved_pct", figures.value("lsh_256_time_saved_pct"), "%")
+        figures.add(f"{name}_time_saved_pct", 100 * (1 - measured[name] / measured["din_simtier"]))
+        figures.add(f"{name}_counted_saved_pct", 100 * (1 - counted[name] / counted["din_simtier"]))
+    figures.add("lsh_time_saved_pct", figures.value("lsh_256_time_saved_pct"))
 
 
 def _add_bridge_costs(figures: Figures, plan: TablesPlan) -> None:
     """Counted and measured cost of Algorithm 1 by number of bridges, and that of Full-Cross."""
     spec = ModelSpec(plan.cells[0].truth.schema, **dict(SPEC))
     for n in BRIDGE_COUNTS:
-        figures.add(f"bridges_{n}_madds", counted_bridges(spec, n), "count")
-        figures.add(f"bridges_{n}_ms", bridges_ms(spec, n), "ms")
-    figures.add("full_cross_madds", counted_full_cross(spec), "count")
-    figures.add("full_cross_ms", full_cross_ms(spec), "ms")
+        figures.add(f"bridges_{n}_madds", counted_bridges(spec, n))
+        figures.add(f"bridges_{n}_ms", bridges_ms(spec, n))
+    figures.add("full_cross_madds", counted_full_cross(spec))
+    figures.add("full_cross_ms", full_cross_ms(spec))
 
 
 def _add_hash_law(figures: Figures, plan: TablesPlan) -> None:
     embeddings_RM = World(WORLD_SEED, plan.size).embeddings_of(0, min(_LAW_ITEMS, plan.size.items)).astype(np.float64)
     for bits in BITS:
-        figures.add(f"hash_sigma_ratio_{bits}", sigma_ratio(embeddings_RM, bits), "x")
+        figures.add(f"hash_sigma_ratio_{bits}", sigma_ratio(embeddings_RM, bits))
 
 
 def _measure_grouped(plan: TablesPlan) -> float:

@@ -12,7 +12,7 @@ of them reach a tier's lower edge. Counts and sums of vectors are made once per 
 candidate the same however long the history is.
 
 It costs less than three moments of all cosines at once (mean, deviation, skewness), whose third is a sum over triples of directions, and needs no
-layers of its own. What each form knows, and what it loses in a trained model, is in docs/BENCHMARKS.md.
+layers of its own. What each form knows, and what it loses in a trained model, is in docs/EXPERIMENTS.md.
 
 Arrays: R rows, B users, C candidates, L behaviours, P principal directions, K clusters, N tiers.
 """

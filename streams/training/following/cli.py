@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, command_group, print_figures, say
+from infra.command import AsJson, command_group, print_figures, register_measured, say
 from streams.training.evaluation.cli import use_one_thread
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command to `aif eval`."""
+    register_measured("streams.training.following.drift:ONLINE", "streams.training.following.live_bench:LIVE")
     command_group(app, "eval", "Prove: how good the models are.").command(
         "online", short_help="A world that moves: frozen model against a follower."
     )(online)

@@ -8,7 +8,7 @@ world's eCPM of that period. Then the follower learns what the period showed: it
     recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
 
 What can be recovered at all (`ceiling_share`), what a model trained anew for each period recovers, and what else
-was tried: docs/BENCHMARKS.md.
+was tried: docs/EXPERIMENTS.md.
 
 Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID
@@ -39,6 +40,34 @@ from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
 from streams.training.metrics import UserValues, hit_rates
 from streams.training.trainer import TrainOptions, default_spec, fit
+
+ONLINE = Bench(
+    "eval online",
+    "A world that moves (infra/data/world_drift.py: popularity, tastes and prices; features stay). A model is trained on the past; "
+    "then, period by period, it is asked as it was (frozen) and as it follows, on the same candidates of the same held-out users, by "
+    "the true eCPM of that period; after that it follows what the period showed.",
+    (
+        Figure(
+            "online_recovered_share",
+            "ratio",
+            "(followed - frozen) / (start - frozen), means of HR@100 over the second half of the periods; interval over users",
+        ),
+        Figure(
+            "online_ceiling_share",
+            "ratio",
+            "the same of a model that is always as good as at the start, of a world one period old: start x late truth in place of "
+            "followed",
+        ),
+        Figure("online_late_truth_hr_at_100", "ratio", "HR@100 of the true eCPM of the period before, mean over the second half"),
+        Figure("online_start_hr_at_100", "ratio", "of both, before anything moved"),
+        Figure("online_frozen_hr_at_100", "ratio", "mean over the second half"),
+        Figure("online_followed_hr_at_100", "ratio", "the same"),
+        Figure("online_frozen_hr_at_100_{period}", "ratio", "at each period"),
+        Figure("online_followed_hr_at_100_{period}", "ratio", "the same; a follower is always a period behind"),
+    ),
+    goals=("online_recovered_share >= 0.8",),
+    options="[--quick]",
+)
 
 K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96
@@ -184,11 +213,11 @@ class _Exam:
 
 def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:
     """The figures of `aif eval online`."""
-    figures.add_interval("online_recovered_share", curves.recovered_share(), "ratio")
-    figures.add("online_ceiling_share", curves.ceiling_share(), "ratio")
-    figures.add("online_late_truth_hr_at_100", float(curves.late_truth_TU[curves.late].mean()), "ratio")
-    figures.add("online_start_hr_at_100", float(curves.frozen_TU[0].mean()), "ratio")
+    figures.add_interval("online_recovered_share", curves.recovered_share())
+    figures.add("online_ceiling_share", curves.ceiling_share())
+    figures.add("online_late_truth_hr_at_100", float(curves.late_truth_TU[curves.late].mean()))
+    figures.add("online_start_hr_at_100", float(curves.frozen_TU[0].mean()))
     for name, of_TU in (("frozen", curves.frozen_TU), ("followed", curves.followed_TU)):
-        figures.add(f"online_{name}_hr_at_100", float(of_TU[curves.late].mean()), "ratio")
+        figures.add(f"online_{name}_hr_at_100", float(of_TU[curves.late].mean()))
         for moment, value in enumerate(of_TU.mean(1).tolist()):
-            figures.add(f"online_{name}_hr_at_100_{moment}", value, "ratio")
+            figures.add(f"online_{name}_hr_at_100_{moment}", value)

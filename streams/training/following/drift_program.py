@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from infra.bench.report import Figures
 from infra.data.world import WorldSize
 from infra.files import write_file_durably
-from streams.training.following.drift import DriftCurves, DriftPlan, add_drift_figures, run_drift
+from streams.training.following.drift import ONLINE, DriftCurves, DriftPlan, add_drift_figures, run_drift
 from streams.training.following.drift_report import write_picture
 
 SEEDS = 3
@@ -42,7 +42,7 @@ def run_online(out: Path, quick: bool) -> Figures:
     with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         found = [_run_seed(plan, out / "online", progress) for plan in plans]
     curves = DriftCurves(**{name: np.concatenate([getattr(of, name) for of in found], axis=1) for name in _CURVES})
-    figures = Figures("eval online", {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
+    figures = Figures(ONLINE, {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
     add_drift_figures(figures, curves)
     write_picture(out / "online.png", curves)
     return figures

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.bench.freshness import _LOST_AFTER_S, Prober, Seen, _add_figures
+from infra.bench.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures
 from infra.bench.report import Figures
 from schemas.events import ItemFeaturesUpdate
 
@@ -64,7 +64,7 @@ def test_a_change_that_never_shows_is_lost_and_infinitely_late(prober: Prober) -
 
 
 def test_changes_count_in_the_window_in_which_they_were_published(tmp_path: Path) -> None:
-    figures = Figures("bench freshness")
+    figures = Figures(FRESHNESS)
     seen = [Seen(t, t / 1_000) for t in range(100)]
     _add_figures(figures, seen, (10, 20), [(50, 52), (60, 61)])
     assert figures.value("probes") == 10 and figures.value("probes_during_build") == 3

@@ -23,7 +23,7 @@ def test_the_bytes_of_a_version_are_those_of_all_files_of_all_its_parts() -> Non
 
 def test_sizes_are_read_from_the_command_line_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
-    monkeypatch.setattr(scale, "measure_scale", lambda sizes: asked.append(sizes) or Figures("bench scale"))
+    monkeypatch.setattr(scale, "measure_scale", lambda sizes: asked.append(sizes) or Figures(scale.SCALE))
     assert CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", "5,10", "--json"]).exit_code == 0
     assert asked == [[5, 10]]
     assert CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", "many"]).exit_code == 2

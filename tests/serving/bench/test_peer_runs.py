@@ -13,6 +13,7 @@ from torch import nn
 from infra.bench.report import Figures
 from serving.bench import peer_runs
 from serving.bench.peer_runs import PEERS, measure_peers, write_arrays
+from serving.bench.rank import RANK
 
 STAND_IN = """
 import json, sys
@@ -61,7 +62,7 @@ def test_a_peer_is_asked_over_its_pipes_and_one_that_dies_is_null(
     (tmp_path / "qdrant_peer.py").write_text("raise SystemExit('no room for it here')")
     monkeypatch.setattr(peer_runs, "SCRIPTS", tmp_path)
     monkeypatch.setattr(peer_runs, "make_environment", lambda: Path(sys.executable))
-    figures = Figures("bench rank")
+    figures = Figures(RANK)
     measure_peers(small_world(), SmallPlan(), figures)  # type: ignore[arg-type]
     assert (figures.value("triton_p50_ms_5"), figures.value("qdrant_p50_ms_5")) == (7.0, None)
     assert "no room for it here" in capsys.readouterr().err
@@ -70,6 +71,6 @@ def test_a_peer_is_asked_over_its_pipes_and_one_that_dies_is_null(
 def test_without_a_way_to_install_them_both_figures_are_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
-    figures = Figures("bench rank")
+    figures = Figures(RANK)
     measure_peers(small_world(), SmallPlan(), figures)  # type: ignore[arg-type]
     assert [figures.value(f"{peer}_p50_ms_5") for peer in PEERS] == [None, None]

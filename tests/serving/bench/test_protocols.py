@@ -10,6 +10,7 @@ from infra.bench.report import Figures
 from schemas.users import BehaviourEvent
 from serving.bench.client import KINDS, HttpConnection, Job, encode_binary_request, encode_http, encode_json_request
 from serving.bench.protocols import measure_protocols, open_ports
+from serving.bench.rank import RANK
 from serving.engine.work import UserState, UserWork
 from tests.serving.fake_engine import FakeEngine
 
@@ -36,7 +37,7 @@ class SmallWorld:
 
 
 def test_every_figure_is_there_for_every_size() -> None:
-    figures, plan = Figures("bench rank"), SmallPlan()
+    figures, plan = Figures(RANK), SmallPlan()
     measure_protocols(SmallWorld(), plan, figures)  # type: ignore[arg-type]
     for size in plan.candidates:
         for kind in KINDS:

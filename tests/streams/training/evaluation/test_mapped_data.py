@@ -14,6 +14,7 @@ from schemas.model.checkpoint import read_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from streams.training.evaluation.mapped_data import (
+    DATA,
     DataOptions,
     add_data_figures,
     collect_candidates,
@@ -84,7 +85,7 @@ def test_the_gain_is_over_the_best_plain_score_of_each_measure() -> None:
     def level(value: float) -> dict[str, UserValues]:
         return {"gauc": UserValues(np.full(5, value), np.ones(5))}
 
-    figures = Figures("eval data")
+    figures = Figures(DATA)
     add_data_figures(figures, "shop", {"popularity": level(0.6), "repeats": level(0.7), "aif": level(0.75)})
     assert figures.value("shop.aif.gauc_gain") == pytest.approx(0.05) and figures.value("shop.aif.gauc_low") == pytest.approx(0.75)
 

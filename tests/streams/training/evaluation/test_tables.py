@@ -16,7 +16,7 @@ from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_table
 from streams.training.evaluation.program import TablesOptions, run_tables
 from streams.training.evaluation.report import REPORT, RESULTS, write_report
 from streams.training.evaluation.similarity_cost import make_case
-from streams.training.evaluation.tables import add_world_figures, average_seeds
+from streams.training.evaluation.tables import TABLES, add_world_figures, average_seeds
 from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER
 from streams.training.metrics import UserValues
 
@@ -37,7 +37,7 @@ def cells() -> list[Cell]:
 
 
 def figures_of(of: list[Cell], users: Sequence[Id] = range(USERS)) -> Figures:
-    figures = Figures("eval tables")
+    figures = Figures(TABLES)
     add_world_figures(figures, of, users)
     return figures
 
@@ -139,7 +139,7 @@ def test_the_teachers_margin_is_with_the_same_labels() -> None:
 
 def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -> None:
     figures = figures_of(cells())
-    figures.add("grouped_speedup", 3.5, "x")
+    figures.add("grouped_speedup", 3.5)
     text = write_report(tmp_path, figures, plan_tables(quick=True)).read_text()
     row = next(line for line in text.splitlines() if line.startswith("| AIF |"))
     assert "+7.29" in row and f"{figures.value('world.aif.gauc'):.4f}" in row

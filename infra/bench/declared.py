@@ -56,7 +56,7 @@ class Goal:
         return cls(words[0], words[1], float(words[2]), words[4] if len(words) == 5 else None)
 
     def __str__(self) -> str:
-        bound = f"{self.sign} {self.factor:g}"
+        bound = f"{self.sign} {self.factor:,.10g}"
         return bound if self.base is None else f"{bound} x `{self.base}`"
 
     def is_met(self, values: Mapping[str, float | None]) -> bool | None:

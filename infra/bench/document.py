@@ -92,29 +92,29 @@ def _base_name(bench: Bench, name: str) -> str:
 
 
 def _rows(bench: Bench, figure: Figure, goals: Sequence[Goal], groups: Sequence[Sequence[Run]]) -> Iterator[str]:
-    """A line for the figure with all values that have no goal of their own, and one for each name of it that has."""
+    """A line for the figure with all of its values, and one for each name of it that has a goal of its own."""
     own = [goal for goal in goals if goal.figure == figure.name]
     apart = [goal for goal in goals if goal.figure != figure.name]
     texts = ["; ".join(str(goal) for goal in own)]
-    names = [_names_of(bench, figure, group, {goal.figure for goal in apart}) for group in groups]
-    for group, found in zip(groups, names, strict=True):
-        texts.append(_values(figure, found, group) + _verdict(own, group))
+    texts.extend(_values(figure, _names_of(bench, figure, group), group) + _verdict(own, group) for group in groups)
     yield _line([f"`{figure.name}`", figure.unit, figure.meaning, *texts])
     for goal in apart:
         values = [_value(goal.figure, group) + _verdict([goal], group) for group in groups]
         yield _line([f"`{goal.figure}`", figure.unit, "", str(goal), *values])
 
 
-def _names_of(bench: Bench, figure: Figure, group: Sequence[Run], without: set[str]) -> list[str]:
-    """The names under which the runs have this figure, but for bounds and those that have a line of their own."""
-    names = dict.fromkeys(name for run in group for name in run.values if name not in without)
+def _names_of(bench: Bench, figure: Figure, group: Sequence[Run]) -> list[str]:
+    """The names under which the runs have this figure, but for bounds."""
+    names = dict.fromkeys(name for run in group for name in run.values)
     bounds = {f"{name}{end}" for name in names for end in ("_low", "_high") if f"{name}_low" in names}
     return [name for name in names if name not in bounds and bench.figure_of(name) is figure]
 
 
 def _values(figure: Figure, names: Sequence[str], group: Sequence[Run]) -> str:
+    if not names:
+        return "-"
     if figure.pattern.groups == 0:
-        return _value(figure.name, group) if names else "-"
+        return _value(figure.name, group)
     if len(names) > _NAMES_MAX:
         return f"{len(names)} values"
     return "; ".join(f"{' '.join(_holes(figure, name))}: {_value(name, group)}" for name in names)

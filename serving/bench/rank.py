@@ -63,6 +63,7 @@ RANK = Bench(
             "torch: gather of the same columns at places known before, and the same products on inputs that lie ready; no look-up, no "
             "join, no SimTier, no top-k",
         ),
+        Figure("engine_over_floor_simtier_{behaviours}", "ratio", "`engine_simtier` over `floor_simtier` turn by turn, median"),
         Figure("engine_over_floor_{candidates}", "ratio", "the two medians"),
         Figure("engine_no_simtier_p50_ms_10000", "ms", "10^4 candidates, a user of 1,000 behaviours with nothing for SimTier to count"),
         Figure("din_call2_ratio_100000_to_1000", "ratio", "the same with 100,000 behaviours over 1,000: LSH-DIN does not see the length"),
@@ -72,7 +73,6 @@ RANK = Bench(
             "ms",
             "the floor of 10^4 candidates plus SimTier's counts alone, in the turns of the engine's own calls",
         ),
-        Figure("engine_over_floor_simtier_{behaviours}", "ratio", "the two turn by turn, median"),
         Figure(
             "simtier_ns_per_pair",
             "ns",

@@ -64,6 +64,11 @@ def test_a_goal_is_of_a_figure_that_the_bench_declares(bench: Bench) -> None:
     assert len(names) == len(set(names)) and all(figure.meaning for figure in bench.figures)
 
 
+@pytest.mark.parametrize("bench", BENCHES.values(), ids=lambda bench: bench.name)
+def test_no_figure_stands_behind_one_that_takes_its_names(bench: Bench) -> None:
+    assert [figure.name for figure in bench.figures if bench.figure_of(re.sub(r"\{\w+\}", "x", figure.name)) is not figure] == []
+
+
 def test_a_bench_adds_what_it_declares_and_declares_what_it_can_add() -> None:
     added = {path: list(_added(path)) for part in ("infra", "streams", "serving") for path in (ROOT / part).rglob("*.py")}
     measuring = {path: patterns for path, patterns in added.items() if patterns}

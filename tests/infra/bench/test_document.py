@@ -66,7 +66,7 @@ def test_a_table_has_the_last_runs_and_in_how_many_a_goal_was_met(tmp_path: Path
     for ms, share in ((1.0, None), (2.5, 0.7), (2.0, None)):
         keep_run(tmp_path, [SHOP], printed(ms, share), "a.json")
     text = render_benchmarks([SHOP], tmp_path)
-    assert "| `ms_{items}` | ms | time |  | 20: 1,234, 1,234, 1,234 |" in text
+    assert "| `ms_{items}` | ms | time |  | 10: 2, 2.5, 1; 20: 1,234, 1,234, 1,234 |" in text
     assert "| `ms_10` | ms |  | <= 2 x `floor_ms_10` | 2, 2.5, 1 **met in 2 of 3** |" in text
     assert "| `share` | ratio | share | >= 0.5 | -, 0.7, - **met** |" in text
 

@@ -51,6 +51,9 @@ METRICS = (
     Metric("shard_keys", "gauge", "Keys in the shard's directory, estimated.", ("shard",)),
     Metric("shard_bytes", "gauge", "Bytes of the shard's table files.", ("shard",)),
     Metric("shard_compaction_debt_bytes", "gauge", "Bytes that compaction has yet to rewrite, estimated.", ("shard",)),
+    Metric(
+        "shard_disk_fault", "gauge", "1 while the shard's disk takes no writes (full or broken) and the shard waits, else 0.", ("shard",)
+    ),
     Metric("versions", "gauge", "Versions of the index, by state.", ("state",)),
     Metric("lag_records", "gauge", "Records between the shard and the end of the partition.", ("topic", "shard")),
     Metric("lag_seconds", "gauge", "Time since the oldest record not yet applied was first seen.", ("topic", "shard")),

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
+from infra.rocks import DiskFacts
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
@@ -52,6 +54,7 @@ _START_S_MAX, _ANSWER_S_MAX = 30.0, 1.0  # for the broker's answer
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
 _FAUST_END_S_MAX = 5.0  # without a broker its client waits for ever for the answer to a last commit, which nothing here needs
 _THREAD_END_S_MAX = 5.0
+_Held = dict[int, tuple[Mapping[str, int], DiskFacts]]  # by shard: next offsets, size of its directory
 _log = logging.getLogger("aif.streams.worker")
 
 
@@ -283,13 +286,26 @@ class Worker:
     # --- numbers -------------------------------------------------------------------------------------------------------
 
     def _show_lag(self) -> None:
-        ends = fetch_ends(self.bootstrap)
+        ends, held = fetch_ends(self.bootstrap), _Held()
         while not self._stopping.wait(_LAG_EVERY_S):
             with contextlib.suppress(AifError, CancelledError):  # a shard that is given away, a broker that is away
-                held = {t.number: t.submit(lambda shard: (shard.next_offsets, shard.disk_facts())).result() for t in self.owned.tasks}
+                held = read_shards(tasks := self.owned.tasks, held)
                 self.metrics.show_disk({number: facts for number, (_, facts) in held.items()})
+                self.metrics.show_disk_faults({task.number: task.waits_for_disk for task in tasks})
                 offsets = [(number, next_offsets) for number, (next_offsets, _) in held.items()]
                 self.metrics.show_offsets(self.prefix, offsets, ends, self.clock.monotonic())
+
+
+def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
+    """Next offsets and size of each shard. One whose disk takes no writes has those of before: it waits, and its lag has to show."""
+    held = _Held()
+    for task in tasks:
+        try:
+            held[task.number] = task.submit(lambda shard: (shard.next_offsets, shard.disk_facts())).result()
+        except Unavailable:
+            if task.number in before:
+                held[task.number] = before[task.number]
+    return held
 
 
 def run_worker(settings: WorkerSettings) -> None:

@@ -51,6 +51,7 @@ class WorkerMetrics:
         self._clocks: dict[Place, LagClock] = {}  # of the shards shown now
         self._rejected: dict[str, int] = {}
         self._sized: set[int] = set()
+        self._watched: set[int] = set()
         self.show_wanted(None)
         self.note_answer()
         metrics.gauge("broker_silent_seconds").set_function(lambda: self._clock.monotonic() - self._answered_s)
@@ -95,6 +96,15 @@ class WorkerMetrics:
             for name in _OF_DISK:
                 self._metrics.gauge(name).remove(shard)
         self._sized = set(shards)
+
+    def show_disk_faults(self, shards: Mapping[int, bool]) -> None:
+        """1 for an owned shard whose disk takes no writes, else 0."""
+        gauge = self._metrics.gauge("shard_disk_fault")
+        for shard, waits in shards.items():
+            gauge.labels(shard).set(waits)
+        for shard in self._watched - shards.keys():
+            gauge.remove(shard)
+        self._watched = set(shards)
 
     def show_offsets(self, prefix: str, shards: Sequence[tuple[int, Mapping[str, int]]], ends: EndOffsets, now: float) -> None:
         """Offsets and lag of every owned (shard, next offsets); those of a shard that was given away disappear. `now` is monotonic."""

@@ -128,6 +128,11 @@ class ShardTask:
         """Whether batches are let in."""
         return self._admission.done()
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether its disk takes no writes, full or broken; each step tries whether it does again."""
+        return self._broken is not None
+
     # --- outbox ------------------------------------------------------------------------------------------------------
 
     def _send_new(self, shard: Shard, entries: Sequence[OutboxEntry]) -> None:

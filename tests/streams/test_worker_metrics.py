@@ -1,15 +1,25 @@
 """The worker's numbers have the right values, not only the right names."""
 
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from infra.metrics import Metrics
 from infra.rocks import DiskFacts
+from schemas.errors import Unavailable
+from schemas.ids import partition_of
 from schemas.index.manifest import WORK_SKIPPED
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
+from streams.shard.shard import Shard, open_shard
+from streams.shard.task import ShardTask
+from streams.worker import read_shards
 from streams.worker_metrics import LagClock, WorkerMetrics
-from tests.streams.shard_world import ManualClock
+from tests.streams.shard_world import INIT, SHARDS, ManualClock, features_record, upsert
+
+OTHER = next(i for i in range(100) if partition_of(i, SHARDS) == 1)
 
 
 def shown(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -52,6 +62,37 @@ def test_lag_is_against_the_end_of_the_partition_and_disappears_with_the_shard()
     assert shown(metrics, "aif_lag_seconds", **first) is None and shown(metrics, "aif_lag_records", **second) == 0
     worker.show_offsets("p.", [], ends.__getitem__, 107.0)
     assert shown(metrics, "aif_shard_offset", **second) is None
+
+
+def test_a_shard_whose_disk_is_full_is_named_and_its_lag_and_that_of_the_others_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offsets stand still while it waits: the numbers of before for all shards said that nothing was behind."""
+    metrics, clock = Metrics(), ManualClock()
+    tasks = [ShardTask(open_shard(tmp_path / str(n), n, INIT, clock), clock, lambda _: None) for n in (0, 1)]
+    facts = tasks[0].submit(lambda shard: shard.disk_facts()).result()
+    before = read_shards(tasks, {})
+    assert before == {n: (dict.fromkeys((ITEM_FEATURES, NEW_ITEMS), 0), facts) for n in (0, 1)}
+
+    def fail(_: Shard) -> None:
+        raise Unavailable("disk_full", "no space left on device")
+
+    monkeypatch.setattr(Shard, "recover", fail)
+    with pytest.raises(Unavailable):
+        tasks[0].submit(fail).result()
+    tasks[1].submit(lambda shard: shard.apply([features_record(0, upsert(OTHER, 1), partition=1)])).result()
+    held = read_shards(tasks, before)
+    assert [offsets[ITEM_FEATURES] for offsets, _ in held.values()] == [0, 1]
+    worker = WorkerMetrics(metrics)
+    worker.show_disk_faults({task.number: task.waits_for_disk for task in tasks})
+    assert [shown(metrics, "aif_shard_disk_fault", shard=n) for n in "01"] == [1, 0]
+    monkeypatch.undo()
+    clock.seconds += 1
+    read_shards(tasks, held)
+    worker.show_disk_faults({task.number: task.waits_for_disk for task in tasks[:1]})
+    assert [shown(metrics, "aif_shard_disk_fault", shard=n) for n in "01"] == [0, None]
+    for task in tasks:
+        task.close()
 
 
 def test_how_long_the_broker_is_silent_grows_until_it_answers() -> None:

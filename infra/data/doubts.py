@@ -86,7 +86,7 @@ def _find_other_ids(sources: MappedSources) -> str | None:
         return None
     return (
         f"only {sources.known_share:.0%} of what users did was with an item of [items]; "
-        "do both files spell ids the same way, and in these columns?"
+        f"do both files spell ids the same way, and in these columns{', and shall its `where` leave so much out' if sources.mapping.items.where else ''}?"
     )
 
 

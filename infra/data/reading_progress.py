@@ -1,24 +1,44 @@
-"""What a person sees while files are read: bars of rows and events on standard error.
+"""What a person sees while files are read: bars of rows and events on standard error, or in a log file now and then a line.
 
 Here: the bars. Not here: any reading (tables.py), what looks wrong about what was read (doubts.py).
 """
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from infra.command import say
 from infra.data.tables import Tell
 
 T = TypeVar("T")
+LINE_EVERY_S = 30.0
 
 
-def open_progress() -> Progress:
-    """Bars in rows and events, where a person watches."""
+class _Lines(Progress):
+    """No bars, but a line of what goes on, at most one in `every_s`."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__(disable=True)
+        self._every_s, self._told_s = every_s, time.monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """As of bars; see there."""
+        super().update(task_id, **changes)
+        if time.monotonic() - self._told_s >= self._every_s:
+            self._told_s, task = time.monotonic(), self._tasks[task_id]
+            say(f"{task.description}: {task.completed:,.0f}{'' if task.total is None else f' of {task.total:,.0f}'}")
+
+
+def open_progress(every_s: float = LINE_EVERY_S) -> Progress:
+    """Bars in rows and events where a person watches, else lines."""
+    if not sys.stderr.isatty():
+        return _Lines(every_s)
     columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
+    return Progress(*columns, console=Console(file=sys.stderr))
 
 
 def tell_rows(progress: Progress) -> Tell:

@@ -2,7 +2,8 @@
 
 cli.py        `aif replay`
 points.py     from --from and --to to offsets (streams/core/replay_plan.py plans the shards)
-replay.py     the replay and its digest: read it first; forecast.py: how long it would take
+replay.py     the replay and its digest: read it first; forecast.py: how long it would take;
+              replay_figures.py: what it measures
 rows.py       its rows kept for `aif index diff`
 adopt.py      its rows put into the index store (parts.py) and announced as a version
 """

@@ -13,6 +13,7 @@
 A model's FeatureSchema is not used: acceptance must not depend on which model is live.
 """
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
@@ -216,7 +217,7 @@ RECORDS: dict[str, type[_Strict]] = {
     "server-reports": ServerReport,
 }
 
-_ERRORS_NAMED_MAX = 4_096
+ERRORS_NAMED_MAX = 4_096
 _ERRORS_SHOWN = 3
 
 U = TypeVar("U", bound=_Strict)
@@ -326,16 +327,21 @@ def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, pa
 
 def describe_errors(error: ValidationError) -> str:
     """The first few validation errors in one line: place, problem, value. pydantic must build all errors to name one, so of too many none is named."""
-    if error.error_count() > _ERRORS_NAMED_MAX:
+    if error.error_count() > ERRORS_NAMED_MAX:
         return f"{error.error_count()} faults, too many to be named; expected the shape in the JSON schema of this topic"
     # Where something is missing, pydantic's input is all that is around it.
     parts = [
         f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}"
-        + ("" if e["type"] == "missing" else f" (got {str(e.get('input'))[:60]!r})")
+        + ("" if e["type"] == "missing" else f" (got {_shown(e.get('input'))[:60]!r})")
         for e in error.errors(include_url=False)[:_ERRORS_SHOWN]
     ]
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _shown(value: object) -> str:
+    """A value as text, of a list or dict only its beginning: the text of a large one would take as long as reading it."""
+    return reprlib.repr(value) if isinstance(value, list | dict) else str(value)
 
 
 def encode_record(record: _Strict) -> bytes:

@@ -54,6 +54,7 @@ DEAD_LETTERS_WAITING_BYTES_MAX = 256 * MIB  # of the user topics, on a server's 
 BODY_BYTES_MAX = 8 * MIB
 BODIES_BYTES_MAX = 256 * MIB  # of all bodies that one server reads at the same time
 JSON_DEPTH_MAX = 16
+JSON_VALUES_MAX = 262_144  # of one body: the most candidates, and as many values for the most behaviours; parsed in 40 ms
 HTTP_HEADERS_MAX = 64
 HTTP_HEADER_BYTES_MAX = 64 * KIB  # all headers of one request
 CONNECTIONS_MAX = 4096  # open at once on one port: 3 KiB each, and while its head comes HTTP_HEADER_BYTES_MAX

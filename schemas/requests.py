@@ -67,7 +67,7 @@ class _Inline(_Body):
     """A request may carry the user's features and behaviours itself; then the server's own view of the user is not used."""
 
     features: RawFeatures | None = None
-    behaviours: Annotated[list[InlineBehaviour], Field(max_length=BEHAVIOURS_PER_REQUEST_MAX)] | None = None
+    behaviours: Annotated[list[InlineBehaviour], Field(max_length=BEHAVIOURS_PER_REQUEST_MAX, fail_fast=True)] | None = None
 
 
 class UserRequest(_Common, _Inline):
@@ -77,7 +77,7 @@ class UserRequest(_Common, _Inline):
 
 
 class _Candidates(_Body):
-    item_ids: Annotated[list[WireId], Field(min_length=1, max_length=CANDIDATES_MAX)]
+    item_ids: Annotated[list[WireId], Field(min_length=1, max_length=CANDIDATES_MAX, fail_fast=True)]
     top_k: Annotated[int, Field(ge=1, le=TOP_K_MAX)] = TOP_K_DEFAULT
     context: RawFeatures = {}
 

@@ -6,7 +6,7 @@ takes (user_rungs.py).
 - A state made from the server's own view of a user remembers the offsets of that history; a newer behaviour makes it stale. A stale state stays until a
   fresh one replaces it, because it is a rung of the ladder.
 - The least recently used state is evicted first, but never one that a request holds. If requests hold all the room, a new state serves its own request
-  and is not kept. So `size_bytes` and `len` never exceed their bounds.
+  and is not kept, and a stale one stays. So `size_bytes` and `len` never exceed their bounds.
 - Everything runs in the server's event loop, so there is no lock.
 """
 
@@ -87,11 +87,14 @@ class StatePool:
         return key in self._kept
 
     def put(self, key: StateKey, state: UserState, offsets: HistoryOffsets | None = None) -> None:
-        """Keeps a state, in place of the one under its key, if evicting states that no request holds makes enough room."""
-        self._remove(key)
-        if not self._make_room(state.size_bytes):
+        """Keeps a state in place of the one under its key, if evicting states that no request holds makes enough room; else everything stays."""
+        evicted = self._plan_room(key, state.size_bytes)
+        if evicted is None:
             self.events["no_room"] += 1
             return
+        for other in (key, *evicted):
+            self._remove(other)
+        self.events["evicted"] += len(evicted)
         self._kept[key] = _Kept(state, offsets, self._clock())
         if self._swept is not None and key.version not in self._swept:
             self._swept = None
@@ -147,20 +150,19 @@ class StatePool:
         self.events["miss"] += count and kept is None
         return kept
 
-    def _make_room(self, size_bytes: int) -> bool:
-        """Whether one more state of that size fits, after evicting the oldest states that no request holds."""
-        if size_bytes > self._bytes_max:
-            return False
-        while not self._fits(size_bytes):
-            oldest = next((key for key, kept in self._kept.items() if not kept.leases), None)
-            if oldest is None:
-                return False
-            self._remove(oldest)
-            self.events["evicted"] += 1
-        return True
-
-    def _fits(self, size_bytes: int) -> bool:
-        return len(self._kept) < self._entries_max and self.size_bytes + size_bytes <= self._bytes_max
+    def _plan_room(self, key: StateKey, size_bytes: int) -> list[StateKey] | None:
+        """The oldest states that have to go so that one of that size fits under `key`; None if what requests hold leaves no room for it."""
+        replaced = self._kept.get(key)
+        entries, free_bytes = len(self._kept) - (replaced is not None), self._bytes_max - self.size_bytes
+        free_bytes += 0 if replaced is None else replaced.state.size_bytes
+        evicted = list[StateKey]()
+        oldest = (other for other, kept in self._kept.items() if not kept.leases and other != key)
+        while entries >= self._entries_max or size_bytes > free_bytes:
+            if (other := next(oldest, None)) is None:
+                return None
+            evicted.append(other)
+            entries, free_bytes = entries - 1, free_bytes + self._kept[other].state.size_bytes
+        return evicted
 
     def _remove(self, key: StateKey) -> None:
         kept = self._kept.pop(key, None)

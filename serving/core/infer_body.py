@@ -9,14 +9,14 @@ Invariant: every byte of the body belongs to the header or to exactly one tensor
 Source: KServe, Open Inference Protocol v2; Triton, binary tensor data extension.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from schemas.errors import RejectedInput
-from schemas.limits import JSON_DEPTH_MAX
-from serving.core.json_depth import json_depth
+from serving.core.json_bounds import check_json
 from serving.core.tensors import Tensor, decode_data, decode_raw, encode_data, encode_raw
 
 BINARY_SIZE = "binary_data_size"
@@ -44,7 +44,7 @@ class InferCall:
 
 
 def decode_infer_body(raw: bytes, header_length: str | None) -> InferCall:
-    """A request's body. Raises RejectedInput (`bad_header_length`, `not_json`, `json_too_deep`, `bad_request`, `bad_tensor`)."""
+    """A request's body. Raises RejectedInput (`bad_header_length`, `not_json`, `json_too_deep`, `json_too_large`, `bad_request`, `bad_tensor`)."""
     header_bytes = _header_bytes(raw, header_length)
     header = _decode_header(raw[:header_bytes])
     inputs = _decode_inputs(_objects(header, "inputs"), memoryview(raw)[header_bytes:])
@@ -60,7 +60,7 @@ def encode_infer_answer(head: Mapping[str, Any], outputs: Sequence[Tensor], bina
     described, parts = list[Mapping[str, Any]](), list[bytes]()
     for tensor, raw_wanted in zip(outputs, binary, strict=True):
         described.append(_encode_output(tensor, parts if raw_wanted else None))
-    header = _ENCODER.encode({**head, "outputs": described}).encode()
+    header = to_json({**head, "outputs": described}, inf_nan_mode="null")
     return b"".join((header, *parts)), len(header) if any(binary) else None
 
 
@@ -82,26 +82,15 @@ def _header_bytes(raw: bytes, header_length: str | None) -> int:
 
 
 def _decode_header(raw: bytes) -> Mapping[str, Any]:
-    depth = json_depth(raw, JSON_DEPTH_MAX)
-    if depth > JSON_DEPTH_MAX:
-        raise RejectedInput("json_too_deep", f"the body nests {depth} levels deep, expected at most {JSON_DEPTH_MAX}; send a flat request")
+    check_json(raw)
     try:
-        header = _DECODER.decode(raw.decode())
-    except (ValueError, RecursionError) as error:
+        header = from_json(raw, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
         message = f"the JSON header is not JSON: {str(error)[:200]}; send one object in UTF-8"
         raise RejectedInput("not_json", message, "malformed") from error
     if not isinstance(header, dict):
         raise _wrong("the body", "an object", header)
     return header
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-# Created once: with any option, `json.loads` and `json.dumps` create a new decoder or encoder for every call.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _objects(header: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
@@ -154,4 +143,5 @@ def _decode_output(one: Mapping[str, Any]) -> WantedOutput:
 
 
 def _wrong(what: str, expected: str, found: Any) -> RejectedInput:
-    return RejectedInput("bad_request", f"{what} must be {expected}, found {type(found).__name__} {str(found)[:80]}", "schema")
+    shown = f"of {len(found)}" if isinstance(found, list | dict) else str(found)[:80]
+    return RejectedInput("bad_request", f"{what} must be {expected}, found {type(found).__name__} {shown}", "schema")

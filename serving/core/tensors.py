@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import RejectedInput
+from schemas.limits import CANDIDATES_MAX
 
 Values = np.ndarray | list[bytes]
 
@@ -49,14 +50,16 @@ class Tensor:
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[Any]) -> int:
-    """How many values a shape has. Raises RejectedInput (`bad_tensor`) if datatype or shape is invalid."""
+    """How many values a shape has. Raises RejectedInput (`bad_tensor`) if datatype or shape is invalid, or the values are too many."""
     if datatype != BYTES and datatype not in DTYPES:
         known = ", ".join((*DTYPES, BYTES))
         raise RejectedInput("bad_tensor", f"{name}: {datatype[:20]!r} is no datatype; expected one of {known}")
     if not 1 <= len(shape) <= _DIMENSIONS_MAX or not all(type(size) is int and 0 <= size < 1 << 31 for size in shape):
         shown = str(list(shape[:_DIMENSIONS_MAX]))[:120]
         raise RejectedInput("bad_tensor", f"{name}: shape {shown} is none; expected 1 to {_DIMENSIONS_MAX} whole numbers from 0")
-    return math.prod(shape)
+    if (count := math.prod(shape)) > CANDIDATES_MAX:  # before a loop over them, which would keep all other requests waiting
+        raise RejectedInput("bad_tensor", f"{name}: shape {list(shape)} has {count} values, expected at most {CANDIDATES_MAX}; send fewer")
+    return count
 
 
 def decode_raw(name: str, datatype: str, shape: Sequence[Any], raw: bytes | memoryview) -> Tensor:

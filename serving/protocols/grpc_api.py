@@ -20,6 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from schemas.errors import AifError, RejectedInput
+from schemas.limits import FEATURES_PER_SCHEMA_MAX
 from serving.core.infer_body import InferCall, WantedOutput
 from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_raw, encode_raw
 from serving.protocols.front import Front
@@ -41,6 +42,7 @@ _CONTENTS: Mapping[str, str] = {
     BYTES: "bytes_contents",
 }
 _INPUTS_MAX = 16
+_PARAMETERS_MAX = 2 * FEATURES_PER_SCHEMA_MAX  # features of the context, and a few of the protocol's own
 _INFER = "ModelInfer"
 _MESSAGE_S_MAX = 10.0
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
@@ -167,10 +169,13 @@ def decode_message(kind: Any, raw: bytes) -> Any:
 def decode_infer(message: Any) -> InferCall:
     """The call in a ModelInferRequest. Raises RejectedInput (`bad_request`, `bad_tensor`)."""
     raws = message.raw_input_contents
-    if len(message.inputs) > _INPUTS_MAX or len(message.outputs) > _INPUTS_MAX:
-        raise RejectedInput(
-            "bad_request", f"{len(message.inputs)} inputs and {len(message.outputs)} outputs, expected at most {_INPUTS_MAX}"
-        )
+    for listed, what, most in (
+        (message.inputs, "inputs", _INPUTS_MAX),
+        (message.outputs, "outputs", _INPUTS_MAX),
+        (message.parameters, "parameters", _PARAMETERS_MAX),
+    ):
+        if len(listed) > most:
+            raise RejectedInput("bad_request", f"the call has {len(listed)} {what}, expected at most {most}; send fewer")
     for owner in (*message.inputs, *message.outputs):
         if owner.parameters:
             raise RejectedInput(

@@ -70,7 +70,7 @@ class HttpApi:
             return (await user_call.answer(request, deadline)).model_dump_json().encode()
 
         async def rank(request: RankRequest | PrerankRequest, deadline: Deadline) -> bytes:
-            return encode_answer(await rank_call.rank(request, deadline), deadline.took_ms())
+            return await encode_answer(await rank_call.rank(request, deadline), deadline.took_ms())
 
         self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank}
 

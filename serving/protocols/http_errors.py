@@ -18,6 +18,7 @@ TOO_MANY = 429  # the only status that is sent before the body is read
 _STATUS: Mapping[str, int] = {
     "not_json": 400,
     "json_too_deep": 400,
+    "json_too_large": 413,
     "bad_deadline": 400,
     "bad_header_length": 400,
     "bad_tensor": 400,

@@ -54,6 +54,23 @@ def test_a_stale_state_is_no_hit_but_the_last_one_until_a_fresh_one_replaces_it(
     assert fresh is not None and fresh.state is second
 
 
+def test_a_state_for_which_requests_leave_no_room_takes_nothing_away_from_others_nor_its_own_users_older_one() -> None:
+    pool = StatePool(10, 100)
+    held_key, other, key = StateKey(1, 1), StateKey(2, 1), StateKey(5, 1)
+    for one in (held_key, other, key):
+        pool.put(one, state(size=30), (0, 3))
+    held = pool.find(held_key, (0, 3))
+    assert held is not None
+    for size in (80, 101):
+        pool.put(key, state(size=size), (0, 4))
+    assert pool.events["no_room"] == 2 and pool.events["evicted"] == 0
+    last = pool.find_last(5, {1})
+    assert last is not None and last.offsets == (0, 3) and other in pool and pool.size_bytes == 90
+    last.end()
+    pool.put(key, state(size=70), (0, 4))
+    assert key in pool and other not in pool and pool.size_bytes == 100
+
+
 def test_the_last_state_is_the_newest_of_the_users_own_history_on_a_version_that_is_there() -> None:
     clock = Clock()
     pool = StatePool(10, 1_000, clock=clock)

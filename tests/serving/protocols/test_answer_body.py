@@ -1,5 +1,6 @@
 """The bytes of the JSON routes' answer are those that the models of schemas/requests.py give."""
 
+import asyncio
 import time
 
 import numpy as np
@@ -41,6 +42,13 @@ def rankings(draw: st.DrawFn) -> Ranked:
     return Ranked(draw(st.text(max_size=9)), result, draw(st.sampled_from(Rung)), draw(st.lists(st.text(max_size=5), max_size=2)))
 
 
+def as_ranked(ids: list[Id], scores_A: np.ndarray, probabilities_AT: np.ndarray) -> Ranked:
+    state = FakeState(1, 1, 1, 0, False)
+    return Ranked(
+        "r", RankResult(VersionToken(1, 1, "0f" * 4), ids, scores_A, probabilities_AT, [], 0, len(ids), [], 0, state), Rung.CACHED, []
+    )
+
+
 def as_model(ranked: Ranked, took_ms: float) -> RankAnswer:
     """The slow form, which is the specification."""
     result = ranked.result
@@ -64,11 +72,30 @@ def as_model(ranked: Ranked, took_ms: float) -> RankAnswer:
 
 @given(rankings(), st.floats(0, 1e6))
 def test_an_answer_has_the_bytes_of_its_model(ranked: Ranked, took_ms: float) -> None:
-    raw, model = encode_answer(ranked, took_ms), as_model(ranked, took_ms)
+    raw, model = asyncio.run(encode_answer(ranked, took_ms)), as_model(ranked, took_ms)
     assert raw == model.model_dump_json().encode()
     finite = np.isfinite(ranked.result.scores_A).all() and np.isfinite(ranked.result.probabilities_AT).all()
     if finite:
         assert RankAnswer.model_validate_json(raw) == RankAnswer.model_validate(model.model_dump()), "and a client reads it"
+
+
+def test_a_long_answer_is_written_in_turns_with_other_requests() -> None:
+    count = 10_000
+    ranked = as_ranked(list(range(count)), np.ones(count, np.float32), np.ones((count, 1), np.float32))
+    turns: list[int] = []
+
+    async def others() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    async def write() -> bytes:
+        other = asyncio.ensure_future(others())
+        raw = await encode_answer(ranked, 1.0)
+        other.cancel()
+        return raw
+
+    assert asyncio.run(write()).count(b'"item_id"') == count and len(turns) >= count // 1_000
 
 
 @given(ids)

@@ -98,7 +98,8 @@ HOSTILE = [
         "too_many_candidates",
         str(CANDIDATES_MAX + 1),
     ),
-    ("10^6 candidates within the body's bound", PRERANK, MILLION, 422, "too_many_candidates", "1000000"),
+    ("10^6 candidates within the body's bound", PRERANK, MILLION, 413, "json_too_large", "1000002 values"),
+    ("10^5 candidates of which none is an id", PRERANK, body(item_ids=[1.5] * 100_000), 422, "bad_request", "item_ids.0: expected"),
     ("10^6 candidates in a larger body", PRERANK, LARGER, 413, "body_too_large", str(len(LARGER))),
 ]
 

@@ -1,0 +1,49 @@
+"""What the documents name is there: files, links, commands and their options."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from infra.cli import build_app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "schemas/index/FORMAT.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PARTS = ("infra", "streams", "serving", "schemas", "tests")
+FILES = [path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*")]
+GROUPS = {"aif broker", "aif bench", "aif index", "aif eval", "aif publish"}  # named as a whole
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_a_document_names_is_there(document: str) -> None:
+    path, text = ROOT / document, (ROOT / document).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not (path.parent / link).exists()]
+    files = [name for name in re.findall(r"`([\w./]+\.py)`", text) if not any(f"/{file}".endswith(f"/{name}") for file in FILES)]
+    whole = re.findall(rf"\b((?:{'|'.join(PARTS)})/[\w./]*\w)", text)
+    assert links + files + [name for name in whole if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_that_a_document_names_is_there_with_its_options(document: str) -> None:
+    text = (ROOT / document).read_text()
+    stated = re.findall(r"`(?:uv run )?(aif [^`\n]+)`|^    (?:uv run )?(aif [^\n#]+)", text, re.MULTILINE)
+    wrong: list[tuple[str, str]] = []
+    for line in {" ".join(found).strip() for found in stated}:
+        words = re.sub(r"[\[\]\\]", " ", line.replace("\\|", "|")).split()[1:]
+        names = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z][\w|-]*", word), words))
+        for alternative in itertools.product(*(name.split("|") for name in names)):
+            command, taken = typer.main.get_command(build_app()), "aif"
+            for name in alternative:
+                if not hasattr(command, "commands"):
+                    break  # what follows are its arguments
+                command, taken = command.commands.get(name), f"{taken} {name}"
+                if command is None:
+                    break
+            if command is None or (hasattr(command, "commands") and taken not in GROUPS):
+                wrong.append((line, taken))
+                continue
+            options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            wrong += [(line, word) for word in words if word.startswith("--") and word not in options]
+    assert wrong == []

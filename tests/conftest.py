@@ -4,12 +4,14 @@ The process that runs pytest (the xdist controller, or the only process) owns th
 a file and read its record. Nothing here replaces a client or a broker by a double.
 """
 
+import gc
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,20 @@ _LONG = [
 ]
 # They share one running system (tests/system/conftest.py), so one worker has them all.
 _ONE_SYSTEM = ("tests/system/test_whole_path.py", "tests/system/test_faults.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What the modules of all tests make stays to the end: half a million objects, which the garbage collector would look through again and again.
+    Young objects, too, it looks through less often than by Python's defaults: both took a tenth of the processor time of tests without processes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

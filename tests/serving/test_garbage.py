@@ -12,9 +12,10 @@ from serving.garbage import calm_collector
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     before = gc.get_threshold()
+    gc.unfreeze()  # the suite has its modules frozen (tests/conftest.py), and has them so again when the test is over
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
+    gc.freeze()
 
 
 class Knot:

@@ -102,11 +102,11 @@ def train(
     named = {name: value for name, value in (("seconds", seconds), ("steps", steps), ("seed", seed)) if value is not None}
     given = decode_assignments(choose or []) | named
     if follow and not dry_run:
-        from streams.training.following.learner import online_options
+        from streams.training.following.learner import follower_choices
         from streams.training.following.program import FollowPlan, run_follower
         from streams.training.model_sections import read_train_choices
 
-        learning = online_options(given, read_train_choices(model))
+        learning = follower_choices(given, read_train_choices(model))
         following = FollowPlan(out, name, every, warm_start, model, state, threads, learning)
         run_follower(settings, following, lambda line: print(line, flush=True))
         return

@@ -3,7 +3,7 @@
 import typer
 
 from infra.command import print_data, print_table
-from streams.training.following.learner import OF_A_FIT, online_options
+from streams.training.following.learner import OF_A_FIT, follower_choices
 from streams.training.model_file import read_model_file
 from streams.training.model_sections import explain_choices, read_train_choices
 from streams.training.program import TrainPlan
@@ -15,7 +15,7 @@ def print_plan(plan: TrainPlan, as_json: bool, follow: bool = False) -> None:
     schema = model.pop("schema", {})
     rows = explain_choices(plan.model, plan.given)
     if follow:
-        rate = online_options(plan.given, read_train_choices(plan.model)).learning_rate
+        rate = follower_choices(plan.given, read_train_choices(plan.model)).learning_rate
         rows = [row | ({"value": rate} if row["name"] == "learning_rate" else {}) for row in rows if row["name"] not in OF_A_FIT]
     if as_json:
         print_data({"schema": schema, "model": model, "train": rows}, True)

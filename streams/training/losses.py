@@ -38,7 +38,7 @@ class LossWeights:
     outcomes: float = 1.0
 
 
-DEFAULT_LOSS = LossWeights()  # COPR and clicks: of a fit and of a follower
+DEFAULT_LOSS = LossWeights()  # COPR and clicks
 CLICK_LOSS = LossWeights(copr=0.0)
 
 

@@ -32,7 +32,7 @@ from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import start_from_similarity
 from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import TopicEvents
-from streams.training.trainer import WARM_RATE, TrainReport, fit, train_options
+from streams.training.trainer import WARM_RATE, TrainReport, fit
 from streams.training.trainer_state import StateFile
 
 TRAIN = Bench(
@@ -198,12 +198,11 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
     """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where given, are the only limit."""
     first, chosen = number == 0, plan.train
     task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
-    options = train_options(chosen)
-    if not first:
-        limits = {"steps_max": -(-chosen.steps // 10)} if chosen.steps else {"seconds_max": plan.more_seconds}
-        options = dataclasses.replace(options, seed=chosen.seed + number, fits=1, **limits)
     if not first or plan.warm_start is not None:
-        options = dataclasses.replace(options, learning_rate=chosen.learning_rate * WARM_RATE)
+        chosen = dataclasses.replace(chosen, learning_rate=chosen.learning_rate * WARM_RATE)
+    if not first:
+        steps = -(-chosen.steps // 10)
+        chosen = dataclasses.replace(chosen, seed=chosen.seed + number, fits=1, steps=steps, seconds=plan.more_seconds)
 
     def tell(share: float) -> None:
         progress.update(task, completed=share)
@@ -211,9 +210,9 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
     if plan.processes > 1:
         from streams.training.team import fit_in_processes
 
-        report = fit_in_processes(network, data, options, plan.processes, tell, states)
+        report = fit_in_processes(network, data, chosen, plan.processes, tell, states)
     else:
-        report = fit(network, data, options, tell, states)
+        report = fit(network, data, chosen, tell, states)
     progress.update(task, completed=1.0)
     return report
 

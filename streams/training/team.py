@@ -26,8 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from schemas.errors import Unavailable
 from schemas.model.inputs import map_tensors
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.training.impressions import Batch, TrainingSet
-from streams.training.trainer import Team, TrainOptions, TrainReport, fit, task_logits
+from streams.training.trainer import Team, TrainReport, fit, task_logits
 from streams.training.trainer_state import StateFile
 
 _SILENT_S_MAX = 300.0  # a process that does not answer for this long counts as dead
@@ -37,7 +38,7 @@ _STOP_S_MAX = 30.0
 def fit_in_processes(
     network: AifNetwork,
     data: TrainingSet,
-    options: TrainOptions,
+    chosen: TrainChoices,
     processes: int,
     progress: Callable[[float], None] = lambda _: None,
     states: StateFile | None = None,
@@ -47,14 +48,14 @@ def fit_in_processes(
         meeting = Path(folder) / "meeting"
         context = multiprocessing.get_context("spawn")
         others = [
-            context.Process(target=_run_rank, args=(rank, processes, meeting, network, data, options, states), daemon=True)
+            context.Process(target=_run_rank, args=(rank, processes, meeting, network, data, chosen, states), daemon=True)
             for rank in range(1, processes)
         ]
         for other in others:
             other.start()
         try:
             with _open_team(0, processes, meeting, network) as team:
-                return fit(network, data, options, progress, states, team)
+                return fit(network, data, chosen, progress, states, team)
         except RuntimeError as error:  # gloo's own: a peer that went away
             raise Unavailable("team_failed", f"a process of the fit is gone: {error}; start it again, with --state it goes on") from error
         finally:
@@ -62,12 +63,12 @@ def fit_in_processes(
 
 
 def _run_rank(
-    rank: int, processes: int, meeting: Path, network: AifNetwork, data: TrainingSet, options: TrainOptions, states: StateFile | None
+    rank: int, processes: int, meeting: Path, network: AifNetwork, data: TrainingSet, chosen: TrainChoices, states: StateFile | None
 ) -> None:
     """The body of each other process: the same fit, of which only the gradients are used."""
     torch.set_num_threads(1)
     with _open_team(rank, processes, meeting, network) as team:
-        fit(network, data, options, states=states, team=team)
+        fit(network, data, chosen, states=states, team=team)
 
 
 def _end(others: Sequence[BaseProcess]) -> None:

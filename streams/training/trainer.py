@@ -44,7 +44,7 @@ from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
 from streams.training.length_groups import group_by_length, take_users
-from streams.training.losses import DEFAULT_LOSS, Labels, LossValues, LossWeights, batch_losses, loss_weights
+from streams.training.losses import Labels, LossValues, LossWeights, batch_losses, loss_weights
 from streams.training.request_draw import RequestDraw
 from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
@@ -53,36 +53,6 @@ VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what goes on from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """How long and how. At least one of `seconds_max`, `steps_max`; a run ends at the first it reaches. With several `fits` that holds for each."""
-
-    seconds_max: float = math.inf
-    steps_max: int = 0
-    batch_requests: int = 32
-    behaviours_max: int = 256
-    learning_rate: float = 4e-3
-    fits: int = 1
-    half_life_days: float = 0.0
-    seed: int = 0
-    loss: LossWeights = DEFAULT_LOSS
-
-
-def train_options(chosen: TrainChoices) -> TrainOptions:
-    """A fit as somebody chose it: `steps` is the only limit where it is given."""
-    return TrainOptions(
-        seconds_max=math.inf if chosen.steps else chosen.seconds,
-        steps_max=chosen.steps,
-        batch_requests=chosen.batch_requests,
-        behaviours_max=chosen.behaviours_max,
-        learning_rate=chosen.learning_rate,
-        fits=chosen.fits,
-        half_life_days=chosen.half_life_days,
-        seed=chosen.seed,
-        loss=loss_weights(chosen),
-    )
 
 
 @dataclass(frozen=True)
@@ -151,10 +121,10 @@ class VectorTable:
 class _Run:
     """A fit between two steps: everything that the next step depends on."""
 
-    def __init__(self, network: AifNetwork, data: TrainingSet, options: TrainOptions, team: Team) -> None:
-        self._network, self._data, self._options, self._team = network, data, options, team
-        self._chance, self._draw = np.random.default_rng(options.seed), RequestDraw(data.time_Q, options.half_life_days)
-        self._optimiser = Adam(network.parameters(), options.learning_rate)
+    def __init__(self, network: AifNetwork, data: TrainingSet, chosen: TrainChoices, team: Team) -> None:
+        self._network, self._data, self._chosen, self._team = network, data, chosen, team
+        self._chance, self._draw = np.random.default_rng(chosen.seed), RequestDraw(data.time_Q, chosen.half_life_days)
+        self._optimiser = Adam(network.parameters(), chosen.learning_rate)
         self._vectors = VectorTable(network, data)
         self.losses: list[tuple[float, float]] = []
 
@@ -165,13 +135,13 @@ class _Run:
 
     def advance(self, share: float) -> None:
         """One step at that share of the run."""
-        options, data = self._options, self._data
+        chosen, data = self._chosen, self._data
         if self.step % VECTORS_EVERY == 0:
             self._vectors.renew()
-        requests = self._draw.draw(self._chance, options.batch_requests, share)
-        self._optimiser.learning_rate = options.learning_rate * _schedule(share)
-        batch = data.batch(requests, options.behaviours_max)
-        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, options.loss, self._team.logits).losses
+        requests = self._draw.draw(self._chance, chosen.batch_requests, share)
+        self._optimiser.learning_rate = chosen.learning_rate * _schedule(share)
+        batch = data.batch(requests, chosen.behaviours_max)
+        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, loss_weights(chosen), self._team.logits).losses
         self.losses.append((float(found.copr.detach()), float(found.click.detach())))
 
     def state(self, about: Mapping[str, Any], soup: Mapping[str, Tensor]) -> TrainerState:
@@ -180,7 +150,7 @@ class _Run:
         return TrainerState(self.step, weights, self._optimiser.moments, losses, self._chance.bit_generator.state, about, soup)
 
     def restore(self, state: TrainerState) -> None:
-        """Goes on from a state of the same network, data and options."""
+        """Goes on from a state of the same network, data and choices."""
         self._network.load_state_dict(dict(state.weights))
         self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)
@@ -190,33 +160,31 @@ class _Run:
 def fit(
     network: AifNetwork,
     data: TrainingSet,
-    options: TrainOptions,
+    chosen: TrainChoices,
     progress: Callable[[float], None] = lambda _: None,
     states: StateFile | None = None,
     team: Team = ALONE,
 ) -> TrainReport:
     """Trains in place. `progress` gets the share of the run done, 0 to 1. With `states` it goes on from the state there, and keeps it.
 
-    Raises Misconfigured (`nothing_to_learn`, `no_limit`, `diverged`).
+    Raises Misconfigured (`nothing_to_learn`, `diverged`).
     """
     if len(data) == 0:
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
-    if not options.steps_max and math.isinf(options.seconds_max):
-        raise Misconfigured("no_limit", "training needs a limit: seconds_max or steps_max")
     started, soup = time.monotonic(), Soup(network)
     kept = states.read() if states is not None else None
     if kept is not None:
         soup.restore(kept.soup)
     network.train()
-    while soup.fits < options.fits:
-        run = _Run(network, data, dataclasses.replace(options, seed=options.seed + soup.fits), team)
+    while soup.fits < chosen.fits:
+        run = _Run(network, data, dataclasses.replace(chosen, seed=chosen.seed + soup.fits), team)
         if kept is not None:
             run.restore(kept)
             kept = None
         else:
             network.load_state_dict(soup.start)
-        _advance_to_end(run, options, lambda share: progress((soup.fits + share) / options.fits), states, team, soup)
-        copr, click = _last_losses(run.losses, options)
+        _advance_to_end(run, chosen, lambda share: progress((soup.fits + share) / chosen.fits), states, team, soup)
+        copr, click = _last_losses(run.losses, chosen)
         soup.add(network, run.step)
     network.load_state_dict(soup.mean)
     network.eval()
@@ -224,19 +192,19 @@ def fit(
 
 
 def _advance_to_end(
-    run: _Run, options: TrainOptions, progress: Callable[[float], None], states: StateFile | None, team: Team, soup: Soup
+    run: _Run, chosen: TrainChoices, progress: Callable[[float], None], states: StateFile | None, team: Team, soup: Soup
 ) -> None:
     """Takes the steps of one fit, and keeps its state."""
     saved, started = run.step, time.monotonic()
-    while (share := team.agree(_share(options, run.step, time.monotonic() - started))) < 1.0:
+    while (share := team.agree(_share(chosen, run.step, time.monotonic() - started))) < 1.0:
         if states is not None and team.leads and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
-            states.write(run.state(states.about, soup.state() if options.fits > 1 else {}))
+            states.write(run.state(states.about, soup.state() if chosen.fits > 1 else {}))
             saved = run.step
         run.advance(share)
         progress(share)
 
 
-def _last_losses(losses: Sequence[tuple[float, float]], options: TrainOptions) -> tuple[float, float]:
+def _last_losses(losses: Sequence[tuple[float, float]], chosen: TrainChoices) -> tuple[float, float]:
     """Means over the last tenth of the steps whose losses are finite. Raises Misconfigured (`diverged`) where none of them has any."""
     last = np.array(losses[-max(1, len(losses) // 10) :])
     finite = last[np.isfinite(last).all(axis=1)]
@@ -244,15 +212,15 @@ def _last_losses(losses: Sequence[tuple[float, float]], options: TrainOptions) -
         raise Misconfigured(
             "diverged",
             f"the losses of the last {len(last)} steps are not finite, so the weights are of no use; "
-            f"choose a learning_rate below {options.learning_rate:g}",
+            f"choose a learning_rate below {chosen.learning_rate:g}",
         )
     copr, click = finite.mean(axis=0)
     return float(copr), float(click)
 
 
-def _share(options: TrainOptions, step: int, seconds: float) -> float:
-    """How much of the run is done: by steps or by seconds, whichever is further."""
-    return max(step / options.steps_max if options.steps_max else 0.0, seconds / options.seconds_max)
+def _share(chosen: TrainChoices, step: int, seconds: float) -> float:
+    """How much of a fit is done: by its steps, or where those are not chosen by its seconds."""
+    return step / chosen.steps if chosen.steps else seconds / chosen.seconds
 
 
 def _schedule(share: float) -> float:

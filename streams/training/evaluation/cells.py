@@ -26,6 +26,7 @@ from infra.files import write_file_durably
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.evaluation.questions import score_questions, score_tasks
 from streams.training.evaluation.teacher import teacher_ecpm, with_teacher
@@ -44,10 +45,10 @@ from streams.training.family.variant import Variant
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.losses import CLICK_LOSS, LossWeights
 from streams.training.metrics import UserValues, calibration
-from streams.training.trainer import TrainOptions, TrainReport, fit
+from streams.training.trainer import TrainReport, fit
 
 FORM = 2  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read
-BEHAVIOURS_MAX = TrainOptions.behaviours_max
+BEHAVIOURS_MAX = TrainChoices().behaviours_max
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,10 @@ def run_cell(plan: CellPlan) -> Cell:
 def _train(plan: CellPlan, data: TrainingSet) -> tuple[AifNetwork, TrainReport]:
     torch.manual_seed(plan.seed)
     network = build_network(plan.variant, data.spec, _w_hash(data.spec))
-    options = TrainOptions(
-        steps_max=plan.steps, seed=plan.seed, loss=plan.loss, learning_rate=plan.learning_rate, batch_requests=plan.batch_requests
+    chosen = TrainChoices(
+        steps=plan.steps, seed=plan.seed, learning_rate=plan.learning_rate, batch_requests=plan.batch_requests, **asdict(plan.loss)
     )
-    return network, fit(network, data, options)
+    return network, fit(network, data, chosen)
 
 
 @functools.lru_cache(1)

@@ -50,7 +50,7 @@ from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices
 from streams.training.similarity_start import start_from_similarity
-from streams.training.trainer import default_spec, fit, train_options
+from streams.training.trainer import default_spec, fit
 
 DATA = Bench(
     "eval data",
@@ -153,7 +153,7 @@ def run_data(options: DataOptions) -> Figures:
         if mapping.impressions is None and (times := chosen.steps * chosen.batch_requests / max(1, len(data))) > SEEN_OFTEN:
             say(f"warning: {len(data):,} sampled requests are few: each is learnt {times:.0f} times; a shorter window_days gives more")
         task = progress.add_task("percent of the training", total=100)
-        report = fit(network, data, train_options(chosen), lambda share: progress.update(task, completed=round(100 * share)))
+        report = fit(network, data, chosen, lambda share: progress.update(task, completed=round(100 * share)))
         progress.update(task, completed=100)
         evaluation = catalogue.evaluation()
         measured = _measure_all(network, data, evaluation, progress)

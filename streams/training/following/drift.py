@@ -29,17 +29,18 @@ from schemas.ids import Id
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from schemas.train_choices import TrainChoices
 from schemas.users import UserHistory
 from streams.training.bootstrap import Bootstrap, Interval
 from streams.training.evaluation.questions import ask, score_questions
 from streams.training.evaluation.teacher import teachers_choice
-from streams.training.following.learner import OnlineLearner, OnlineOptions
+from streams.training.following.learner import OnlineLearner
 from streams.training.following.rounds import REQUESTS_MAX
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
 from streams.training.metrics import UserValues, hit_rates
-from streams.training.trainer import TrainOptions, default_spec, fit
+from streams.training.trainer import default_spec, fit
 
 ONLINE = Bench(
     "eval online",
@@ -134,7 +135,7 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
     view.fold(known)
     learner = OnlineLearner(
         _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress),
-        OnlineOptions(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX),
+        TrainChoices(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX),
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())
@@ -152,8 +153,8 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
 def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Progress) -> AifNetwork:
     behaviours, impressions = list(catalogue.behaviours(0)), list(catalogue.impressions(0))
     view.fold(Events([], [], [], behaviours, []))
-    options = TrainOptions(steps_max=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed)
-    fit(network, view.join(impressions), options, lambda share: progress("train on the past", share))
+    chosen = TrainChoices(steps=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed)
+    fit(network, view.join(impressions), chosen, lambda share: progress("train on the past", share))
     return network
 
 

@@ -22,7 +22,7 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
-from streams.training.losses import DEFAULT_LOSS, LossWeights, loss_weights
+from streams.training.losses import loss_weights
 from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, train_step
 from streams.training.trainer_state import TrainerState
 
@@ -32,28 +32,15 @@ _DEFAULT_CHOICES = TrainChoices()
 _WARM_UP_STEPS = 20  # steps in which the rate rises, because the moments of a new optimiser are not estimates yet
 
 
-@dataclass(frozen=True)
-class OnlineOptions:
-    """How a follower learns. The learning rate is constant, because what changes has to be followed without end.
+def follower_choices(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CHOICES) -> TrainChoices:
+    """How a follower learns: the choices of [train] in `given`, else those of the model's file. The file's learning rate is meant for a fit, so
+    `WARM_RATE` times it is taken; those `OF_A_FIT` are ignored. Raises Misconfigured (`bad_train_choice`) for one of them in `given`.
 
-    The loss is the default one of a fit. (The teacher's click probability as label, without COPR, recovered less in a changing world.)
+    The loss is that of a fit. (The teacher's click probability as label, without COPR, recovered less in a changing world.)
     """
-
-    learning_rate: float = 1e-3
-    batch_requests: int = 32
-    behaviours_max: int = 256
-    seed: int = 0
-    loss: LossWeights = DEFAULT_LOSS
-
-
-def online_options(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_CHOICES) -> OnlineOptions:
-    """The options of a follower: the choices of [train] in `given`, else those of the model's file. The file's learning rate is meant for a fit, so
-    `WARM_RATE` times it is taken; its limits and start are ignored. Raises Misconfigured (`bad_train_choice`) for a choice in `given` that has no
-    meaning for a follower."""
-    chosen = dataclasses.replace(of_file, learning_rate=of_file.learning_rate * WARM_RATE).replaced(given)
     if ended := sorted(OF_A_FIT & set(given)):
         raise Misconfigured("bad_train_choice", f"{ended[0]} means nothing with --follow, which goes on from a model and does not end")
-    return OnlineOptions(chosen.learning_rate, chosen.batch_requests, chosen.behaviours_max, chosen.seed, loss_weights(chosen))
+    return dataclasses.replace(of_file, learning_rate=of_file.learning_rate * WARM_RATE).replaced(given)
 
 
 @dataclass(frozen=True)
@@ -70,18 +57,19 @@ class Scored:
 
 
 class OnlineLearner:
-    """A network that learns round after round. `steps` counts the steps taken, `refused` those whose gradient was not finite."""
+    """A network that learns round after round. The rate that was chosen is constant, because what changes has to be followed without end. `steps` counts
+    the steps taken, `refused` those whose gradient was not finite."""
 
-    def __init__(self, network: AifNetwork, options: OnlineOptions) -> None:
-        self.network, self._options = network, options
-        self._chance = np.random.default_rng(options.seed)
-        self._optimiser = Adam(network.parameters(), options.learning_rate)
+    def __init__(self, network: AifNetwork, chosen: TrainChoices) -> None:
+        self.network, self._chosen = network, chosen
+        self._chance = np.random.default_rng(chosen.seed)
+        self._optimiser = Adam(network.parameters(), chosen.learning_rate)
         self.steps = self.refused = 0
 
     def learn(self, data: TrainingSet) -> Iterator[Scored]:
         """Learns a round in batches of random order; yields each batch as it was scored before it was learnt."""
         self.network.train()
-        size, vectors = self._options.batch_requests, VectorTable(self.network, data)
+        size, vectors = self._chosen.batch_requests, VectorTable(self.network, data)
         order_Q = self._chance.permutation(len(data))
         for number, first in enumerate(range(0, len(data), size)):
             if number % VECTORS_EVERY == 0:
@@ -91,10 +79,10 @@ class OnlineLearner:
 
     def _learn_batch(self, data: TrainingSet, requests: np.ndarray, vectors: VectorTable) -> Scored:
         """One step. The learning rate is lower in the first steps, and in proportion for a batch that is not full."""
-        share = len(requests) / self._options.batch_requests * min(1.0, (self.steps + 1) / _WARM_UP_STEPS)
-        self._optimiser.learning_rate = self._options.learning_rate * share
-        batch = data.batch(requests, self._options.behaviours_max)
-        learnt = train_step(self.network, data, batch, vectors.of, self._optimiser, self._options.loss)
+        share = len(requests) / self._chosen.batch_requests * min(1.0, (self.steps + 1) / _WARM_UP_STEPS)
+        self._optimiser.learning_rate = self._chosen.learning_rate * share
+        batch = data.batch(requests, self._chosen.behaviours_max)
+        learnt = train_step(self.network, data, batch, vectors.of, self._optimiser, loss_weights(self._chosen))
         self.steps += learnt.applied
         self.refused += not learnt.applied
         click, copr = (float(loss.detach()) for loss in (learnt.losses.click, learnt.losses.copr))
@@ -107,7 +95,7 @@ class OnlineLearner:
         )
 
     def restore(self, state: TrainerState) -> None:
-        """Continues from a state of a learner with the same network and options."""
+        """Continues from a state of a learner with the same network and choices."""
         self.network.load_state_dict(dict(state.weights))
         self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)

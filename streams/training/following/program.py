@@ -35,12 +35,13 @@ from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.spec import ModelSpec
 from schemas.topics import IMPRESSIONS
+from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused, settle_garbage_collection
 from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.follower import Follower, Place, decode_place
 from streams.training.following.health import HealthBounds
-from streams.training.following.learner import OnlineLearner, OnlineOptions
+from streams.training.following.learner import OnlineLearner, follower_choices
 from streams.training.following.publications import Publications
 from streams.training.following.status import StatusTeller
 from streams.training.following.view import View
@@ -66,7 +67,7 @@ class FollowPlan:
     model: Path | None = None
     state: Path | None = None
     threads: int = 1
-    learning: OnlineOptions = field(default_factory=OnlineOptions)
+    learning: TrainChoices = field(default_factory=lambda: follower_choices({}))
 
     @property
     def state_path(self) -> Path:

@@ -6,11 +6,12 @@ import numpy as np
 
 from schemas.events import ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
+from schemas.train_choices import TrainChoices
 from serving.engine.changes import encode_ids
 from serving.engine.cpu import CpuScorer
 from serving.engine.work import UserWork
 from streams.training.impressions import Events, join_events
-from streams.training.trainer import TrainOptions, fit
+from streams.training.trainer import fit
 from tests.schemas.model.samples import SPECS, make_items, make_network
 from tests.serving.engine.samples import CONTEXT, PROFILE, item_id, make_behaviours, reference_answer, version_of
 
@@ -45,7 +46,7 @@ def bought_by_quality(items: list[dict[str, object]]) -> Events:
 
 def test_a_model_of_two_tasks_is_trained_written_and_ranks_in_the_engine_as_in_the_reference(tmp_path: Path) -> None:
     items, trained = make_items(ITEMS), make_network(SPEC)
-    fit(trained, join_events(SPEC, trained.w_hash_KM, bought_by_quality(items)), TrainOptions(steps_max=60, batch_requests=16))
+    fit(trained, join_events(SPEC, trained.w_hash_KM, bought_by_quality(items)), TrainChoices(steps=60, batch_requests=16))
     write_checkpoint(tmp_path / "two.safetensors", trained, "two", {})
     version = version_of(read_checkpoint(tmp_path / "two.safetensors").network, items)
     assert version.spec == SPEC

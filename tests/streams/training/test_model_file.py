@@ -10,7 +10,7 @@ from infra.cli import build_app
 from schemas.errors import Misconfigured
 from schemas.ids import IdKind
 from schemas.train_choices import TrainChoices, decode_assignments
-from streams.training.following.learner import OnlineOptions, online_options
+from streams.training.following.learner import follower_choices
 from streams.training.model_file import read_model_file
 from streams.training.model_sections import read_train_choices
 from streams.training.program import TrainPlan
@@ -130,17 +130,18 @@ def test_only_a_dry_run_needs_no_folder_for_checkpoints(tmp_path: Path) -> None:
 
 
 def test_a_follower_takes_choices_that_mean_something_to_it() -> None:
-    assert online_options({"learning_rate": 0.002, "softmax": 1}).loss.softmax == 1 and online_options({}) == OnlineOptions()
+    assert follower_choices({"learning_rate": 0.002, "softmax": 1}).softmax == 1
+    assert follower_choices({}) == TrainChoices(learning_rate=1e-3)
     with pytest.raises(Misconfigured, match="steps means nothing"):
-        online_options({"steps": 5})
+        follower_choices({"steps": 5})
 
 
 def test_a_follower_takes_the_file_of_its_model_with_a_quarter_of_a_fits_rate_unless_a_rate_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(json.dumps({"schema": small_schema().to_dict(), "train": {"learning_rate": 0.008, "copr": 0, "steps": 9}}))
-    followed = online_options({}, read_train_choices(path))
-    assert (followed.learning_rate, followed.loss.copr, followed.batch_requests) == (0.002, 0.0, OnlineOptions().batch_requests)
-    assert online_options({"learning_rate": 0.003}, read_train_choices(path)).learning_rate == 0.003
+    followed = follower_choices({}, read_train_choices(path))
+    assert (followed.learning_rate, followed.copr, followed.batch_requests) == (0.002, 0.0, TrainChoices().batch_requests)
+    assert follower_choices({"learning_rate": 0.003}, read_train_choices(path)).learning_rate == 0.003
     shown = CliRunner().invoke(build_app(), ["train", "--follow", "--model", str(path), "--out", str(tmp_path), "--dry-run", "--json"])
     rows = {row["name"]: row["value"] for row in json.loads(shown.stdout)["train"]}
     assert rows["learning_rate"] == 0.002 and rows["copr"] == 0 and "steps" not in rows

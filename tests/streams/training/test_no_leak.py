@@ -13,11 +13,11 @@ import torch
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.training.evaluation.questions import score_questions
 from streams.training.impressions import Events, TrainingSet, join_events
-from streams.training.losses import LossWeights
 from streams.training.metrics import gauc
-from streams.training.trainer import TrainOptions, fit
+from streams.training.trainer import fit
 from tests.schemas.catalogue import small_spec
 
 USERS, ITEMS, SHOWN, IMPRESSION_MS = 120, 240, 6, 1_000
@@ -59,7 +59,7 @@ def held_out_gauc(data: TrainingSet) -> float:
     """GAUC of users 80.. after training on users ..79."""
     torch.manual_seed(0)
     network = AifNetwork(data.spec, make_w_hash(1, 64, 16))
-    fit(network, part(data, slice(0, 80)), TrainOptions(steps_max=60, batch_requests=16, loss=LossWeights(0.0, 1.0)))
+    fit(network, part(data, slice(0, 80)), TrainChoices(steps=60, batch_requests=16, copr=0.0))
     held_out = part(data, slice(80, USERS))
     scores = score_questions(network, held_out, 8)
     return gauc(np.repeat(np.arange(len(held_out)), SHOWN), scores.ravel(), held_out.clicked_QC.ravel())

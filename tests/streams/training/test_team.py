@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from streams.training.losses import LossWeights
+from schemas.train_choices import TrainChoices
 from streams.training.team import fit_in_processes
-from streams.training.trainer import TrainOptions, fit
+from streams.training.trainer import fit
 from tests.streams.training.test_trainer import network_of, taste_world
 
 
@@ -17,7 +17,7 @@ def test_two_processes_have_the_gradients_of_one_over_the_union_of_their_request
     mask = torch.rand(data.row_QC.shape, generator=torch.Generator().manual_seed(1)).numpy() < 0.3
     data = dataclasses.replace(data, row_QC=data.row_QC.copy())
     data.row_QC[mask] = -1  # requests of different lengths: a mean of means would be another loss
-    options = TrainOptions(steps_max=1, batch_requests=7, loss=LossWeights(0.3, 1.0, 0.5))
+    options = TrainChoices(steps=1, batch_requests=7, softmax=0.5)
     alone, together = network_of(data), network_of(data)
     expected, found = fit(alone, data, options), fit_in_processes(together, data, options, 2)
     assert abs(found.copr - expected.copr) < 1e-5 and abs(found.click - expected.click) < 1e-5

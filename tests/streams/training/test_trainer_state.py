@@ -11,12 +11,13 @@ import torch
 
 from schemas.errors import Corrupted, Unavailable
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.training.impressions import TrainingSet
-from streams.training.trainer import VECTORS_EVERY, TrainOptions, TrainReport, fit
+from streams.training.trainer import VECTORS_EVERY, TrainReport, fit
 from streams.training.trainer_state import StateFile, TrainerState, decode_state, encode_state
 from tests.streams.training.test_trainer import network_of, taste_world
 
-OPTIONS = TrainOptions(steps_max=50, batch_requests=8, seed=3)
+OPTIONS = TrainChoices(steps=50, batch_requests=8, seed=3)
 OF_THREE_FITS = dataclasses.replace(OPTIONS, fits=3)
 Undisturbed = tuple[TrainReport, dict[str, torch.Tensor]]
 
@@ -25,7 +26,7 @@ class Killed(Exception):
     """Stands for SIGKILL: nothing after it runs."""
 
 
-def killed_after(data: TrainingSet, steps: int, states: StateFile, options: TrainOptions = OPTIONS) -> None:
+def killed_after(data: TrainingSet, steps: int, states: StateFile, options: TrainChoices = OPTIONS) -> None:
     done = 0
 
     def count(_: float) -> None:
@@ -55,7 +56,7 @@ def undisturbed_mean(data: TrainingSet) -> Undisturbed:
     return fit_undisturbed(data, OF_THREE_FITS)
 
 
-def fit_undisturbed(data: TrainingSet, options: TrainOptions) -> Undisturbed:
+def fit_undisturbed(data: TrainingSet, options: TrainChoices) -> Undisturbed:
     network = network_of(data, seed=9)
     report = fit(network, data, options)
     return report, network.state_dict()

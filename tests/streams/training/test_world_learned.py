@@ -11,9 +11,10 @@ from infra.data.world_catalogue import WorldCatalogue
 from schemas.events import ImpressionRecord, ShownItem
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.metrics import hit_rates
-from streams.training.trainer import TrainOptions, default_spec, fit, task_logits
+from streams.training.trainer import default_spec, fit, task_logits
 
 TOP = 50
 
@@ -54,7 +55,7 @@ def test_a_short_training_finds_what_held_out_users_want_far_better_than_popular
     held_out = join_events(spec, w_hash, dataclasses.replace(events, impressions=measured(evaluation)))
     torch.manual_seed(0)
     network = AifNetwork(spec, w_hash)
-    fit(network, data, TrainOptions(steps_max=120))
+    fit(network, data, TrainChoices(steps=120))
     relevant = held_out.clicked_QC > 0
     assert len(held_out) == 50 and (relevant.sum(axis=1) == 10).all()
     learned = hit_rates(scores_of(network, held_out), relevant, TOP).mean()

@@ -12,6 +12,7 @@ from schemas.model.bea import BridgeEmbedding
 from schemas.model.lsh import lsh_similarity, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.simtier import simtier_reference
+from schemas.train_choices import TrainChoices
 from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS, cluster_rows
 from streams.training.family.codes import (
     factored_din,
@@ -25,7 +26,7 @@ from streams.training.family.cold import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.trainer import TrainOptions, fit, task_logits
+from streams.training.trainer import fit, task_logits
 from tests.streams.training.shop import shop
 
 CHEAP = frozenset({"category", "price"})
@@ -88,7 +89,7 @@ def test_the_family_in_aifs_configuration_gives_the_served_networks_logits() -> 
 def test_every_model_of_the_tables_trains_and_gives_finite_logits(variant: Variant) -> None:
     data = shop_data(variant)
     network = network_of(variant, data)
-    fit(network, data, TrainOptions(steps_max=2, behaviours_max=8))
+    fit(network, data, TrainChoices(steps=2, behaviours_max=8))
     assert logits_of(network, data).isfinite().all()
     unused = [name for name, p in network.named_parameters() if p.grad is None]
     assert not [name for name in unused if not name.startswith(("bea.", "user_half.", "item_half.key"))], unused

@@ -30,11 +30,11 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
+from schemas.train_choices import TrainChoices
 from streams.training.event_decoder import TRAINING_TOPICS
 from streams.training.following import followed_log, program
 from streams.training.following import follower as follower_module
 from streams.training.following.follower import Follower, Place
-from streams.training.following.learner import OnlineOptions
 from streams.training.following.program import FollowPlan, open_follower
 from streams.training.following.rounds import Round
 from streams.training.settings import TrainSettings
@@ -78,7 +78,7 @@ class Stage:
         assert producer.flush(30) == 0
 
     def plan(self, name: str, every_s: float = 1e6) -> FollowPlan:
-        learning = OnlineOptions(batch_requests=4, seed=3, learning_rate=1e-2)
+        learning = TrainChoices(batch_requests=4, seed=3, learning_rate=1e-2)
         return FollowPlan(self.folder / name, every_s=every_s, warm_start=self.folder / "base.safetensors", learning=learning)
 
     @contextlib.contextmanager

@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import torch
 
-from streams.training.following.learner import OnlineLearner, OnlineOptions, Scored
+from schemas.train_choices import TrainChoices
+from streams.training.following.learner import OnlineLearner, Scored
 from streams.training.following.validation import ProgressiveValidation
 from streams.training.impressions import TrainingSet, join_events
 from tests.streams.training.following.stream import TasteStream, joined
 
-OPTIONS = OnlineOptions(batch_requests=8, seed=2, learning_rate=1e-2)
+OPTIONS = TrainChoices(batch_requests=8, seed=2, learning_rate=1e-2)
 
 
 def round_of(stream: TasteStream, impressions: int = 32) -> TrainingSet:

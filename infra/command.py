@@ -41,7 +41,7 @@ def registered_benches() -> Sequence[str]:
 
 
 def register_choices(section: str, path: str) -> None:
-    """Name what explains a section of a model's file ("streams.training.model_sections:explain_choices"), for `aif config show`."""
+    """Name what explains a section of a model's file ("streams.training.model_file:explain_choices"), for `aif config show`."""
     _CHOICES[section] = path
 
 

@@ -1,12 +1,12 @@
 """Training: impressions in, checkpoints out. `aif train`, `aif export`; below it `aif train --follow` (following) and `aif eval` (evaluation).
 
-program.py                one run of `aif train`: read, join, fit, write; cli.py, settings.py and dry_run.py around it
+program.py                one run of `aif train`: read, join, fit, write; cli.py and settings.py around it
 topic_events.py           the topics read to an end; snapshot.py: the same from files; event_decoder.py: records to events
 refused_impressions.py    dead letters of impressions that cannot be decoded
 impressions.py            impressions joined as of their time, and batches of them: read it first; item_table.py, histories.py: its two sides
 trainer.py                the fit and its step; soup.py, request_draw.py, length_groups.py, adam.py, team.py, trainer_state.py: parts of it
 losses.py                 what is minimised; copr.py: Eq. 10
-model_file.py             what to train; model_sections.py: sections of the file; similarity_start.py: initial weights that suit small data
+model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data
 metrics.py                HR@K, recall@K, GAUC; bootstrap.py: their intervals; data_range.py: the span of times in a checkpoint's card
 family/                   the models of the paper's tables; evaluation/: the tables, and a model on mapped data; following/: online learning
 """

@@ -1,11 +1,12 @@
 """`aif train` and `aif export`. Only typer and the standard library at module level."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, read_settings, register_choices, register_measured, register_settings, say
+from infra.command import AsJson, print_data, print_table, read_settings, register_choices, register_measured, register_settings, say
 
 _MODEL_HELP = (
     "What to train: a TOML or JSON file with [schema] and, optionally, [model] and [train]. Not needed with --warm-start or --follow."
@@ -54,7 +55,7 @@ _LateAfter = Annotated[
 def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
     register_settings("streams.training.settings:TrainSettings")
-    register_choices("train", "streams.training.model_sections:explain_choices")
+    register_choices("train", "streams.training.model_file:explain_choices")
     register_measured("streams.training.program:TRAIN")
     app.command("train", short_help="Fit a model to the impressions, once or for ever.")(train)
     app.command("export", short_help="Write the topics that training reads to files.")(export)
@@ -101,10 +102,13 @@ def train(
     open_logs("train", settings.log.level, settings.log.format)
     named = {name: value for name, value in (("seconds", seconds), ("steps", steps), ("seed", seed)) if value is not None}
     given = decode_assignments(choose or []) | named
-    if follow and not dry_run:
+    if dry_run:
+        _print_plan(model, given, follow, as_json)
+        return
+    if follow:
         from streams.training.following.learner import follower_choices
         from streams.training.following.program import FollowPlan, run_follower
-        from streams.training.model_sections import read_train_choices
+        from streams.training.model_file import read_train_choices
 
         learning = follower_choices(given, read_train_choices(model))
         following = FollowPlan(out, name, every, warm_start, model, state, threads, learning)
@@ -115,14 +119,29 @@ def train(
     plan = TrainPlan(
         out, model, warm_start, name, more, more_seconds, threads, publish, wait_impressions, state, snapshot, processes, given
     )
-    if dry_run:
-        from streams.training.dry_run import print_plan
-
-        print_plan(plan, as_json, follow)
-        return
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()
+
+
+def _print_plan(path: Path | None, given: Mapping[str, Any], follow: bool, as_json: bool) -> None:
+    """Prints the model's sizes and each choice of [train] with where it is from. Raises what a training, or a follower, would raise for them."""
+    from streams.training.model_file import explain_choices, read_model_file, read_train_choices
+
+    model = read_model_file(path).to_dict() if path is not None else {}
+    schema = model.pop("schema", {})
+    rows = explain_choices(path, given)
+    if follow:
+        from streams.training.following.learner import OF_A_FIT, follower_choices
+
+        rate = follower_choices(given, read_train_choices(path)).learning_rate
+        rows = [row | ({"value": rate} if row["name"] == "learning_rate" else {}) for row in rows if row["name"] not in OF_A_FIT]
+    if as_json:
+        print_data({"schema": schema, "model": model, "train": rows}, True)
+        return
+    print_data(model, False)
+    typer.echo("")
+    print_table("train", rows, False)
 
 
 def export(

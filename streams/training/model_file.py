@@ -2,31 +2,45 @@
 `[train]` (schemas/train_choices.py).
 
 TOML, or the same as JSON. `aif import --model-out FILE` writes one for a mapped catalogue (a mapping's own [schema] holds only roles).
+Here: reading and checking it, and the origin of each choice of [train]. Not here: what a choice does (trainer.py, following/learner.py). It needs no
+torch, so that `aif config show` loads none.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from schemas.errors import Misconfigured, suggest
-from schemas.features import decode_feature_schema
+from schemas.features import FeatureSchema, decode_feature_schema
 from schemas.model.spec import ModelSpec
-from streams.training.model_sections import named, read_sections, section_of
-from streams.training.trainer import default_spec
+from schemas.train_choices import TrainChoices
+
+_SECTIONS = ("schema", "model", "train")
 
 
 def read_model_file(path: Path) -> ModelSpec:
     """The spec that a file describes. Raises Misconfigured (`bad_model_file`) naming the file, the section and what does not fit."""
-    sections = read_sections(path)
-    schema = section_of(path, sections, "schema")
+    sections = _read_sections(path)
+    schema = _section_of(path, sections, "schema")
     if schema is None:
         raise Misconfigured("bad_model_file", f"{path} has no [schema]; sections found: {sorted(sections)}; docs/IMPORT.md shows one")
-    choices = section_of(path, sections, "model") or {}
-    with named(f"{path} [schema]"):
+    choices = _section_of(path, sections, "model") or {}
+    with _named(f"{path} [schema]"):
         spec = default_spec(decode_feature_schema(schema))
-    with named(f"{path} [model]"):
+    with _named(f"{path} [model]"):
         return apply_choices(spec, choices)
+
+
+def default_spec(schema: FeatureSchema) -> ModelSpec:
+    """Sizes that learn in seconds on a catalogue of 10^4 items and still mean something at 10^6."""
+    return ModelSpec(
+        schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by="ecpm" if schema.bid else "click"
+    )
 
 
 def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
@@ -40,3 +54,57 @@ def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
         if type(value) is not type(default[name]):
             raise Misconfigured("bad_model_file", f"{name} = {value!r}, expected a value like {default[name]!r}")
     return dataclasses.replace(spec, **plain)
+
+
+def read_train_choices(path: Path | None) -> TrainChoices:
+    """How the file says to train, defaults for the rest (None: for all). Raises Misconfigured (`bad_model_file`)."""
+    if path is None:
+        return TrainChoices()
+    with _named(f"{path} [train]"):
+        return TrainChoices().replaced(_train_section(path))
+
+
+def explain_choices(path: Path | None, given: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
+    """Every choice of [train] with its value and where it is from: the command line (`given`), the file, the defaults. Raises Misconfigured."""
+    chosen, of_file = read_train_choices(path).replaced(given), {} if path is None else _train_section(path)
+
+    def origin(name: str) -> str:
+        if name in given:
+            return "command line"
+        return f"file {path} [train]" if name in of_file else "default"
+
+    return [{"name": name, "value": value, "origin": origin(name)} for name, value in chosen.to_dict().items()]
+
+
+def _train_section(path: Path) -> Mapping[str, Any]:
+    return _section_of(path, _read_sections(path), "train") or {}
+
+
+def _read_sections(path: Path) -> Any:
+    """All sections; TOML, or JSON by the file's name. Raises Misconfigured (`bad_model_file`)."""
+    try:
+        raw = path.read_text()
+        sections = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
+    except (OSError, ValueError) as error:
+        raise Misconfigured("bad_model_file", f"{path} does not read: {error}") from error
+    unknown = [name for name in sections if name not in _SECTIONS] if isinstance(sections, dict) else []
+    if unknown and "schema" in sections:
+        raise Misconfigured("bad_model_file", f"{path} has [{unknown[0]}], which is no section of it; {suggest(unknown[0], _SECTIONS)}")
+    return sections
+
+
+def _section_of(path: Path, sections: Any, name: str) -> Mapping[str, Any] | None:
+    """One of them, None if the file has none of that name. Raises Misconfigured (`bad_model_file`)."""
+    found = sections.get(name) if isinstance(sections, dict) else sections
+    if found is not None and not isinstance(found, dict):
+        raise Misconfigured("bad_model_file", f"{path}: {name} is {type(found).__name__}, expected a table with names")
+    return found
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Says where in which file what was refused stands."""
+    try:
+        yield
+    except Misconfigured as error:
+        raise Misconfigured("bad_model_file", f"{where}: {error.message}") from error

@@ -26,8 +26,7 @@ from streams.garbage import collector_paused
 from streams.training.data_range import find_span
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.model_file import read_model_file
-from streams.training.model_sections import read_train_choices
+from streams.training.model_file import read_model_file, read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import start_from_similarity
 from streams.training.snapshot import SnapshotEvents

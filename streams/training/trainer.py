@@ -36,10 +36,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from schemas.errors import Misconfigured
-from schemas.features import FeatureSchema
 from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
-from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
@@ -63,13 +61,6 @@ class TrainReport:
     seconds: float
     copr: float
     click: float
-
-
-def default_spec(schema: FeatureSchema) -> ModelSpec:
-    """Sizes that learn in seconds on a catalogue of 10^4 items and still mean something at 10^6."""
-    return ModelSpec(
-        schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by="ecpm" if schema.bid else "click"
-    )
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,9 @@ from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
-from streams.training.model_file import apply_choices
+from streams.training.model_file import apply_choices, default_spec
 from streams.training.similarity_start import start_from_similarity
-from streams.training.trainer import default_spec, fit
+from streams.training.trainer import fit
 
 DATA = Bench(
     "eval data",

@@ -40,7 +40,8 @@ from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
 from streams.training.metrics import UserValues, hit_rates
-from streams.training.trainer import default_spec, fit
+from streams.training.model_file import default_spec
+from streams.training.trainer import fit
 
 ONLINE = Bench(
     "eval online",

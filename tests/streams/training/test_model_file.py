@@ -11,10 +11,8 @@ from schemas.errors import Misconfigured
 from schemas.ids import IdKind
 from schemas.train_choices import TrainChoices, decode_assignments
 from streams.training.following.learner import follower_choices
-from streams.training.model_file import read_model_file
-from streams.training.model_sections import read_train_choices
+from streams.training.model_file import default_spec, read_model_file, read_train_choices
 from streams.training.program import TrainPlan
-from streams.training.trainer import default_spec
 from tests.schemas.catalogue import small_schema
 
 

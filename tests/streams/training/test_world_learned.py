@@ -14,7 +14,8 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.metrics import hit_rates
-from streams.training.trainer import default_spec, fit, task_logits
+from streams.training.model_file import default_spec
+from streams.training.trainer import fit, task_logits
 
 TOP = 50
 

@@ -103,7 +103,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch:
 def test_histories_end_before_the_questions_time_and_shown_candidates_are_those_asked_for() -> None:
     from schemas.model.lsh import make_w_hash
     from streams.training.impressions import join_events
-    from streams.training.trainer import default_spec
+    from streams.training.model_file import default_spec
 
     truth = open_truth(0, SIZE)
     spec = default_spec(truth.schema)

@@ -10,7 +10,6 @@ from streams.replay.cli import register as register_replay
 from streams.shard.cli import register as register_shards
 from streams.training.cli import register as register_train
 from streams.training.evaluation.cli import register as register_eval
-from streams.training.following.cli import register as register_online
 
 
 def commands(app: typer.Typer) -> None:
@@ -23,7 +22,6 @@ def commands(app: typer.Typer) -> None:
     register_replay(app)
     register_train(app)
     register_eval(app)
-    register_online(app)
 
 
 def bench_nearline(

@@ -1,4 +1,5 @@
-"""How good the models are: the paper's tables on the synthetic world (`aif eval tables`), and one model on mapped files (`aif eval data`).
+"""How good the models are: the paper's tables on the synthetic world (`aif eval tables`), one model on mapped files
+(`aif eval data`), and what following is worth (`aif eval online`).
 
 plan.py                   which models are trained, with which sizes and losses
 cells.py                  one model with one seed: trained, measured per user, kept in a file; runner.py: many of them in several processes
@@ -6,6 +7,7 @@ world_truth.py            the world's held-out users and their measures; questio
 teacher.py                the ranking stage behind pre-ranking
 tables.py                 the figures made of cells; bits.py: how many bits a signature needs
 bridge_cost.py            the cost of Algorithm 1, similarity_cost.py: of Table 3; hash_law.py, grouped.py: two claims measured
-program.py                one run of `aif eval tables`, cli.py its command; report.py, document.py, pictures.py, paper.py, data_section.py: its report
+program.py                one run of `aif eval tables`; cli.py: the commands; report.py, document.py, pictures.py, paper.py, data_section.py: its report
 mapped_data.py            one run of `aif eval data`
+drift.py                  a follower in a world that moves; drift_program.py: one run of `aif eval online`; live_bench.py: the same with processes
 """

@@ -1,4 +1,4 @@
-"""`aif eval tables` and `aif eval data`. Only typer and the standard library at module level."""
+"""`aif eval tables`, `aif eval data` and `aif eval online`. Only typer and the standard library at module level."""
 
 import os
 from pathlib import Path
@@ -10,11 +10,13 @@ from infra.command import AsJson, command_group, print_figures, register_measure
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `aif eval tables` and `aif eval data`."""
+    """Adds the group `aif eval`."""
     register_measured("streams.training.evaluation.tables:TABLES", "streams.training.evaluation.mapped_data:DATA")
+    register_measured("streams.training.evaluation.drift:ONLINE", "streams.training.evaluation.live_bench:LIVE")
     group = command_group(app, "eval", "Prove: how good the models are.")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)
+    group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
 
 
 def tables(
@@ -39,7 +41,7 @@ def tables(
     as_json: AsJson = False,
 ) -> None:
     """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
-    use_one_thread()
+    _use_one_thread()
     from streams.training.evaluation.program import TablesOptions, run_tables
 
     cores = len(os.sched_getaffinity(0))
@@ -66,7 +68,7 @@ def data(
 
     What is not given here is taken from the mapping's [evaluation], [train] and [model].
     """
-    use_one_thread()
+    _use_one_thread()
     from streams.training.evaluation.mapped_data import LOSSES, DataOptions, run_data
 
     if loss is not None and loss not in LOSSES:
@@ -75,7 +77,30 @@ def data(
     print_figures(run_data(options).as_dict(), as_json)
 
 
-def use_one_thread() -> None:
+def online(
+    out: Annotated[Path, typer.Option(help="Folder of the picture; seeds that are there are not computed again.")] = Path("results"),
+    quick: Annotated[bool, typer.Option("--quick", help="One seed and a small world: two minutes.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Instead: a broker, a worker and a follower, and how long its checkpoint takes to be live.")
+    ] = False,
+    items: Annotated[int, typer.Option(min=1_000, help="Items with --live.")] = 100_000,
+    as_json: AsJson = False,
+) -> None:
+    """A world that moves: HR@100 over time of a frozen model and of the same one that follows, and the share of the loss that is recovered."""
+    _use_one_thread()
+    if live:
+        from streams.training.evaluation.live_bench import measure_live
+
+        print_figures(measure_live(items).as_dict(), as_json)
+        return
+    from streams.training.evaluation.drift_program import run_online
+
+    figures = run_online(out, quick)
+    say(f"wrote {out / 'online.png'}")
+    print_figures(figures.as_dict(), as_json)
+
+
+def _use_one_thread() -> None:
     """Sets the number of threads of the numerical libraries to one, before they are imported: each process computes with one thread."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")

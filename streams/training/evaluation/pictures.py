@@ -1,11 +1,13 @@
-"""The pictures of the report: gains beside the paper's, quality and cost by number of bridges, loss by number of bits.
+"""The pictures of the report: gains beside the paper's, quality and cost by number of bridges, loss by number of bits; and that of `aif eval online`.
 
-Here: drawing. Not here: the arithmetic of the numbers (tables.py, bits.py), the text around a picture (report.py).
+Here: drawing. Not here: the arithmetic of the numbers (tables.py, bits.py, drift.py), the text around a picture (report.py).
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 Span = tuple[float, float, float]  # value, low, high
 
@@ -74,5 +76,16 @@ def draw_bits(path: Path, losses: Mapping[int, Span], law_pt: float) -> None:
     axes.set_xticks(bits, [str(b) for b in bits])
     axes.set_xlabel("bits of a signature")
     axes.set_ylabel("GAUC lost against exact cosine, points")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def draw_drift(path: Path, frozen_T: np.ndarray, followed_T: np.ndarray, k: int) -> None:
+    """HR@k over the periods of a moving world, of a model that follows and of the same model frozen."""
+    figure, axes = _open_axes(7, 4)
+    for name, of_T, colour in (("followed", followed_T, "tab:blue"), ("frozen", frozen_T, "tab:red")):
+        axes.plot(of_T, marker="o", color=colour, label=name)
+    axes.axhline(float(frozen_T[0]), color="grey", linestyle=":", label="before anything moved")
+    axes.set(xlabel="periods of the moving world", ylabel=f"HR@{k}", ylim=(0, None), title="A model that follows, and the same one frozen")
     axes.legend()
     figure.savefig(path, dpi=120)

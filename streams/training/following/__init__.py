@@ -9,7 +9,5 @@ validation.py      progressive validation over the newest requests
 health.py          whether what was learnt may be published (pure)
 publications.py    a checkpoint every interval, and what becomes of it
 status.py          the status line and the metrics
-program.py         the process: settings, the live version, the stored state, signals; cli.py: `aif eval online`
-drift.py           what following is worth in a world that changes; drift_program.py and drift_report.py run it and draw it
-live_bench.py      how long a published checkpoint takes to be live
+program.py         the process: settings, the live version, the stored state, signals
 """

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from infra.bench.report import Figures
 from infra.data.world import WorldSize
 from infra.files import write_file_durably
-from streams.training.following.drift import ONLINE, DriftCurves, DriftPlan, add_drift_figures, run_drift
-from streams.training.following.drift_report import write_picture
+from streams.training.evaluation.drift import ONLINE, DriftCurves, DriftPlan, K, add_drift_figures, run_drift
+from streams.training.evaluation.pictures import draw_drift
 
 SEEDS = 3
 FORM = 2  # of the file and of the measures; part of the file's name: raise it when either changes, so that no old file is read
@@ -44,7 +44,8 @@ def run_online(out: Path, quick: bool) -> Figures:
     curves = DriftCurves(**{name: np.concatenate([getattr(of, name) for of in found], axis=1) for name in _CURVES})
     figures = Figures(ONLINE, {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
     add_drift_figures(figures, curves)
-    write_picture(out / "online.png", curves)
+    out.mkdir(parents=True, exist_ok=True)
+    draw_drift(out / "online.png", curves.frozen_TU.mean(1), curves.followed_TU.mean(1), K)
     return figures
 
 

@@ -1,6 +1,6 @@
 """What following is worth: in a world that moves, the HR@K of a model that is frozen and of the same one that goes on learning.
 
-Here: one run over all periods, and its figures. Not here: the world (infra/data/world_drift.py), the picture (drift_report.py). No broker: rounds
+Here: one run over all periods, and its figures. Not here: the world (infra/data/world_drift.py), the picture (pictures.py). No broker: rounds
 go straight from the world into the view and the learner that `aif train --follow` has.
 At the beginning of each period both rank the same candidates for the same held-out users, whose histories are known to both; the truth is the
 world's eCPM of that period. Then the follower learns what the period showed: it is always a period behind.

@@ -38,6 +38,7 @@ REALTIME_BUCKETS_MAX = 256  # a categorical the head reads at ranking time
 # --- index ---------------------------------------------------------------------------------------------------------
 SHARDS_MAX = 4096
 ROWS_PER_FILE_BLOCK = 256  # rows of one columnar block of a full part
+BUILD_ROWS_AT_ONCE = 8 * ROWS_PER_FILE_BLOCK  # items that a build reads and encodes at a time
 DELTA_RECORD_BYTES_MAX = 1 * MIB  # a micro-batch's row changes are cut into records of at most this
 MICRO_BATCH_RECORDS_MAX = 10_000  # of all shards of a worker; each cuts its share into write batches
 WRITE_BATCH_UPDATES_MAX = 2_000  # a larger RocksDB batch holds the GIL too long (50k rows: 90 ms)

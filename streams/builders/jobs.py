@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from schemas.index.control import VersionStatus
 from schemas.index.manifest import Part, Seal
 from schemas.index.snapshot import ShardSnapshot
-from schemas.limits import ROWS_PER_FILE_BLOCK
+from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.canary import CanaryFigures
-
-SLICE_ROWS = 8 * ROWS_PER_FILE_BLOCK
+from streams.core.snapshots import SnapshotJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class BuildJob:
     checkpoint_sha256: str
     encoder_fingerprint: str
     checkpoint_directory: str = ""
-    slice_rows: int = SLICE_ROWS
+    slice_rows: int = BUILD_ROWS_AT_ONCE
     base: BuildBase | None = None
     rewrite: bool = False
     slices_directory: str = ""
@@ -69,18 +68,6 @@ class SealJob:
     delta_position: int = -1
     checkpoint_directory: str = ""
     built: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotJob:
-    """Put the checkpoint of a shard into the store as a snapshot. The other fields are what the checkpoint says of itself."""
-
-    shard: int
-    identity: str
-    next_offsets: Mapping[str, int]
-    updates: int
-    parts: tuple[str, ...]
-    checkpoint_directory: str
 
 
 @dataclass(frozen=True, slots=True)

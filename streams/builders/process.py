@@ -17,8 +17,9 @@ from multiprocessing.connection import Connection
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError
 from streams.builders.full_part import Progress, build_full_part
-from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
+from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, describe_job
 from streams.builders.sealer import write_seal
+from streams.core.snapshots import SnapshotJob
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
 from streams.shard.snapshot import write_snapshot

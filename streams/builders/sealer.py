@@ -32,8 +32,8 @@ from schemas.index.manifest import Seal, encode_seal, seal_path
 from streams.builders.full_part import Progress, check_encoder
 from streams.builders.jobs import SealJob
 from streams.encoders import Encoder
+from streams.shard.log_ends import LogEnds
 from streams.shard.reader import open_shard_reader
-from streams.versions.log_ends import LogEnds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,24 @@
-"""When a shard takes a snapshot. Pure.
+"""When a shard takes a snapshot, and the job that makes one. Pure.
 
 Not here: the files (streams/shard/snapshot.py), the start (streams/shard/start.py), removal (schemas/index/retention.py).
 Invariants: between two snapshots of a shard that gets updates lie at most `interval_ms`, which is at most half of the shortest retention of its topics
 (A6, A8), so the log always completes the last two snapshots; and at most about `updates_max` updates, so a new owner is ready in seconds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotJob:
+    """Put the checkpoint of a shard into the store as a snapshot. The other fields are what the checkpoint says of itself."""
+
+    shard: int
+    identity: str
+    next_offsets: Mapping[str, int]
+    updates: int
+    parts: tuple[str, ...]
+    checkpoint_directory: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from infra.joined import join_some, join_stored
 from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
-from streams.builders.jobs import SLICE_ROWS
+from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
 from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, FEATURES
@@ -91,7 +91,7 @@ class ShardReader:
                 embedding = head[1] if head is not None and head[0] == key else None
                 yield StoredItem(key, encode_stored_order(features, embedding), features, embedding)
 
-    def scan_blocks(self, start_key: bytes = b"", rows: int = SLICE_ROWS) -> Iterator[ItemBlock]:
+    def scan_blocks(self, start_key: bytes = b"", rows: int = BUILD_ROWS_AT_ONCE) -> Iterator[ItemBlock]:
         """The same items in blocks of `rows`, fewer only in the last block: what a build reads."""
         embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key), rows)
         scan = self._database.scan(FEATURES, start_key)

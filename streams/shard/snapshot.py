@@ -19,8 +19,8 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import Init
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
-from streams.builders.jobs import SnapshotJob
 from streams.core.shard_state import encode_identity
+from streams.core.snapshots import SnapshotJob
 from streams.shard.reader import open_shard_reader
 
 _MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]

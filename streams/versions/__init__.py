@@ -10,6 +10,5 @@ promotion.py        what goes live by itself: a wish, or a version that passed i
 rollback.py         what is rolled back by itself, by what servers say (server_reports.py)
 snapshot_keeper.py  snapshots of shards, when they are due
 store_keeper.py     versions that are dropped, files that are removed
-log_ends.py         where the topics of a shard end now
 messages.py         dead letters of checkpoint records, and index-events
 """

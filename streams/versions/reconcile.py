@@ -31,8 +31,8 @@ from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportHistory, ReportRules
 from streams.core.versions import REWRITE_SHARE, Revision, plan_blocked, plan_publications
 from streams.encoders import Encoders
+from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import Attempts, StepReport
-from streams.versions.log_ends import LogEnds
 from streams.versions.promotion import Promotion
 from streams.versions.publication import Publication
 from streams.versions.rollback import RollbackWatch

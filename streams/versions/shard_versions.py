@@ -18,16 +18,17 @@ from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Init, VersionStatus
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
 from schemas.index.snapshot import ShardSnapshot
-from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
+from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob
 from streams.builders.running_jobs import JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.shard_state import ShardVersion
+from streams.core.snapshots import SnapshotJob
 from streams.core.versions import Build, MarkBehind, Revision, Rewrite, SealShard, ShardAction, ShardFacts, Start, Stop, plan_shard
 from streams.encoders import Encoders
+from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard
 from streams.versions.attempts import Attempts
-from streams.versions.log_ends import LogEnds
 from streams.versions.publication import Publication
 from streams.versions.readable_encoders import ReadableEncoders
 from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper, prepare_snapshot

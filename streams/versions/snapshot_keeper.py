@@ -13,9 +13,8 @@ from infra.index.store import IndexStore
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
-from streams.builders.jobs import SnapshotJob
 from streams.builders.running_jobs import OwnedShard, create_checkpoint, on_shard
-from streams.core.snapshots import SnapshotFacts, plan_snapshot
+from streams.core.snapshots import SnapshotFacts, SnapshotJob, plan_snapshot
 from streams.shard.snapshot import describe_checkpoint_job, list_snapshots
 
 SNAPSHOT = -1  # stands for the version in the key of a snapshot job

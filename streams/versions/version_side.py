@@ -22,8 +22,8 @@ from streams.builders.running_jobs import OwnedShard
 from streams.builders.template import start_from
 from streams.encoders import LazyEncoders
 from streams.settings import BuildSection, WorkerSettings
+from streams.shard.log_ends import KafkaLogEnds
 from streams.versions.attempts import StepReport
-from streams.versions.log_ends import KafkaLogEnds
 from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.server_reports import ServerReports

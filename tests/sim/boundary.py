@@ -26,7 +26,7 @@ from schemas.index.control import Init
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
-from streams.builders.jobs import SnapshotJob
+from streams.core.snapshots import SnapshotJob
 from streams.shard.reader import ShardReader
 from streams.shard.shard import COLUMN_FAMILIES, Shard
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database

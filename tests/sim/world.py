@@ -291,11 +291,11 @@ class World:
         self.dead_letters.add((source.topic, source.partition, source.offset, source.index))
 
     def sources_end(self, shard: int) -> Mapping[str, int]:
-        """streams/versions/log_ends.py `LogEnds`."""
+        """streams/shard/log_ends.py `LogEnds`."""
         return self.ends(shard)
 
     def deltas_end(self, shard: int) -> int:
-        """streams/versions/log_ends.py `LogEnds`."""
+        """streams/shard/log_ends.py `LogEnds`."""
         self.data_point("the end of index-deltas")
         return self.topics[INDEX_DELTAS, shard].end
 

@@ -45,11 +45,11 @@ from streams.encoders import LazyEncoders
 from streams.replay.cli import register
 from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
 from streams.replay.replay import ReplayPace, run_replay
+from streams.shard.log_ends import KafkaLogEnds
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard, open_shard
 from streams.shard.snapshot import describe_checkpoint_job, write_snapshot
 from streams.shard.task import ShardTask
-from streams.versions.log_ends import KafkaLogEnds
 from streams.versions.messages import VersionMessages
 from streams.versions.publication import Publication
 from streams.versions.reconcile import Reconciler, ReconcileSettings

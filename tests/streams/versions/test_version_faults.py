@@ -16,10 +16,10 @@ from schemas.index.lifecycle import EntryKind, State
 from streams.builders import sealer
 from streams.builders.jobs import SealJob
 from streams.builders.sealer import SealPoint
+from streams.shard.log_ends import LogEnds
 from streams.shard.reader import ShardReader
 from streams.shard.shard import Shard
 from streams.versions import shard_versions
-from streams.versions.log_ends import LogEnds
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World
 

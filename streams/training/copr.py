@@ -51,10 +51,3 @@ def copr_loss(logits_BC: Tensor, bid_BC: Tensor, gains_BC: Tensor, mask_BC: Tens
     weight_BCC = delta_ndcg(gains_BC, mask_BC)
     loss_B = (weight_BCC * F.softplus(1 - ratio_BCC)).sum(dim=(1, 2))
     return loss_B.sum() / (weight_BCC.sum(dim=(1, 2)) > 0).sum().clamp(min=1)
-
-
-def click_loss(logits_BC: Tensor, clicked_BC: Tensor, mask_BC: Tensor) -> Tensor:
-    """Cross-entropy of the clicks, mean over shown items. Eq. 10 fixes ratios only: this anchors the level of y, and it still pulls where
-    COPR's gradient fades (badly misordered pairs)."""
-    loss_BC = F.binary_cross_entropy_with_logits(logits_BC, clicked_BC, reduction="none")
-    return (loss_BC * mask_BC).sum() / mask_BC.sum().clamp(min=1)

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from schemas.model.score import bid_exponent
 from schemas.train_choices import TrainChoices
-from streams.training.copr import click_loss, copr_loss, label_gains
+from streams.training.copr import copr_loss, label_gains
 
 _BID_MIN = 1e-12  # the smallest divisor of an eCPM
 _SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a request stays finite in fp32
@@ -92,6 +93,13 @@ def batch_losses(
     return LossValues(total, copr, click, outcomes)
 
 
+def click_loss(logits_BC: Tensor, clicked_BC: Tensor, mask_BC: Tensor) -> Tensor:
+    """Cross-entropy of the clicks, mean over shown items. Eq. 10 fixes ratios only: this anchors the level of y, and it still pulls where
+    COPR's gradient fades (badly misordered pairs)."""
+    loss_BC = F.binary_cross_entropy_with_logits(logits_BC, clicked_BC, reduction="none")
+    return (loss_BC * mask_BC).sum() / mask_BC.sum().clamp(min=1)
+
+
 def outcome_loss(logits_BCT: Tensor, outcomes_BCT: Tensor, mask_BC: Tensor) -> Tensor:
     """Cross-entropy of each task, mean over shown items, summed over tasks."""
     return torch.stack([click_loss(logits_BCT[..., t], outcomes_BCT[..., t], mask_BC) for t in range(logits_BCT.shape[-1])]).sum()
@@ -120,5 +128,5 @@ def softmax_loss(logits_BC: Tensor, clicked_BC: Tensor, mask_BC: Tensor) -> Tens
     positive_BC = (clicked_BC > 0) & mask_BC
     negatives_B = logits_BC.masked_fill(positive_BC | ~mask_BC, -torch.inf).logsumexp(dim=1)
     # A request without negatives has -inf here, and 0 to add: softplus of -inf, with a gradient of 0.
-    against_BC = torch.nn.functional.softplus(negatives_B.clamp(min=-1e30)[:, None] - logits_BC)
+    against_BC = F.softplus(negatives_B.clamp(min=-1e30)[:, None] - logits_BC)
     return (against_BC * positive_BC).sum() / positive_BC.sum().clamp(min=1)

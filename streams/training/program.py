@@ -23,7 +23,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
-from streams.training.data_range import find_span
+from streams.training.data_range import DataRange, find_span
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file, read_train_choices
@@ -74,19 +74,6 @@ class TrainPlan:
     def train(self) -> TrainChoices:
         """How to train: what was given on the command line, else what the model's file says, else the defaults. Raises Misconfigured."""
         return read_train_choices(self.model).replaced(self.given)
-
-
-@dataclass(frozen=True)
-class DataRange:
-    """Of what log a training set was made: where it ended, and the times of its first and last impression (data_range.py)."""
-
-    offsets: Offsets
-    from_ms: int | None
-    until_ms: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a card: a follower goes on from `offsets`."""
-        return {"offsets": {topic: dict(of) for topic, of in self.offsets.items()}, "from_ms": self.from_ms, "until_ms": self.until_ms}
 
 
 def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:

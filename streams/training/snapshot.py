@@ -12,7 +12,6 @@ The bytes depend on the log alone: they contain no time of writing and no machin
 import hashlib
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -129,15 +128,10 @@ class SnapshotEvents:
             if self._manifest["format"] != FORMAT:
                 raise ValueError(f"format {self._manifest['format']}, expected {FORMAT}")
             kind = IdKind(self._manifest["id_kind"])
-            self._decoder = EventDecoder(self._manifest["shards"], self._manifest["user_partitions"], kind)
+            self.decoder = EventDecoder(self._manifest["shards"], self._manifest["user_partitions"], kind)
             self.range = LogRange(*({t: self._manifest["topics"][t][side] for t in TRAINING_TOPICS} for side in ("begin", "end")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Corrupted("bad_snapshot", f"{directory} is not a snapshot: {error!r}; `aif export` writes one") from error
-
-    @property
-    def skipped(self) -> Counter[str]:
-        """Records and updates that were refused, by topic; a topic without any has 0."""
-        return Counter({topic: self._decoder.skipped[topic] for topic in TRAINING_TOPICS})
 
     @property
     def digest(self) -> str:
@@ -151,9 +145,9 @@ class SnapshotEvents:
         """Where each topic ends in it."""
         return self.range.ends
 
-    def read(self, until: Offsets | None = None) -> Events:
-        """All five topics, up to given ends (None: all of it)."""
-        return self._decoder.decode_all({t: self._read(t, partitions_of(until or self.range.ends, t)) for t in TRAINING_TOPICS})
+    def read(self, until: Offsets) -> Events:
+        """All five topics, up to given ends."""
+        return self.decoder.decode_all({t: self._read(t, partitions_of(until, t)) for t in TRAINING_TOPICS})
 
     def _read(self, topic: str, ends: dict[int, int]) -> Iterator[SourceRecord]:
         path = self._directory / f"{topic}.parquet"

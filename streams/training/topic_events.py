@@ -4,7 +4,6 @@ Here: topics to `Events`. Not here: decoding (event_decoder.py), joining (impres
 end offsets that were read at the start, so it also ends on a busy log.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,16 +21,11 @@ _POLL_S = 0.2
 
 
 class TopicEvents:
-    """Reads the topics of one index. `skipped` counts records and updates that were refused, by topic."""
+    """Reads the topics of one index. `decoder` counts what was refused."""
 
     def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
         self._bootstrap, self._prefix = bootstrap, prefix
-        self._decoder = EventDecoder(shards, user_partitions, kind, refuse)
-
-    @property
-    def skipped(self) -> Counter[str]:
-        """See the class; a topic without any has 0."""
-        return Counter({topic: self._decoder.skipped[topic] for topic in TRAINING_TOPICS})
+        self.decoder = EventDecoder(shards, user_partitions, kind, refuse)
 
     def wait_for_impressions(self, records: int) -> None:
         """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.
@@ -50,17 +44,16 @@ class TopicEvents:
         """Where each topic ends now: what `read` goes up to."""
         return fetch_ends(self._bootstrap, self._prefix)
 
-    def read(self, until: Offsets | None = None) -> Events:
-        """All five topics side by side, up to given ends (None: as they are now). Raises Incompatible (`offset_gone`)."""
+    def read(self, until: Offsets) -> Events:
+        """All five topics side by side, up to given ends. Raises Incompatible (`offset_gone`)."""
         with ThreadPoolExecutor(len(TRAINING_TOPICS)) as pool:
             found = {topic: pool.submit(self._read, topic, until) for topic in TRAINING_TOPICS}
             return Events(*(events.result() for events in found.values()))
 
-    def _read(self, topic: str, until: Offsets | None) -> list[Any]:
+    def _read(self, topic: str, until: Offsets) -> list[Any]:
         """One partition after the other, each in log order: how the broker interleaves them must not change what is learnt."""
-        end = None if until is None else partitions_of(until, topic)
-        records = read_topic(self._bootstrap, topic, end=end, prefix=self._prefix)
-        return self._decoder.decode(topic, in_log_order(records))
+        records = read_topic(self._bootstrap, topic, end=partitions_of(until, topic), prefix=self._prefix)
+        return self.decoder.decode(topic, in_log_order(records))
 
 
 def fetch_ends(bootstrap: str, prefix: str, topics: tuple[str, ...] = TRAINING_TOPICS) -> Offsets:

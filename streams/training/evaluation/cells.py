@@ -167,7 +167,7 @@ def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet) -> tuple[di
 
 def _w_hash(spec: ModelSpec) -> np.ndarray:
     """float32 [K, M], the same for every cell whatever its seed: models are compared under the same hashing, and the planes of fewer bits are the
-    first of those of more. So no interval and no `gauc_seed_sd` contains what another draw of W_hash would change; hash_law.py draws many.
+    first of those of more. So no interval and no `gauc_seed_sd` contains what another draw of W_hash would change; bits.py draws many.
     """
     return make_w_hash(0, spec.hash_bits, spec.schema.mm_width)
 

@@ -19,7 +19,7 @@ from infra.clock import Clock
 from schemas.errors import Unavailable
 from schemas.events import ImpressionRecord
 from schemas.topics import IMPRESSIONS
-from streams.training.data_range import find_span
+from streams.training.data_range import DataRange, find_span
 from streams.training.event_decoder import EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.health import WINDOW_ROUNDS, HealthBounds, RoundCounts, find_faults
@@ -175,7 +175,7 @@ class Follower:
             "round": place.number,
             "requests": place.requests,
             "steps": self.learner.steps,
-            "data": {"from_ms": place.from_ms, "until_ms": place.until_ms, "offsets": place.ends},
+            "data": DataRange(place.ends, place.from_ms, place.until_ms).to_dict(),
             "progressive": self._validation.figures().to_dict(),
         }
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from streams.training.copr import EPSILON, click_loss, copr_loss, delta_ndcg, label_gains
+from streams.training.copr import EPSILON, copr_loss, delta_ndcg, label_gains
+from streams.training.losses import click_loss
 
 
 def plain_copr(logits: list[float], bids: list[float], gains: list[float]) -> float:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streams.training.copr import click_loss, copr_loss, label_gains
-from streams.training.losses import Labels, LossWeights, batch_losses, softmax_loss, teacher_clicks
+from streams.training.copr import copr_loss, label_gains
+from streams.training.losses import Labels, LossWeights, batch_losses, click_loss, softmax_loss, teacher_clicks
 
 
 def sample(requests: int = 3, items: int = 6) -> tuple[torch.Tensor, Labels]:

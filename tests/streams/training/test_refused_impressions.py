@@ -25,7 +25,8 @@ OF_ANOTHER_KIND = b'{"schema": 1, "request_id": "r", "user_id": 7, "time_ms": 1,
 
 def _train_once(bootstrap: str, prefix: str, more: int = 0) -> RefusedImpressions:
     refused = RefusedImpressions(bootstrap, prefix)
-    read = TopicEvents(bootstrap, prefix, 2, 2, IdKind.INT64, refused.refuse).read()
+    topics = TopicEvents(bootstrap, prefix, 2, 2, IdKind.INT64, refused.refuse)
+    read = topics.read(topics.ends())
     assert len(read.impressions) == len(shop()[1].impressions) + more, "the good ones are learnt from"
     refused.settle()
     return refused

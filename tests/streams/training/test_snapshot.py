@@ -38,8 +38,8 @@ def test_the_topics_and_their_snapshot_give_the_same_batches(
     spec, _ = shop(kind)
     w_hash_KM = make_w_hash(1, spec.hash_bits, 16)
     sources = (TopicEvents(bootstrap_servers, topic_prefix, 2, 2, kind), SnapshotEvents(tmp_path / "a"))
-    ours, theirs = (join_events(spec, w_hash_KM, source.read()) for source in sources)
-    assert sources[0].skipped == sources[1].skipped and len(ours) == 3 and ours.digest == theirs.digest
+    ours, theirs = (join_events(spec, w_hash_KM, source.read(source.ends())) for source in sources)
+    assert sources[0].decoder.skipped == sources[1].decoder.skipped and len(ours) == 3 and ours.digest == theirs.digest
     seen: list[list[torch.Tensor]] = [[], []]
     for data, tensors in zip((ours, theirs), seen, strict=True):
         map_tensors(data.batch(np.arange(3), 8), lambda t, into=tensors: (into.append(t), t)[1])  # type: ignore[misc]
@@ -59,10 +59,8 @@ def test_the_same_offsets_give_the_same_bytes_whatever_was_published_since(
     a, b, c = (files_of(tmp_path / name) for name in "abc")
     assert a == b and a != c
     assert SnapshotEvents(tmp_path / "a").digest == SnapshotEvents(tmp_path / "b").digest
-    assert (
-        SnapshotEvents(tmp_path / "c").read(SnapshotEvents(tmp_path / "a").range.ends).impressions
-        == SnapshotEvents(tmp_path / "a").read().impressions
-    )
+    first = SnapshotEvents(tmp_path / "a")
+    assert SnapshotEvents(tmp_path / "c").read(first.ends()).impressions == first.read(first.ends()).impressions
 
 
 def test_of_the_compacted_topic_only_the_last_record_of_each_user_is_taken(
@@ -75,7 +73,8 @@ def test_of_the_compacted_topic_only_the_last_record_of_each_user_is_taken(
         publisher.publish_user(2, {"country": "IT"})
     log = LogAddress(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64)
     write_snapshot(tmp_path / "a", log, log.range_now())
-    users = SnapshotEvents(tmp_path / "a").read().users
+    kept = SnapshotEvents(tmp_path / "a")
+    users = kept.read(kept.ends()).users
     assert [(u.user_id, u.features["country"]) for u in users] == [(1, "DE"), (2, "IT")]
 
 
@@ -91,7 +90,7 @@ def test_a_changed_file_an_old_form_and_a_folder_that_is_there_are_refused(
     with (tmp_path / "a" / "impressions.parquet").open("ab") as file:
         file.write(b"x")
     with pytest.raises(Corrupted, match=r"impressions\.parquet"):
-        SnapshotEvents(tmp_path / "a").read()
+        SnapshotEvents(tmp_path / "a").read(now.ends)
     (tmp_path / "a" / "snapshot.json").write_text('{"format": 99}')
     with pytest.raises(Corrupted, match="format 99"):
         SnapshotEvents(tmp_path / "a")

@@ -11,8 +11,9 @@ from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewI
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
-from streams.training.copr import click_loss, copr_loss, label_gains
+from streams.training.copr import copr_loss, label_gains
 from streams.training.impressions import Batch, Events, TrainingSet, join_events
+from streams.training.losses import click_loss
 from streams.training.metrics import gauc
 from streams.training.trainer import fit, task_logits
 from tests.schemas.catalogue import small_spec

@@ -7,9 +7,9 @@ import torch
 from schemas.model.din import din_reference
 from schemas.model.lsh import lsh_similarity
 from schemas.model.simtier import simtier_reference
+from streams.training.evaluation.bits import sigma_ratio
 from streams.training.evaluation.bridge_cost import bridges_ms, counted_bridges, counted_full_cross, full_cross_ms
 from streams.training.evaluation.grouped import grouped_speedup, ungroup
-from streams.training.evaluation.hash_law import sigma_ratio
 from streams.training.evaluation.similarity_cost import (
     _EDGES,
     attention_din,

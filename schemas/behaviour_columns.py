@@ -128,7 +128,7 @@ class BehaviourColumns(Sequence[BehaviourEvent]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(one == its for one, its in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment] # it equals lists, which have no hash
 
 
 EMPTY = BehaviourColumns(_Columns(0, text=False), 0, 0)

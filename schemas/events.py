@@ -273,7 +273,7 @@ def decode_updates(
     `owner(update)` is the id whose hash must be this record's partition. Ids come back in the catalogue's kind.
     """
     try:
-        updates = list(enumerate(decode_record(record_type, value).updates))  # type: ignore[attr-defined]
+        updates = list(enumerate(decode_record(record_type, value).updates))  # type: ignore[attr-defined] # the three kinds of record have it
         rejected: list[Rejection] = []
     except RejectedInput as error:
         if error.code != "bad_record":

@@ -137,7 +137,7 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     tensors = FeatureTensors.from_block(block)
     for _ in range(_ROUNDS):
         with open_shard_reader(folder / "checkpoint") as reader:
-            rates.take("build", lambda reader=reader: _build(encoder, reader))  # type: ignore[misc]
+            rates.take("build", lambda reader=reader: _build(encoder, reader))  # type: ignore[misc] # mypy: a lambda with a default
         rates.take("floor", lambda: len(encode_rows(checkpoint.network, block).vectors_RD))
         rates.take("floor_fp32", lambda: _run_fp32(checkpoint, tensors, catalogue.item_count))
     figures.add("full_items_per_s", rates.best["build"])
@@ -218,7 +218,7 @@ def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
 @torch.inference_mode()
 def _run_fp32(checkpoint: Checkpoint, tensors: FeatureTensors, rows: int) -> int:
     for at in range(0, rows, _FP32_BLOCK_ROWS):
-        checkpoint.network.item_half(map_tensors(tensors, lambda t, at=at: t[at : at + _FP32_BLOCK_ROWS]))  # type: ignore[misc]
+        checkpoint.network.item_half(map_tensors(tensors, lambda t, at=at: t[at : at + _FP32_BLOCK_ROWS]))  # type: ignore[misc] # mypy: a lambda with a default
     return rows
 
 

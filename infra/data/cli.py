@@ -6,7 +6,7 @@ Here: options, the order of topics, and what is printed. Not here: events (mappe
 import datetime as dt
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,7 +110,7 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
 
     counts = dict.fromkeys(_TOPICS, 0)
     with _open_publisher(catalogue) as publisher:
-        send = {
+        send: Mapping[str, Callable[[Iterable[Any]], int]] = {
             "item-features": publisher.publish_items,
             "new-items": publisher.publish_new_items,
             "user-features": publisher.publish_users,
@@ -119,7 +119,7 @@ def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -
         }
         for topic, events in kinds:
             try:
-                counts[topic] = send[topic](counted(events(), progress, topic))  # type: ignore[operator]
+                counts[topic] = send[topic](counted(events(), progress, topic))
                 publisher.flush()
             except KeyboardInterrupt:
                 say(_what_is_sent(topic, [name for name, count in counts.items() if count]))

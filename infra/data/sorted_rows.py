@@ -82,7 +82,7 @@ class _Head:
             part = column[low:high]
             low, high = low + int(np.searchsorted(part, value, "left")), low + int(np.searchsorted(part, value, "right"))
         end = high if with_equal else low
-        rows = self.block.slice(self._first, end - self._first)  # type: ignore[union-attr]
+        rows = self.block.slice(self._first, end - self._first)  # type: ignore[union-attr] # only a head with a block is asked
         self._first = end
         if end == len(self._keys[0]):
             self.next_block()

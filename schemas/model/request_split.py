@@ -114,7 +114,11 @@ def check_request_split(network: SplitNetwork) -> None:
     users, candidates = draw_users(spec, stored, rng), draw_candidates(spec, stored, rng)
     items = FeatureTensors.from_block(draw_block(spec.schema.item_half_inputs, rows, rng))
     device = next(network.parameters()).device
-    users, candidates, items = (map_tensors(one, lambda t: t.to(device)) for one in (users, candidates, items))  # type: ignore[assignment]
+
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device)
+
+    users, candidates, items = map_tensors(users, there), map_tensors(candidates, there), map_tensors(items, there)
     follow = _Follow(network)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # products of four rows: on a busy machine waiting for other threads takes a hundred times longer

@@ -92,7 +92,7 @@ def _decode_line(line: str, number: int) -> RecordedAnswer:
         request = PrerankRequest.model_validate({**raw["request"], **raw.get("history", {})})
         answer = RankAnswer.model_validate(raw["answer"])
     except (ValueError, KeyError, TypeError) as error:
-        why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type]
+        why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type] # pydantic's
         raise RejectedInput("bad_answers_file", f"line {number} is not {{request, answer}}: {why}") from error
     if request.features is None and request.behaviours is None and "cold_user" not in answer.degraded:
         message = f"line {number} has no history to recompute from; record requests with features and behaviours, or add `history`"

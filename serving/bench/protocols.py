@@ -156,19 +156,20 @@ def open_client(ports: Ports, requests: list[np.ndarray], context: Mapping[str, 
         Job(ports.host, ports.port, ports.grpc, str(ids_file), _USER, _REQUEST, TOP_K, context).write(job_file)
         command = [sys.executable, "-m", "serving.bench.client", str(job_file)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdin is not None and child.stdout is not None, "both are pipes"
+            questions, answers = child.stdin, child.stdout
+            assert questions is not None and answers is not None, "both are pipes"
 
             def ask(kind: str, count: int) -> list[float]:
-                child.stdin.write(f"{kind} {count}\n")  # type: ignore[union-attr]
-                child.stdin.flush()  # type: ignore[union-attr]
-                line = child.stdout.readline()  # type: ignore[union-attr]
+                questions.write(f"{kind} {count}\n")
+                questions.flush()
+                line = answers.readline()
                 if not line:
                     raise RuntimeError(f"the bench's client ended with exit code {child.wait()}; its message is on standard error")
                 taken: list[float] = json.loads(line)
                 return taken
 
             yield ask
-            child.stdin.close()
+            questions.close()
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ def decode_candidates(ids: Sequence[Id] | np.ndarray, kind: IdKind, candidates_m
     kinds = set(map(type, ids))
     if kind is IdKind.INT64 and kinds == {int}:
         return np.fromiter(ids, np.int64, len(ids))
+    # mypy does not follow what `kinds` says of the ids.
     if kind is IdKind.INT64 and kinds == {str} and (numbers := _decode_decimals(ids)) is not None:  # type: ignore[arg-type]
         return numbers
     if kind is IdKind.TEXT and kinds == {str} and all(ids) and all(map(str.isascii, ids)) and max(map(len, ids)) <= TEXT_ID_BYTES_MAX:  # type: ignore[arg-type]

@@ -107,9 +107,9 @@ def _encode_int64(ids: Sequence[Id] | np.ndarray) -> np.ndarray:
 
 def _encode_text(ids: Sequence[Id] | np.ndarray) -> TextIds:
     try:
-        joined = "".join(ids)  # type: ignore[arg-type]
+        joined = "".join(ids)  # type: ignore[arg-type] # a number among them raises
         if not joined.isascii():
-            return pack_text_ids([id_.encode() for id_ in ids])  # type: ignore[union-attr]
+            return pack_text_ids([id_.encode() for id_ in ids])  # type: ignore[union-attr] # as above
     except (TypeError, AttributeError, UnicodeEncodeError) as error:
         raise RejectedInput("bad_id", f"an id is not valid text: {error}; this catalogue's ids are text") from error
     return _pack(joined.encode(), map(len, ids), len(ids))

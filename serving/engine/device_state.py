@@ -106,13 +106,14 @@ def _flatten(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
         return
-    for field in dataclasses.fields(value):  # type: ignore[arg-type]
+    for field in dataclasses.fields(value):  # type: ignore[arg-type] # what is no tensor is a dataclass
         yield from _flatten(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
 
 
 def _build(kind: type[T], tensors: Mapping[str, Tensor], path: str = "") -> T:
     if kind is Tensor:
-        return tensors[path]  # type: ignore[return-value]
+        return tensors[path]  # type: ignore[return-value] # here T is Tensor
     hints = get_type_hints(kind)
-    named = {field.name: f"{path}.{field.name}" if path else field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type] # what is no tensor is a dataclass
+    named = {field.name: f"{path}.{field.name}" if path else field.name for field in fields}
     return kind(**{name: _build(hints[name], tensors, at) for name, at in named.items()})

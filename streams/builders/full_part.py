@@ -51,8 +51,8 @@ def _build_in_slices(
     while (first := next(items, None)) is not None:
         run = itertools.chain((first,), itertools.islice(items, SLICE_ITEMS // rows_at_once - 1))
         done, reused = slices.rows, base.reused
-        blocks = encode_blocks(encoder, run, lambda rows, done=done: progress(done + rows), base)  # type: ignore[misc]
-        slices.add(blocks, reader.next_offsets, lambda reused=reused: base.reused - reused)  # type: ignore[misc]
+        blocks = encode_blocks(encoder, run, lambda rows, done=done: progress(done + rows), base)  # type: ignore[misc] # mypy: a lambda with a default
+        slices.add(blocks, reader.next_offsets, lambda reused=reused: base.reused - reused)  # type: ignore[misc] # mypy: a lambda with a default
     return slices.finish(store, reader.next_offsets)
 
 

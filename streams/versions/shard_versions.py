@@ -112,7 +112,7 @@ class ShardVersions:
             elif version.version in {s.version for s in state.receiving}:
                 with contextlib.suppress(Corrupted):
                     encoder = self._encoders.get(version.version, version.checkpoint_sha256)
-                    on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc]
+                    on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc] # mypy: a lambda with a default
 
     def _admit(self, state: ControlState, task: OwnedShard) -> None:
         """Lets batches in, unless a version could not be started. Not even one that is only being built may start later: the former owner's seal may be
@@ -281,4 +281,4 @@ def _forget_covered(task: OwnedShard, version: int, before: Mapping[str, int]) -
     """Removes increments that the full part holds, a few at a time between two micro-batches."""
     key: bytes | None = b""
     while key is not None:
-        key = on_shard(task, lambda shard, key=key: shard.forget_increments(version, before, key, _FORGET_ROWS))  # type: ignore[misc]
+        key = on_shard(task, lambda shard, key=key: shard.forget_increments(version, before, key, _FORGET_ROWS))  # type: ignore[misc] # mypy: a lambda with a default

@@ -110,8 +110,8 @@ class DataOptions:
         mapping = read_mapping(self.mapping)
         users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
         period = {"start": self.start, "end": self.end}
-        named = {name: value for name, value in period.items() if value is not None}
-        return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))  # type: ignore[arg-type]
+        named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
+        return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))
 
     def train(self, of_mapping: Mapping[str, Any]) -> TrainChoices:
         """How to train: the command line's choices, else those of the mapping's [train], else `USUAL`."""

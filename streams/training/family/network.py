@@ -42,7 +42,8 @@ def build_network(variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | Non
 
 
 class FamilyNetwork(AifNetwork):
-    """A network that reads training sets `with_codes`. Parts that the variant lacks have no parameters."""
+    """A network that reads training sets `with_codes`. Parts that the variant lacks have no parameters: they are None here, and in no other network, so
+    AifNetwork's types do not allow for it."""
 
     def __init__(self, variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         super().__init__(spec, w_hash_KM)

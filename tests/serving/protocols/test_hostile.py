@@ -48,6 +48,7 @@ TENSORS = [
     Tensor("request_id", "BYTES", (1,), [b"r-1"]),
     Tensor("top_k", "INT64", (1,), np.array([3])),
 ]
+JSON_TENSORS = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in TENSORS]
 FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -83,8 +84,7 @@ def binary_body() -> tuple[bytes, dict[str, str]]:
 
 
 def infer_message() -> bytes:
-    inputs = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in TENSORS]
-    message: Any = pb.ModelInferRequest(model_name="prerank", inputs=inputs, raw_input_contents=[encode_raw(one) for one in TENSORS])
+    message: Any = pb.ModelInferRequest(model_name="prerank", inputs=JSON_TENSORS, raw_input_contents=[encode_raw(one) for one in TENSORS])
     message.parameters["context.hour"].int64_param = 3
     message.outputs.add(name="scores")
     return bytes(message.SerializeToString())
@@ -92,7 +92,6 @@ def infer_message() -> bytes:
 
 USER = {"user_id": 1, "features": {"age": 1.0, "city": "rome"}, "behaviours": [{"item_id": 2, "kind": "click", "time_ms": 5}]}
 RANK = {"user_id": 1, "item_ids": [1, 2, 3], "top_k": 2, "context": {"hour": 3}, "consistency": "latest", "deadline_ms": 5000}
-JSON_TENSORS = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in TENSORS]
 JSON_INFER = {
     "id": "a",
     "inputs": [{**one, "data": ["r-1"] if one["datatype"] == "BYTES" else [1] * one["shape"][0]} for one in JSON_TENSORS],  # type: ignore[index]

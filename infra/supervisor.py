@@ -1,7 +1,7 @@
 """Starts a child again when it ends: what a service manager does in production, for the demo and for a laptop.
 
 A worker or server of ours ends its process on any fault that it does not know, because starting again from what is on disk is always right.
-A child that gives no sign of life for `silent_s_max`, or none at all within `start_s_max` (a frozen process, a hung disk), is killed and started again:
+A child that gives no sign of life for `silent_s_max`, or none at all within `START_S_MAX` (a frozen process, a hung disk), is killed and started again:
 after the session timeout others have taken over its shards, and it must not go on as if it owned them.
 A child that ends `RESTARTS_MAX` times within `WINDOW_S`, or cannot be started again, is given up: then the fault is not one that a restart cures.
 """
@@ -33,10 +33,9 @@ class Supervised:
         say: Callable[[str], None] = lambda _: None,
         heartbeat: Path | None = None,
         silent_s_max: float = SILENT_S_MAX,
-        start_s_max: float = START_S_MAX,
     ) -> None:
         self._start, self._say = start, say
-        self._heartbeat, self._silent_s_max, self._start_s_max = heartbeat, silent_s_max, start_s_max
+        self._heartbeat, self._silent_s_max = heartbeat, silent_s_max
         self.child = start()
         self._watched = self._new_watch()
         self.failed: Unavailable | None = None
@@ -81,7 +80,7 @@ class Supervised:
         return True
 
     def _new_watch(self) -> HeartbeatWatch | None:
-        return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max, self._start_s_max)
+        return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max, START_S_MAX)
 
     def _gave_up(self) -> Unavailable:
         name, code = self.child.name, self.child.process.returncode

@@ -112,9 +112,9 @@ class RowEncoder:
 class EncoderCache:
     """Encoders of the versions used last, made from the index store's validated checkpoints."""
 
-    def __init__(self, store: IndexStore, kept: int = _ENCODERS_KEPT) -> None:
+    def __init__(self, store: IndexStore) -> None:
         load_kernels()
-        self._store, self._kept = store, kept
+        self._store = store
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 
     @property
@@ -135,6 +135,6 @@ class EncoderCache:
                 message = f"{path} of {self._store.url}, the model of version {version}, {wrong}; {CHECKPOINT_REPAIR}"
                 raise Corrupted("checkpoint_damaged", message) from error
         self._encoders.move_to_end(key)
-        while len(self._encoders) > self._kept:
+        while len(self._encoders) > _ENCODERS_KEPT:
             self._encoders.popitem(last=False)
         return self._encoders[key]

@@ -40,14 +40,15 @@ _RANGES_OF_MODELS = ((0.0, 0.25), (5e5, 2e6))  # bid x y, where y is below 1/4 o
 Ranges = Sequence[tuple[float, float]]
 _BLOCK_ROWS = 256
 _FINGERPRINT = "bench"
+_SEED = 0
 
 
 class VersionWriter:
     """Writes versions 0, 1, 2, ... of `items` items into an index store of `shards` shards. `ids` are the items' ids, ascending int64."""
 
-    def __init__(self, store: IndexStore, shards: int, user_partitions: int, items: int, seed: int = 0, two_models: bool = False) -> None:
+    def __init__(self, store: IndexStore, shards: int, user_partitions: int, items: int, two_models: bool = False) -> None:
         self._store, self._log, self._shards = store, ControlLog(store), shards
-        self._rng, self.spec, self._seed = np.random.default_rng(seed), bench_spec(), seed
+        self._rng, self.spec = np.random.default_rng(_SEED), bench_spec()
         self.ranges = _RANGES_OF_MODELS if two_models else _RANGES
         self._checkpoints = [self._put_checkpoint(logit) for logit in (_LOGITS if two_models else (0.0,))]
         self.ids = np.unique(self._rng.integers(0, 1 << 62, items + items // 100 + 16))[:items]  # ascending, as blocks are
@@ -71,8 +72,8 @@ class VersionWriter:
         return version
 
     def _put_checkpoint(self, logit: float) -> CheckpointInfo:
-        torch.manual_seed(self._seed)
-        network = AifNetwork(self.spec, make_w_hash(self._seed, self.spec.hash_bits, self.spec.schema.mm_width))
+        torch.manual_seed(_SEED)
+        network = AifNetwork(self.spec, make_w_hash(_SEED, self.spec.hash_bits, self.spec.schema.mm_width))
         last = [layer for layer in network.head.modules() if isinstance(layer, torch.nn.Linear)][-1]
         torch.nn.init.constant_(last.bias, logit)
         raw = encode_checkpoint(network, f"bench {logit:+g}", {})

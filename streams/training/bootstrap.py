@@ -30,10 +30,10 @@ class Interval:
 class Bootstrap:
     """Resamples of one set of users: `counts_RU` says how often each user is in each."""
 
-    def __init__(self, users: int, resamples: int = RESAMPLES, seed: int = 0) -> None:
+    def __init__(self, users: int, seed: int = 0) -> None:
         if users < 1:
             raise Misconfigured("no_users", f"an interval over {users} users; measure at least one")
-        drawn_R = np.random.default_rng(seed).multinomial(users, np.full(users, 1 / users), resamples)
+        drawn_R = np.random.default_rng(seed).multinomial(users, np.full(users, 1 / users), RESAMPLES)
         self.counts_RU = drawn_R.astype(np.float64)
 
     def means(self, values: UserValues) -> np.ndarray:

@@ -22,18 +22,18 @@ USER_ROWS = 9  # rows of U in the synthetic world: six facets, the price level, 
 
 
 @torch.no_grad()
-def bridges_ms(spec: ModelSpec, bridges: int, candidates: int = CANDIDATES, user_rows: int = USER_ROWS) -> float:
+def bridges_ms(spec: ModelSpec, bridges: int, candidates: int = CANDIDATES) -> float:
     """Milliseconds of lines 1, 2 and 4 of Algorithm 1 for one request. Line 3 is not included: the item half computes it nearline."""
     bea = BridgeEmbedding(dataclasses.replace(spec, bridges=bridges)).eval()
-    rows_BGD, weights_BCN = torch.randn(1, user_rows, spec.width), torch.rand(1, candidates, bridges)
+    rows_BGD, weights_BCN = torch.randn(1, USER_ROWS, spec.width), torch.rand(1, candidates, bridges)
     return 1_000 * best_seconds(lambda: join_bridges(weights_BCN, bea.user_vectors(rows_BGD)))
 
 
 @torch.no_grad()
-def full_cross_ms(spec: ModelSpec, candidates: int = CANDIDATES, user_rows: int = USER_ROWS) -> float:
+def full_cross_ms(spec: ModelSpec, candidates: int = CANDIDATES) -> float:
     """Milliseconds of Full-Cross for one request."""
     bea = BridgeEmbedding(spec).eval()
-    rows_BGD, keys_BCD = torch.randn(1, user_rows, spec.width), torch.randn(1, candidates, spec.width)
+    rows_BGD, keys_BCD = torch.randn(1, USER_ROWS, spec.width), torch.randn(1, candidates, spec.width)
     return 1_000 * best_seconds(lambda: cross_fully(bea, keys_BCD, rows_BGD))
 
 

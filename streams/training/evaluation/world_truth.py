@@ -34,6 +34,7 @@ CHEAP_FEATURES = frozenset(
     {"facet_0", "price_level", "category", "price", "bid", "picture", *(f"attribute_{n}" for n in range(QUALITY_ATTRIBUTES))}
 )
 PRE_RANKED, SHOWN, RELEVANT = 100, 10, 10
+NEAR_CANDIDATES, ANY_CANDIDATES = 200, 2_000
 MORE_CANDIDATES = 0.15
 TUNING, REPORTED = "tuning", "reported"
 _TUNING_SHARE = 0.4  # the share of the held-out users that is the tuning fold: the first ones
@@ -46,8 +47,6 @@ class WorldTruth:
     """A world, one fold of its held-out users, and their candidates: `near` for GAUC, `anywhere` (with 15% more at its end) for HR and the cascade."""
 
     catalogue: WorldCatalogue
-    near_candidates: int = 200
-    any_candidates: int = 2_000
     fold: str = REPORTED
 
     @property
@@ -76,7 +75,7 @@ class WorldTruth:
     def near(self) -> np.ndarray:
         """Item numbers int64 [U, C], drawn as those of impressions are: every second one from the user's interests."""
         world, rng = self.catalogue.world, self.catalogue.world.rng(_NEAR)
-        shape = (len(self.held_out), self.near_candidates)
+        shape = (len(self.held_out), NEAR_CANDIDATES)
         interests_UQ = world.users.interests_UQ[self.held_out]
         chosen_UC = np.take_along_axis(interests_UQ, rng.integers(0, interests_UQ.shape[1], shape), 1)
         liked_UC, other_UC = world.draw_in_category(rng, chosen_UC), rng.integers(0, world.size.items, shape)
@@ -86,13 +85,13 @@ class WorldTruth:
     def anywhere(self) -> np.ndarray:
         """Item numbers int64 [U, C] without repetition from the whole catalogue, in random order; the last 15% are those of "+15% candidates"."""
         world, rng = self.catalogue.world, self.catalogue.world.rng(_ANY)
-        wanted = min(round(self.any_candidates * (1 + MORE_CANDIDATES)), world.size.items)
+        wanted = min(round(ANY_CANDIDATES * (1 + MORE_CANDIDATES)), world.size.items)
         return np.stack([rng.choice(world.size.items, wanted, replace=False) for _ in self.held_out])
 
     @property
     def counted(self) -> int:
         """How many columns of `anywhere` a model ranks; the others are only ranked with "+15% candidates"."""
-        return min(self.any_candidates, self.anywhere.shape[1])
+        return min(ANY_CANDIDATES, self.anywhere.shape[1])
 
     def probabilities(self, rows_UC: np.ndarray) -> np.ndarray:
         """The true click probability of each held-out user's candidates, float64 [U, C]."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 WINDOW_ROUNDS = 8
+_REFUSED_SHARE_MAX = 0.05  # of the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,6 @@ class HealthBounds:
     late_s_max: float = 900.0
     unreadable_share_max: float = 0.05
     unknown_share_max: float = 0.2
-    refused_share_max: float = 0.05
 
 
 def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: HealthBounds) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds
     for name, bad, of, share_max, what in (
         ("unreadable", total.unreadable, total.records, bounds.unreadable_share_max, "records of impressions do not read"),
         ("unknown", total.unknown, total.shown, bounds.unknown_share_max, "shown items are not known"),
-        ("not finite", total.refused, total.steps + total.refused, bounds.refused_share_max, "steps had no finite gradient"),
+        ("not finite", total.refused, total.steps + total.refused, _REFUSED_SHARE_MAX, "steps had no finite gradient"),
     ):
         if bad > share_max * of and (bad > 1 or share_max == 0):
             found.append(f"{name}: {bad} of the newest {of} {what}, expected at most {share_max:.0%}")

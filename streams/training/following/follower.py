@@ -22,13 +22,14 @@ from schemas.topics import IMPRESSIONS
 from streams.training.data_range import DataRange, find_span
 from streams.training.event_decoder import EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
-from streams.training.following.health import WINDOW_ROUNDS, HealthBounds, RoundCounts, find_faults
+from streams.training.following.health import WINDOW_ROUNDS, RoundCounts, find_faults
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.publications import Publications
 from streams.training.following.rounds import Round, decode_round
 from streams.training.following.status import Status, StatusTeller
 from streams.training.following.validation import ProgressiveValidation
 from streams.training.following.view import View
+from streams.training.settings import TrainSection
 from streams.training.trainer_state import StateFile
 
 SETTLED_AFTER_MS = (
@@ -97,7 +98,7 @@ class Follower:
         states: StateFile,
         place: Place,
         publications: Publications,
-        bounds: HealthBounds,
+        bounds: TrainSection,
         clock: Clock,
         tell: StatusTeller,
     ) -> None:

@@ -1,6 +1,7 @@
 """Decides whether a follower may publish what it learns, from counts over the newest rounds.
 
-Here: the counts, their bounds and the reasons against publishing, as pure functions. Not here: counting (follower.py), publishing (publications.py).
+Here: the counts and the reasons against publishing, as pure functions. Not here: their bounds (training/settings.py), counting (follower.py), publishing
+(publications.py).
 A reason disappears when the rounds that caused it have left the window, so publishing resumes by itself. A checkpoint that is published still has to
 pass the gate for all checkpoints (streams/agents/checkpoints.py).
 """
@@ -8,6 +9,8 @@ pass the gate for all checkpoints (streams/agents/checkpoints.py).
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Self
+
+from streams.training.settings import TrainSection
 
 WINDOW_ROUNDS = 8
 _REFUSED_SHARE_MAX = 0.05  # of the steps
@@ -29,19 +32,10 @@ class RoundCounts:
         return RoundCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class HealthBounds:
-    """`late_s_max` bounds the median age of the newest round's impressions by their own times (infinity: no bound). The shares are of all rounds in
-    the window together. One bad one alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
-
-    late_s_max: float = 900.0
-    unreadable_share_max: float = 0.05
-    unknown_share_max: float = 0.2
-
-
-def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: HealthBounds) -> tuple[str, ...]:
-    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is None before the first
-    impression."""
+def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: TrainSection) -> tuple[str, ...]:
+    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is the median age of
+    the newest round's impressions by their own times, None before the first. The shares are of all rounds together. One bad one alone is no share, whatever
+    it is of: it does not stop a follower that has read little, unless the bound is 0."""
     total = sum(rounds, RoundCounts())
     found = []
     if event_age_s is not None and event_age_s > bounds.late_s_max:

@@ -40,7 +40,6 @@ from streams.garbage import collector_paused, settle_garbage_collection
 from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.follower import Follower, Place, decode_place
-from streams.training.following.health import HealthBounds
 from streams.training.following.learner import OnlineLearner, follower_choices
 from streams.training.following.publications import Publications
 from streams.training.following.status import StatusTeller
@@ -128,10 +127,9 @@ def open_follower(
         view = _open_view(plan, base, place, log)
         announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(path).offset  # noqa: E731 - a closure over the publisher
         publications = Publications(plan.out, plan.name, plan.every_s, announce, control.refresh, clock, learner.steps)
-        bounds = HealthBounds(settings.train.late_s_max, settings.train.unreadable_share_max, settings.train.unknown_share_max)
         teller = StatusTeller(say, metrics, clock, settings.train.status_every_s)
         say(json.dumps({"ready": True, "pid": os.getpid(), "base": base.info.model_id, "begins": begins, "round": place.number}))
-        yield Follower(log, decoder, view, learner, states, place, publications, bounds, clock, teller)
+        yield Follower(log, decoder, view, learner, states, place, publications, settings.train, clock, teller)
 
 
 def _open_base(

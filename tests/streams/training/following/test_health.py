@@ -1,17 +1,16 @@
 """When nothing may be published, and that a reason goes away by itself."""
 
-import math
-
 import pytest
 
-from streams.training.following.health import HealthBounds, RoundCounts, find_faults
+from streams.training.following.health import RoundCounts, find_faults
+from streams.training.settings import TrainSection
 
 GOOD = RoundCounts(records=100, shown=1_000, steps=4)
 
 
 def test_good_data_may_be_published() -> None:
-    assert find_faults([GOOD] * 8, 3.0, HealthBounds()) == ()
-    assert find_faults([], None, HealthBounds()) == ()
+    assert find_faults([GOOD] * 8, 3.0, TrainSection()) == ()
+    assert find_faults([], None, TrainSection()) == ()
 
 
 @pytest.mark.parametrize(
@@ -25,24 +24,24 @@ def test_good_data_may_be_published() -> None:
     ids=lambda v: v.split(":")[0] if isinstance(v, str) else "",
 )
 def test_each_fault_is_named_with_its_count_and_its_bound(bad: RoundCounts, age_s: float, reason: str) -> None:
-    (found,) = find_faults([bad], age_s, HealthBounds())
+    (found,) = find_faults([bad], age_s, TrainSection())
     assert found.startswith(reason)
 
 
 def test_a_little_of_it_is_borne_and_more_is_not() -> None:
     some = RoundCounts(100, 5, 1_000, 200, 38, 2)
-    assert find_faults([some], 1.0, HealthBounds()) == ()
-    assert len(find_faults([some + RoundCounts(unreadable=1, unknown=1, refused=1)], 1.0, HealthBounds())) == 3
+    assert find_faults([some], 1.0, TrainSection()) == ()
+    assert len(find_faults([some + RoundCounts(unreadable=1, unknown=1, refused=1)], 1.0, TrainSection())) == 3
 
 
 def test_one_bad_one_of_few_is_no_share_yet_and_two_are() -> None:
     """The first record that a follower meets may be the one that does not read: nothing is told by it about the others."""
     one, two = RoundCounts(records=1, unreadable=1), RoundCounts(records=3, unreadable=2)
-    assert find_faults([one], None, HealthBounds()) == ()
-    assert len(find_faults([two], None, HealthBounds())) == 1
-    assert len(find_faults([one], None, HealthBounds(unreadable_share_max=0.0))) == 1  # who bears none is told of the first
-    assert find_faults([RoundCounts(0, 0, 0, 0, 0, 0)], None, HealthBounds(unreadable_share_max=0.0)) == ()
+    assert find_faults([one], None, TrainSection()) == ()
+    assert len(find_faults([two], None, TrainSection())) == 1
+    assert len(find_faults([one], None, TrainSection(unreadable_share_max=0.0))) == 1  # who bears none is told of the first
+    assert find_faults([RoundCounts(0, 0, 0, 0, 0, 0)], None, TrainSection(unreadable_share_max=0.0)) == ()
 
 
 def test_lateness_may_be_left_out() -> None:
-    assert find_faults([GOOD], 1e9, HealthBounds(late_s_max=math.inf)) == ()
+    assert find_faults([GOOD], 1e9, TrainSection(late_s_max=1e12)) == ()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,10 @@ from serving.short_turns import share_the_interpreter
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
 
+if TYPE_CHECKING:
+    from serving.bench.rank import Plan
+    from serving.bench.world import RankWorld
+
 TOP_K = 100
 _LENGTH = 1_000  # behaviours of the user
 _REQUEST = "bench"
@@ -54,27 +58,6 @@ _OPEN_S_MAX = 30.0
 _MANY = 10_000  # candidates; with more, fewer calls
 _WARM = 10  # calls of each kind before the first turn
 _FILES = ("ids.npy", "job.json")
-
-
-class World(Protocol):
-    """What this file needs of the bench's world (world.py)."""
-
-    engine: Engine
-
-    def requests(self, candidates: int, count: int = 16) -> list[np.ndarray]: ...
-    def history(self, length: int) -> Sequence[BehaviourEvent]: ...
-    def user(self, history: Sequence[BehaviourEvent]) -> UserState: ...
-
-
-class Plan(Protocol):
-    """How much is measured: sizes of requests, turns, calls in a turn."""
-
-    @property
-    def candidates(self) -> tuple[int, ...]: ...
-    @property
-    def turns(self) -> int: ...
-    @property
-    def calls(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +74,7 @@ class Ports:
         return f"http://{self.host}:{self.port}"
 
 
-def measure_protocols(world: World, plan: Plan, figures: Figures) -> None:
+def measure_protocols(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
     """Adds `http_binary_p50_ms_N`, `grpc_p50_ms_N` and `http_json_p50_ms_N` for every number N of candidates, and each one's ratio to the engine's
     median of the same turns."""
     history = world.history(_LENGTH)

@@ -139,7 +139,7 @@ def _what_is_sent(topic: str, whole: Sequence[str]) -> str:
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
     from infra.index.control_log import ControlLog
     from infra.index.store import open_index_store
-    from infra.kafka.open_publisher import open_publisher
+    from infra.kafka.publisher import open_publisher
     from schemas.errors import Incompatible, Misconfigured
 
     settings = read_settings()

@@ -2,7 +2,7 @@
 
 admin.py                  topics compared with the table and changed; ids and offsets of topics
 producer.py               the one set-up of everything that sends
-publisher.py              events sent, one or many; open_publisher.py opens one as the settings say
+publisher.py              events sent, one or many
 reader.py                 topics read to an end, or followed
 dead_letters.py           what a rejected record becomes; sent_letters.py finds which were sent, redrive.py sends them once more
 json_lines.py             events from a file; checkpoint_pointer.py: the record of a checkpoint file

@@ -136,7 +136,7 @@ def checkpoint(
     as_json: AsJson = False,
 ) -> None:
     """Point to a checkpoint. The offset of the record is the number of the version that it becomes."""
-    from infra.kafka.open_publisher import open_publisher
+    from infra.kafka.publisher import open_publisher
 
     if check:
         from schemas.model.checkpoint import describe_checkpoint
@@ -150,7 +150,7 @@ def checkpoint(
 def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     """Publish the events of a file; exit code 1 when a line was rejected (the others are sent)."""
     from infra.kafka.json_lines import JsonLines, event_types
-    from infra.kafka.open_publisher import open_publisher
+    from infra.kafka.publisher import open_publisher
     from schemas.ids import IdKind
 
     settings, began = read_settings(), time.monotonic()

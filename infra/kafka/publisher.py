@@ -1,6 +1,7 @@
 """Publishing events: one at a time with low latency, or in bulk with up to 256 updates of one partition in a record.
 
-Here: `Publisher`. Not here: the shape of events (schemas/events.py), topics (admin.py), the shards' outbox (streams/shard/outbox_sender.py).
+Here: `Publisher`, and `open_publisher`, which opens one as the settings say. Not here: the shape of events (schemas/events.py), topics (admin.py), the
+shards' outbox (streams/shard/outbox_sender.py).
 Invariants: the producer is idempotent and waits for all replicas. The partition of every record is computed here (murmur2 of the id's Kafka key), because a
 batch has no key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in silence:
 every record has a delivery handle, which is settled when the publisher is closed at the latest, and `flush` raises when any record since the last flush
@@ -17,10 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from infra.kafka.admin import fetch_topics
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.producer import open_producer
 from schemas.errors import RejectedInput, Unavailable
@@ -47,6 +49,9 @@ from schemas.topics import (
     USER_BEHAVIOURS,
     USER_FEATURES,
 )
+
+if TYPE_CHECKING:
+    from infra.settings import InfraSettings
 
 _DELIVERY_S_MAX = 30.0
 _POLL_S = 0.05
@@ -261,6 +266,18 @@ class Publisher:
         with self._noting:
             self._failed, self._first_failure = self._failed + 1, self._first_failure or reason
         return reason
+
+
+def open_publisher(settings: "InfraSettings", client: str) -> Publisher:
+    """A publisher for the broker and the topics that the settings name; `client` is the sender that its records name. The numbers of partitions are those of
+    the topics on the broker, because a wrong setting would send ids to other shards. Raises Unavailable (`unknown_topic`, `kafka_unreachable`), Misconfigured
+    (`no_broker`)."""
+    bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    found = fetch_topics(bootstrap, prefix)
+    if ITEM_FEATURES not in found or USER_FEATURES not in found:
+        raise Unavailable("unknown_topic", f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply` or start a worker first")
+    shards, user_partitions = found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
+    return Publisher(bootstrap, prefix, client, shards, user_partitions, settings.index.id_kind)
 
 
 def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iterator[tuple[int, list[U]]]:

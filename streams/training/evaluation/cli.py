@@ -42,10 +42,10 @@ def tables(
 ) -> None:
     """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
     _use_one_thread()
-    from streams.training.evaluation.program import TablesOptions, run_tables
+    from streams.training.evaluation.program import run_tables
 
     cores = len(os.sched_getaffinity(0))
-    figures = run_tables(TablesOptions(out, quick, processes or cores, steps, seeds, tune, finished, saved, data_figures or ()))
+    figures = run_tables(out, quick, processes or cores, steps, seeds, tune, finished, saved, data_figures or ())
     say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
     print_figures(figures.as_dict(), as_json)
 

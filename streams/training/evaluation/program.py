@@ -5,7 +5,6 @@ Here: the order of the work. Not here: its parts, each in a file of its own.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,39 +34,34 @@ _LAW_ITEMS = 4_096
 _GROUPED_REQUESTS = 400
 
 
-@dataclass(frozen=True)
-class TablesOptions:
-    """The options of `aif eval tables`; see its help."""
-
-    out: Path
-    quick: bool
-    processes: int
-    steps: int | None = None
-    seeds: int | None = None
-    tune: bool = False
-    finished: bool = False
-    saved: bool = False
-    data_figures: Sequence[Path] = ()
-
-
-def run_tables(options: TablesOptions) -> Figures:
-    """Trains the missing cells, measures, writes the report and its pictures into `out`, and returns the figures.
+def run_tables(
+    out: Path,
+    quick: bool,
+    processes: int,
+    steps: int | None = None,
+    seeds: int | None = None,
+    tune: bool = False,
+    finished: bool = False,
+    saved: bool = False,
+    data_figures: Sequence[Path] = (),
+) -> Figures:
+    """Trains the missing cells, measures, writes the report and its pictures into `out`, and returns the figures. The options are those of `aif eval tables`.
 
     With `saved`, only the report is written, from the figures that the last run left in `out`.
     Raises Misconfigured (`no_cells`, `no_saved_figures`, and those of `read_data_figures`).
     """
     torch.set_num_threads(1)
-    others = [read_data_figures(path) for path in options.data_figures]
-    if options.saved:
-        figures = _read_saved(options.out / FIGURES)
-        write_report(options.out, figures, plan_tables(*(figures.config[name] for name in ("quick", "steps", "seeds"))), others)
+    others = [read_data_figures(path) for path in data_figures]
+    if saved:
+        figures = _read_saved(out / FIGURES)
+        write_report(out, figures, plan_tables(*(figures.config[name] for name in ("quick", "steps", "seeds"))), others)
         return figures
-    plan = plan_tables(options.quick, options.steps, options.seeds)
-    figures = Figures(TABLES, {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": options.processes})
-    folder = options.out / "cells"
-    if options.tune:
-        run_cells(plan.tuning_cells, folder, options.processes)
-    cells = read_cells(plan.cells, folder) if options.finished else run_cells(plan.cells, folder, options.processes)
+    plan = plan_tables(quick, steps, seeds)
+    figures = Figures(TABLES, {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": processes})
+    folder = out / "cells"
+    if tune:
+        run_cells(plan.tuning_cells, folder, processes)
+    cells = read_cells(plan.cells, folder) if finished else run_cells(plan.cells, folder, processes)
     _add_progress(figures, plan, cells)
     add_world_figures(figures, cells, plan.cells[0].truth.user_ids)
     add_tuning_figures(figures, [(tuned, cell) for tuned in plan.tuning_cells if (cell := read_cell(folder, tuned)) is not None])
@@ -76,7 +70,7 @@ def run_tables(options: TablesOptions) -> Figures:
     _add_bridge_costs(figures, plan)
     _add_hash_law(figures, plan)
     figures.add("grouped_speedup", _measure_grouped(plan))
-    write_report(options.out, figures, plan, others)
+    write_report(out, figures, plan, others)
     return figures
 
 

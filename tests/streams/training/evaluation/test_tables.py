@@ -13,7 +13,7 @@ from schemas.errors import Misconfigured
 from schemas.ids import Id
 from streams.training.evaluation.cells import Cell
 from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
-from streams.training.evaluation.program import TablesOptions, run_tables
+from streams.training.evaluation.program import run_tables
 from streams.training.evaluation.report import REPORT, RESULTS, write_report
 from streams.training.evaluation.similarity_cost import make_case
 from streams.training.evaluation.tables import TABLES, add_world_figures, average_seeds
@@ -166,18 +166,18 @@ def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure
     monkeypatch.setattr(plan, "SPEC", SPEC)
     monkeypatch.setattr(program, "SPEC", SPEC)
     monkeypatch.setattr(program, "make_case", lambda: make_case(20, 30, 64, 64))
-    figures = run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=2))
+    figures = run_tables(tmp_path, quick=True, processes=1, steps=2)
     for name in ("aif_share_of_gap", "lsh_gauc_loss_pt", "lsh_time_saved_pct", "moments_gauc_loss_pt", "grouped_speedup"):
         assert figures.value(name) is not None
     written = (tmp_path / RESULTS).read_text()
     (tmp_path / RESULTS).unlink()
-    assert run_tables(TablesOptions(tmp_path, quick=False, processes=1, saved=True)).as_dict() == figures.as_dict()
+    assert run_tables(tmp_path, quick=False, processes=1, saved=True).as_dict() == figures.as_dict()
     assert (tmp_path / RESULTS).read_text() == written
     with pytest.raises(Misconfigured, match="no_saved_figures"):
-        run_tables(TablesOptions(tmp_path / "elsewhere", quick=True, processes=1, saved=True))
+        run_tables(tmp_path / "elsewhere", quick=True, processes=1, saved=True)
     monkeypatch.setattr(program, "_add_hash_law", lambda *_: None)
     monkeypatch.setattr(program, "_measure_grouped", lambda _: 1.0)
-    again = run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=2, finished=True))
+    again = run_tables(tmp_path, quick=True, processes=1, steps=2, finished=True)
     assert again.value("world.aif.gauc") == figures.value("world.aif.gauc") and again.value("cells") == again.value("cells_planned")
     with pytest.raises(Misconfigured, match="no_cells"):
-        run_tables(TablesOptions(tmp_path, quick=True, processes=1, steps=3, finished=True))
+        run_tables(tmp_path, quick=True, processes=1, steps=3, finished=True)

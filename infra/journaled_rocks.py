@@ -64,6 +64,8 @@ class JournaledBatch:
 
     def rows(self) -> dict[str, Rows]:
         """What it sets in each journaled family, in order."""
+        if not self._single and not any(self._runs.values()):
+            return {}
         runs = {family: list(runs) for family, runs in self._runs.items()}
         for family, (keys, values) in self._single.items():
             runs[family].insert(0, (join_stored(keys), join_stored(values)))
@@ -145,7 +147,7 @@ class JournaledDatabase:
     def get_joined(self, family: str, keys: Joined) -> Joined:
         """The value of each key, or none, in a journaled family. Good until the next write."""
         found = self._held[family].get(keys)
-        if not (found.starts_R == UNKNOWN).any():
+        if self._held[family].is_complete or not (found.starts_R == UNKNOWN).any():
             return found
         if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
             self._let_go()

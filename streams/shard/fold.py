@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infra.joined import Joined
+from infra.joined import Joined, join_stored
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_change import ItemChange
 from streams.core.item_state import (
@@ -35,12 +35,8 @@ Component = tuple[str, bytes, bytes]  # column family, key, value
 class StoredRows(Protocol):
     """What the fold needs of a database: values of a column family by key."""
 
-    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys` in their order."""
-        ...
-
     def get_joined(self, family: str, keys: Joined) -> Joined:
-        """The same side by side."""
+        """The values of `keys` in their order, or none, side by side."""
         ...
 
 
@@ -104,9 +100,13 @@ def _fold_upserts(upserts: Upserts, stored: StoredRows) -> FoldedUpserts:
 def _load_items(updates: Sequence[Update], stored: StoredRows) -> dict[bytes, ItemChange]:
     """The stored components of every item that the updates touch."""
     keys = list(dict.fromkeys(update.key for update in updates))
+    if not keys:
+        return {}
+    joined = join_stored(keys)
+    features, embeddings = (stored.get_joined(family, joined).to_list() for family in (FEATURES, EMBEDDINGS))
     return {
         key: ItemChange(key, None if f is None else decode_features_component(f), None if e is None else decode_embedding_component(e))
-        for key, f, e in zip(keys, stored.multi_get(FEATURES, keys), stored.multi_get(EMBEDDINGS, keys), strict=True)
+        for key, f, e in zip(keys, features, embeddings, strict=True)
     }
 
 

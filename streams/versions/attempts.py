@@ -54,7 +54,7 @@ class Attempts:
 
     def attempt(self, key: Hashable, act: Callable[[], None]) -> None:
         """Calls `act`, unless what has this key failed a moment ago. An error goes into the report; AssertionError is raised."""
-        if self._clock.monotonic() < self._retry_at.get(key, float("-inf")):
+        if key in self._retry_at and self._clock.monotonic() < self._retry_at[key]:
             return
         try:
             act()

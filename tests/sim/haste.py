@@ -20,6 +20,7 @@ import schemas.index.control_entry
 import schemas.index.manifest
 import streams.core.shard_state
 import streams.shard.decode
+import streams.shard.fold
 import streams.shard.rows
 import streams.shard.shard
 import streams.shard.snapshot
@@ -227,6 +228,6 @@ _ALWAYS: list[tuple[Any, str, object]] = [
     *((module, "json", QuickJson) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
     *(
         (module, "join_stored", join_known)
-        for module in (infra.journaled_rocks, streams.shard.shard, streams.shard.rows, streams.stored.upserts)
+        for module in (infra.journaled_rocks, streams.shard.shard, streams.shard.rows, streams.shard.fold, streams.stored.upserts)
     ),
 ]

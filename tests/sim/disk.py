@@ -174,10 +174,10 @@ class MemoryDatabase:
         return [held.get(key) for key in keys]
 
     def scan(self, family: str, start: bytes = b"", end: bytes | None = None) -> MemoryScan:
-        held = self.directory.families[family]
-        keys = [k for k in held if k >= start and (end is None or k < end)] if held else []
-        keys.sort()
-        return MemoryScan([(k, held[k]) for k in keys])
+        rows: Iterable[tuple[bytes, bytes]] = self.directory.families[family].items()
+        if start or end is not None:
+            rows = [row for row in rows if row[0] >= start and (end is None or row[0] < end)]
+        return MemoryScan(sorted(rows))
 
     def new_batch(self) -> MemoryBatch:
         return MemoryBatch()

@@ -136,6 +136,8 @@ class Task:
 
     def send(self) -> None:
         """What is new in the outbox, in order."""
+        if self.shard.state.next_outbox == self.sent + 1:
+            return
         world = self.worker.world
         for entry in self.shard.pending_outbox(OUTBOX_PAGE, after=self.sent):
             world.point("sending")

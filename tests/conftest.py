@@ -99,6 +99,7 @@ _LONG = [
     "test_worker_snapshots",
     "test_histories",
     "test_plants",
+    "test_revive",
 ]
 # They share one running system (tests/system/conftest.py), so one worker has them all.
 _ONE_SYSTEM = ("tests/system/test_whole_path.py", "tests/system/test_faults.py")

@@ -130,8 +130,9 @@ class RankAnswer(_Body):
 
     rung      where the user half came from: "carried" (came with call 2), "cached" (from call 1), "waited" (for call 1), "inline" (computed in call 2),
               "last_cached" (an older state), "profile_only", "item_prior" (the empty user's)
-    degraded  why this answer is worse than it could be: "unknown_items", "cold_user", "version_changed"; and for the last three rungs "older_history",
-              "profile_only", "item_prior"
+    degraded  why this answer is worse than it could be: "unknown_items", "unsigned_items" (candidates without an embedding that this version can read, as
+              those of another width before a switch: no similarity to the history), "cold_user", "version_changed"; and for the last three rungs
+              "older_history", "profile_only", "item_prior"
     """
 
     request_id: str

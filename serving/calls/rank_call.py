@@ -145,6 +145,7 @@ def _degraded(plan: _Plan, result: RankResult, rung: Rung) -> list[str]:
     """The reasons why this answer is worse than it could be."""
     reasons = {
         "unknown_items": result.unknown_count > 0,
+        "unsigned_items": result.unsigned_count > 0,
         "cold_user": result.state.cold and rung not in DEGRADED,
         DEGRADED.get(rung, ""): rung in DEGRADED,
         "version_changed": plan.token is not None and not plan.token.is_compatible(result.token),

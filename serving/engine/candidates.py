@@ -28,6 +28,11 @@ class Candidates:
     different: int
 
 
+def count_unsigned(tables: Tables, slots_K: np.ndarray) -> int:
+    """How many candidates LSH and SimTier know nothing of, in a version whose items have signatures; 0 in one without."""
+    return len(slots_K) - int(np.count_nonzero(tables.columns["has_signature"][slots_K])) if "signature" in tables.columns else 0
+
+
 def find_candidates(tables: Tables, item_ids: Sequence[Id] | np.ndarray) -> Candidates:
     """Looks the candidates of a request up in one version. Raises RejectedInput (`too_many_candidates`, `bad_id`)."""
     if len(item_ids) > CANDIDATES_MAX:

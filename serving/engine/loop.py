@@ -31,7 +31,7 @@ import numpy as np
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
 from schemas.token import VersionToken
-from serving.engine.candidates import find_candidates
+from serving.engine.candidates import count_unsigned, find_candidates
 from serving.engine.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.scorers import compile_kernels
 from serving.engine.top_k import rank_top
@@ -362,6 +362,7 @@ class Engine:
             source_ms=resident.source_ms,
             state=state,
             recomputed=recomputed,
+            unsigned_count=count_unsigned(resident.tables, found.slots_K),
         )
 
 

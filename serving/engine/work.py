@@ -88,7 +88,8 @@ class RankResult:
     scores_A float32; probabilities_AT float32 in the order of the model's tasks; unknown = the first 100 candidates without a live row;
     candidates = how many different ids were asked for; watermark[shard] = next offset per source topic that the rows include;
     source_ms = record time of the newest source record in the rows (0 = none); state = what was ranked with;
-    recomputed = the state that came with the work was of a version that is gone, so `user` was used.
+    recomputed = the state that came with the work was of a version that is gone, so `user` was used;
+    unsigned_count = known candidates without a signature where the model has them: no embedding, or one of another version's width.
     """
 
     token: VersionToken
@@ -102,6 +103,7 @@ class RankResult:
     source_ms: int
     state: UserState
     recomputed: bool = False
+    unsigned_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

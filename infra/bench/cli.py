@@ -70,10 +70,7 @@ def scale(
 
 
 def keep(
-    files: Annotated[
-        list[Path],
-        typer.Argument(exists=True, dir_okay=False, allow_dash=True, help="What a command printed with --json; - is standard input."),
-    ],
+    files: Annotated[list[str], typer.Argument(help="What commands printed with --json, a file each; - is standard input.")],
     docs: Docs = Path("docs"),
 ) -> None:
     """File runs of anything that measures, also `aif demo`, `train`, `replay`, `verify-answers` and `eval`, in docs/benchmarks/NAME.json.
@@ -84,8 +81,11 @@ def keep(
 
     benches = declared_benches()
     for file in files:
-        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text()
-        say(keep_run(docs / "benchmarks", benches, text, file.name))
+        try:
+            text = typer.get_text_stream("stdin").read() if file == "-" else Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{file}: {error}; expected what a command printed with --json") from error
+        say(keep_run(docs / "benchmarks", benches, text, "standard input" if file == "-" else Path(file).name))
 
 
 def report(docs: Docs = Path("docs")) -> None:

@@ -102,6 +102,9 @@ def test_keep_takes_files_and_report_writes_the_document(tmp_path: Path) -> None
     run = kept["runs"][0]
     figures = {name: {"value": value, "unit": ""} for name, value in run.pop("values").items()}
     (tmp_path / "demo.json").write_text(json.dumps({"command": "demo", "figures": figures, **run}))
-    for arguments in (["keep", str(tmp_path / "demo.json"), "--docs", str(tmp_path)], ["report", "--docs", str(tmp_path)]):
-        assert CliRunner().invoke(build_app(), ["bench", *arguments]).exit_code == 0
+    asked = CliRunner().invoke(build_app(), ["bench", "keep", "-", "--docs", str(tmp_path)], input=(tmp_path / "demo.json").read_text())
+    assert asked.exit_code == 0, asked.output
+    for arguments, code in (("keep demo.json", 2), (f"keep {tmp_path / 'demo.json'}", 0), ("report", 0)):
+        assert CliRunner().invoke(build_app(), ["bench", *arguments.split(), "--docs", str(tmp_path)]).exit_code == code
     assert "## `aif demo`" in (tmp_path / "BENCHMARKS.md").read_text()
+    assert len(json.loads((tmp_path / "benchmarks" / "demo.json").read_text())["runs"]) == 1

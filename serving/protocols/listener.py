@@ -3,7 +3,9 @@
 Here: TLS and the life of the listener. Not here: the application (http_api.py), the socket (ports.py).
 - We give Granian a listening socket. Its own would set SO_REUSEPORT, so that two servers could share a port unnoticed, and it would wait for ever for a
   client that does not read its answer.
-- An open connection holds one of `backpressure` places. If all are taken, a new client waits until an idle connection is closed, after `idle_s`.
+- An open connection holds one of `backpressure` places (ports.py). If all are taken, a new client waits until an idle connection is closed, after
+  `idle_s`: beside 4,000 silent connections it has its answer at once, beside 5,000 of one moment after ten seconds. Clients that are connected notice
+  nothing in either case.
 - HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: it first waits for bytes that tell the two protocols apart,
   and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
 - A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the

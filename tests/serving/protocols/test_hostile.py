@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from infra.processes import wait_until
-from schemas.limits import BODY_BYTES_MAX
+from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from schemas.token import VersionToken
 from serving.calls.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_answer
@@ -292,6 +292,19 @@ def test_a_message_beyond_the_bound_is_refused_packed_or_not(channel: grpc.Chann
     assert {ask(channel, "ModelInfer", bytes(20 * BODY_BYTES_MAX), compression=grpc.Compression.Gzip)} == too_many
     assert {ask(channel, "ModelInfer", b"", metadata=[("x", "a" * 100_000)])} == too_many
     assert ask(channel, "ModelInfer", infer_message()) is grpc.StatusCode.OK
+
+
+def test_a_call_with_more_than_anybody_needs_is_refused_before_it_is_looped_over(channel: grpc.Channel) -> None:
+    many: Any = pb.ModelInferRequest.FromString(infer_message())
+    for place in range(1_000):
+        many.parameters[f"context.a{place}"].int64_param = 1
+    wide: Any = pb.ModelInferRequest(model_name="prerank")
+    wide.inputs.add(name="item_ids", datatype="INT64", shape=[CANDIDATES_MAX + 1]).contents.int64_contents.extend(
+        [1] * (CANDIDATES_MAX + 1)
+    )
+    for message, named in ((many, "has 1001 parameters"), (wide, f"expected at most {CANDIDATES_MAX}")):
+        call = channel.unary_unary(METHOD + "ModelInfer").future(message.SerializeToString(), timeout=60)
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT and named in call.details()
 
 
 def test_bytes_that_are_not_grpc_leave_the_port_up(front: Front, channel: grpc.Channel) -> None:

@@ -31,15 +31,17 @@ from serving.audit.parity import InFloat64
 from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
 from serving.engine.device_state import join_behaviours
 from serving.engine.loop import Engine
+from serving.engine.panels import padded
 from serving.engine.tier_counts import (
+    EDGES_TOGETHER,
     LANES,
-    PLANES_MAX,
+    SCRATCH_ROWS,
     TABLE_ROWS,
     arrange_behaviours,
     build_word_table,
-    count_near,
     pack_words,
     plan_limits,
+    take_beyond,
 )
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankWork, UserState
@@ -227,22 +229,18 @@ def pairs_case(engine: Engine, items_CW: np.ndarray, behaviours_SW: np.ndarray, 
     """SimTier's counts alone, tables included, on the engine's own threads, which are bound to their cores."""
     bits, words_CQ = 8 * items_CW.shape[1], pack_words(items_CW)
     limits, arranged = plan_limits(equal_bits_min(edges, bits), bits), arrange_behaviours(behaviours_SW)
-    near_CE = np.zeros((len(words_CQ), len(edges)), np.int32)
+    near_CE = np.zeros((len(words_CQ), padded(len(edges), EDGES_TOGETHER)), np.int32)
     scratch = [
-        (
-            aligned((words_CQ.shape[1], TABLE_ROWS, LANES), np.uint64),
-            aligned((64, LANES), np.uint64),
-            aligned((PLANES_MAX + 1, LANES), np.uint64),
-        )
+        (aligned((words_CQ.shape[1], TABLE_ROWS, LANES), np.uint64), aligned((SCRATCH_ROWS, LANES), np.uint64))
         for _ in range(WORKERS.threads)
     ]
 
     def count(first: int, end: int, thread: int) -> None:
-        tables, planes, counter = scratch[thread]
-        for words_QS, valid_L, shift_L in zip(arranged.words_ZQS, arranged.valid_ZL, arranged.shift_ZL, strict=True):
-            for q, words_S in enumerate(words_QS):
-                build_word_table(words_S, planes, tables[q])
-            count_near(words_CQ[first:end], tables, limits.masks_EP, limits.low, valid_L, shift_L, counter, near_CE[first:end])
+        tables, counters = scratch[thread]
+        for planes_QBL, valid_L, shift_L in zip(arranged.planes_ZQBL, arranged.valid_ZL, arranged.shift_ZL, strict=True):
+            for q, planes_BL in enumerate(planes_QBL):
+                build_word_table(planes_BL, valid_L, tables[q])
+            take_beyond(words_CQ[first:end], tables, limits.masks_EP, shift_L, counters, near_CE[first:end])
 
     return lambda: engine.run(lambda: WORKERS.run(count, len(words_CQ))).result()
 

@@ -283,7 +283,7 @@ class RowScorer:
             made.get("sim", np.zeros((1, 0), np.float32)),
             table,
             np.zeros(signs_KF.shape[1], np.float32),
-            arranged.words_ZQS,
+            arranged.planes_ZQBL,
             arranged.valid_ZL,
             arranged.shift_ZL,
             np.log1p(np.arange(length + 1, dtype=np.float32)),

@@ -88,7 +88,7 @@ class CpuScorer:
             tables.sim_GD,
             self._sign_table_of(tables.signs_KF),
             tables.sign_start_F,
-            behaviours.words_ZQS,
+            behaviours.planes_ZQBL,
             behaviours.valid_ZL,
             behaviours.shift_ZL,
             self._log1p(behaviours.length),

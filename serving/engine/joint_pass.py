@@ -24,8 +24,8 @@ import numpy as np
 from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 from serving.engine.panels import padded
+from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, take_beyond
 from serving.engine.tier_counts import LANES as BEHAVIOUR_LANES
-from serving.engine.tier_counts import PLANES_MAX, TABLE_ROWS, build_word_table, count_near
 from serving.engine.vector_code import PANEL, SIGN_CHUNK, add_sign_rows, multiply_half_tile, multiply_tile, prefetch, widen_row
 from serving.engine.version_weights import VersionWeights
 
@@ -57,7 +57,7 @@ class RequestUser(NamedTuple):
     sim_GD: np.ndarray
     sign_table: np.ndarray
     sign_start_F: np.ndarray
-    words_ZQS: np.ndarray
+    planes_ZQBL: np.ndarray
     valid_ZL: np.ndarray
     shift_ZL: np.ndarray
     log1p_L: np.ndarray
@@ -79,8 +79,7 @@ class Scratch(NamedTuple):
     words_CQ: np.ndarray
     near_CE: np.ndarray
     tables_QXL: np.ndarray
-    planes_BL: np.ndarray
-    counter_PL: np.ndarray
+    counters_XL: np.ndarray
 
 
 def open_scratch(weights: VersionWeights, width: int, words: int, candidates: int) -> Scratch:
@@ -97,10 +96,9 @@ def open_scratch(weights: VersionWeights, width: int, words: int, candidates: in
         slots_C=np.zeros(candidates, np.int64),
         entry_C=np.zeros(candidates, np.int64),
         words_CQ=aligned((candidates, words), np.uint64),
-        near_CE=aligned((candidates, len(weights.distance_max_E)), np.int32),
+        near_CE=aligned((candidates, padded(len(weights.distance_max_E), EDGES_TOGETHER)), np.int32),
         tables_QXL=aligned((words, TABLE_ROWS, BEHAVIOUR_LANES), np.uint64),
-        planes_BL=aligned((64, BEHAVIOUR_LANES), np.uint64),
-        counter_PL=aligned((PLANES_MAX + 1, BEHAVIOUR_LANES), np.uint64),
+        counters_XL=aligned((SCRATCH_ROWS, BEHAVIOUR_LANES), np.uint64),
     )
 
 
@@ -163,12 +161,11 @@ def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, sl
     _gather_words(columns, slots_C, words_CQ)
     for i in range(near_CE.shape[0]):
         for e in range(near_CE.shape[1]):
-            near_CE[i, e] = 0
-    for block in range(user.words_ZQS.shape[0]):
-        for q in range(user.words_ZQS.shape[1]):
-            build_word_table(user.words_ZQS[block, q], scratch.planes_BL, scratch.tables_QXL[q])
-        valid_L, shift_L = user.valid_ZL[block], user.shift_ZL[block]
-        count_near(words_CQ, scratch.tables_QXL, weights.masks_EP, weights.low, valid_L, shift_L, scratch.counter_PL, near_CE)
+            near_CE[i, e] = user.length
+    for block in range(user.planes_ZQBL.shape[0]):
+        for q in range(user.planes_ZQBL.shape[1]):
+            build_word_table(user.planes_ZQBL[block, q], user.valid_ZL[block], scratch.tables_QXL[q])
+        take_beyond(words_CQ, scratch.tables_QXL, weights.masks_EP, user.shift_ZL[block], scratch.counters_XL, near_CE)
 
 
 @numba.njit(inline="always")
@@ -223,7 +220,7 @@ def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarra
 @numba.njit(inline="always")
 def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
     """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
-    tiers = near_E.shape[0] + 1
+    tiers = weights.distance_max_E.shape[0] + 1
     length = np.float32(max(1, user.length))
     above = user.length
     for t in range(tiers):

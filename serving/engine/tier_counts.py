@@ -1,18 +1,26 @@
 """SimTier counted bit-sliced: 512 behaviours side by side, one bit of each in a vector, so that one instruction serves 512 pairs.
 
-Here: the arrangement of a user's behaviours (`arrange_behaviours`, call 1), the tables (`build_word_table`), the counts (`count_near`, call 2). Not
+Here: the arrangement of a user's behaviours (`arrange_behaviours`, call 1), the tables (`build_word_table`), the counts (`take_beyond`, call 2). Not
 here: what a tier is (schemas/model/simtier.py), the features made of counts (joint_pass.py). Exact: whole numbers all the way.
 
     block       512 behaviours as 8 lanes of 64. Equal signatures are counted once, in the lanes of the binary digits of how often they occur
+    planes      bit b of 512 behaviours as 512 bits; made in call 1, because every share of the candidates builds the tables that come from them
     table       per word of 64 bits: twenty-one groups of 3 bits and the last bit; for each value of a group its number of differing bits from
-                each behaviour, as 2 planes of 512 bits: 22 KB, which the first cache holds (groups of 7 bits: fewer sums, 221 KB, slower)
-    counter     planes of the Hamming distance: the groups' planes through a tree of full adders (carry-save), words one after another
-    near        distance > limit is the carry out of distance + ~limit, plane by plane; what is not, is counted
+                each behaviour, as 2 planes of 512 bits: 22 KB, which the first cache holds
+    counter     planes of the Hamming distance: the groups' planes through full adders (carry-save), words one after another
+    beyond      distance > limit is the carry out of distance + ~limit, plane by plane; population counts of eight limits lie side by side as bytes,
+                so that one instruction adds up all of them
 
-Measured on one thread of a Zen 5 core, per pair: 0.06 ns with 64 bits and eight equal tiers, 0.10 ns with 128 bits and nine arbitrary edges; the
-plain loop over popcounts that it replaced takes 0.8 ns. It is the only cost of call 2 that grows with the length of a history.
+Distances of BATCH candidates are made before any is compared: the two steps of one candidate wait for each other (42 ns in place of 39 for 512 pairs
+and nine limits).
 
-Arrays: C candidates, S behaviours, Q words of a signature, Z blocks, E edges, N = E + 1 tiers, P planes.
+Measured on one thread of a Zen 4 core, per pair and before the tables (in brackets the form before, which compared each candidate at once, counted
+limit by limit and took two instructions for a carry): 0.072 ns (0.098) with 64 bits and eight equal tiers, 0.084 (0.128) with nine arbitrary edges,
+0.135 (0.199) with these and 128 bits; the plain loop over popcounts takes 0.7. Groups of 7 bits (221 KB, in the second cache) are 5 to 10% faster there
+and take longer to build; on a Zen 5 core, whose first cache is larger, they were slower. It is the only cost of call 2 that grows with the
+length of a history.
+
+Arrays: C candidates, S behaviours, Q words of a signature, Z blocks, B bits of a word, E edges, N = E + 1 tiers, P planes.
 Source: AIF, eq. (9); carry-save population counts: Harley and Seal.
 """
 
@@ -32,7 +40,11 @@ LANES = 8  # of 64 behaviours
 BLOCK = 64 * LANES
 GROUPS, GROUP_BITS, GROUP_PLANES = 21, 3, 2
 WORD_PLANES = 7  # a distance of one word is at most 64
-PLANES_MAX = 12  # 1,024 bits need 11
+PLANES_MAX = 11  # of 1,024 bits
+BATCH = 8  # candidates
+EDGES_TOGETHER = 8  # bytes of a lane
+_DIGIT_ROWS = 2  # eight pairs of (mask, digit)
+SCRATCH_ROWS = _DIGIT_ROWS + BATCH * PLANES_MAX
 _GROUP_VALUES = 1 << GROUP_BITS
 _LAST_BIT = GROUPS * _GROUP_VALUES * GROUP_PLANES  # row of the table where the last bit's two planes lie
 TABLE_ROWS = _LAST_BIT + 2
@@ -44,10 +56,10 @@ _HASH = U(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """A user's behaviours in blocks: words_ZQS uint64 [Z, Q, 512]; valid_ZL, shift_ZL uint64 [Z, 8]: which behaviours of a lane exist, and the
-    binary digit for which it counts; length = behaviours in all."""
+    """A user's behaviours in blocks: planes_ZQBL uint64 [Z, Q, 64, 8], their signatures bit by bit; valid_ZL, shift_ZL uint64 [Z, 8]: which
+    behaviours of a lane exist, and the binary digit for which it counts; length = behaviours in all."""
 
-    words_ZQS: np.ndarray
+    planes_ZQBL: np.ndarray
     valid_ZL: np.ndarray
     shift_ZL: np.ndarray
     length: int
@@ -55,18 +67,15 @@ class Arranged:
     @property
     def size_bytes(self) -> int:
         """Memory it holds."""
-        return self.words_ZQS.nbytes + self.valid_ZL.nbytes + self.shift_ZL.nbytes
+        return self.planes_ZQBL.nbytes + self.valid_ZL.nbytes + self.shift_ZL.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The edges as the planes compare them: largest distance per edge int64 [E] (-1: none reaches it); masks_EP = ~limit bit by bit, all or
-    nothing; low = planes in which every limit has a 0, so that one OR of them serves all edges."""
+    """The edges as the planes compare them: largest distance per edge int64 [E] (-1: none reaches it); masks_EP = ~limit bit by bit, all or nothing."""
 
     distance_max_E: np.ndarray
     masks_EP: np.ndarray
-    low: int
-    planes: int
 
 
 def pack_words(signatures_RW: np.ndarray) -> np.ndarray:
@@ -82,8 +91,7 @@ def plan_limits(equal_bits_min: tuple[int, ...], bits: int) -> Limits:
     planes = (64 * -(-bits // 64)).bit_length()
     distance_max = [max(bits - minimum, -1) for minimum in equal_bits_min]
     masks = [[0 if limit >> p & 1 else int(ALL) for p in range(planes)] for limit in distance_max]
-    low = min(((limit & -limit).bit_length() - 1 if limit > 0 else planes for limit in distance_max), default=planes)
-    return Limits(np.array(distance_max, np.int64), np.array(masks, np.uint64).reshape(len(masks), planes), low, planes)
+    return Limits(np.array(distance_max, np.int64), np.array(masks, np.uint64).reshape(len(masks), planes))
 
 
 def arrange_behaviours(signatures_SW: np.ndarray) -> Arranged:
@@ -115,8 +123,9 @@ def _lay_out(parts: Sequence[tuple[np.ndarray, int]], words_SQ: np.ndarray) -> A
         if left:
             valid_X[lane + lanes] = (1 << left) - 1
         lane += lanes + (left > 0)
-    words_ZQS = np.ascontiguousarray(words_XQ.reshape(blocks, BLOCK, width).swapaxes(1, 2))
-    return Arranged(words_ZQS, valid_X.reshape(blocks, LANES), shift_X.reshape(blocks, LANES), len(words_SQ))
+    planes_ZQBL = np.empty((blocks, width, 64, LANES), np.uint64)
+    write_planes(words_XQ, planes_ZQBL)
+    return Arranged(planes_ZQBL, valid_X.reshape(blocks, LANES), shift_X.reshape(blocks, LANES), len(words_SQ))
 
 
 def _find_different(words_SQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,12 +162,20 @@ def _count_equal(words_SQ: np.ndarray, table_T: np.ndarray, first_S: np.ndarray,
     return different
 
 
+@kernel
+def write_planes(words_XQ: np.ndarray, planes_ZQBL: np.ndarray) -> None:
+    """Bit b of each block of 512 words as plane b."""
+    for z in range(planes_ZQBL.shape[0]):
+        for q in range(planes_ZQBL.shape[1]):
+            for k in range(64):
+                for lane in range(LANES):
+                    planes_ZQBL[z, q, k, lane] = words_XQ[BLOCK * z + 64 * lane + k, q]
+            _transpose(planes_ZQBL[z, q])
+
+
 @part
-def _write_planes(words_S: np.ndarray, planes_BL: np.ndarray) -> None:
-    """Bit b of 512 words as plane b, uint64 [64, 8]: a 64 x 64 transposition in each lane, all lanes side by side."""
-    for k in range(64):
-        for lane in range(LANES):
-            planes_BL[k, lane] = words_S[64 * lane + k]
+def _transpose(planes_BL: np.ndarray) -> None:
+    """64 x 64 bits in each lane, all lanes side by side."""
     mask, step = U(0x00000000FFFFFFFF), 32
     while step != 0:
         k = 0
@@ -172,65 +189,90 @@ def _write_planes(words_S: np.ndarray, planes_BL: np.ndarray) -> None:
         mask ^= mask << U(step)
 
 
-@kernel
-def build_word_table(words_S: np.ndarray, planes_BL: np.ndarray, table_XL: np.ndarray) -> None:
-    """Fills the table uint64 [TABLE_ROWS, 8] of one word of a block; planes_BL is scratch [64, 8].
-
-    A group grows bit by bit: an entry with the bit clear adds the plane, its twin with the bit set adds the plane's complement.
-    """
-    _write_planes(words_S, planes_BL)
-    for group in range(GROUPS):
-        first = group * _GROUP_VALUES * GROUP_PLANES
-        for lane in range(LANES):
-            table_XL[first, lane] = table_XL[first + 1, lane] = U(0)
-        for bit in range(GROUP_BITS):
-            for value in range(1 << bit):
-                old = first + GROUP_PLANES * value
-                new = old + (GROUP_PLANES << bit)
-                for lane in range(LANES):
-                    ones, twos, differs = table_XL[old, lane], table_XL[old + 1, lane], planes_BL[GROUP_BITS * group + bit, lane]
-                    table_XL[old, lane], table_XL[old + 1, lane] = ones ^ differs, twos ^ (ones & differs)
-                    table_XL[new, lane], table_XL[new + 1, lane] = ones ^ ~differs, twos ^ (ones & ~differs)
-    for lane in range(LANES):
-        table_XL[_LAST_BIT, lane], table_XL[_LAST_BIT + 1, lane] = planes_BL[63, lane], ~planes_BL[63, lane]
-
-
 # --- vector code ----------------------------------------------------------------------------------------------------------
 
 
-def _add(builder: Any, planes: list[Any]) -> tuple[Any, Any]:
+def _majority(context: Any, builder: Any, first: Any, second: Any, third: Any) -> Any:
+    """What two of three planes have. With AVX-512 it is one instruction, which LLVM does not find in the plain form (it takes two)."""
+    if "+avx512f" in context.codegen().magic_tuple()[2]:
+        ternary = external(builder, "llvm.x86.avx512.pternlog.q.512", _PLANE, _PLANE, _PLANE, _PLANE, INT32)
+        return builder.call(ternary, [first, second, third, ir.Constant(INT32, 0b11101000)])
+    return builder.or_(builder.and_(first, second), builder.and_(third, builder.or_(first, second)))
+
+
+def _add(context: Any, builder: Any, planes: list[Any]) -> tuple[Any, Any]:
     """(sum, carry) of two or three planes: a half or a full adder."""
-    both = builder.and_(planes[0], planes[1])
     if len(planes) == 2:
-        return builder.xor(planes[0], planes[1]), both
+        return builder.xor(*planes), builder.and_(*planes)
     first, second, third = planes
-    return builder.xor(builder.xor(first, second), third), builder.or_(both, builder.and_(third, builder.or_(first, second)))
+    return builder.xor(builder.xor(first, second), third), _majority(context, builder, first, second, third)
 
 
-def _sum_columns(builder: Any, columns: list[list[Any]]) -> list[Any]:
-    """columns[i] = planes of weight 2^i; returns one plane for each weight."""
-    for i in range(WORD_PLANES):
-        columns.append([])
-        while len(columns[i]) > 1:
-            total, carry = _add(builder, [columns[i].pop(0) for _ in range(min(3, len(columns[i])))])
-            columns[i].append(total)
-            columns[i + 1].append(carry)
-    return [column[0] for column in columns[:WORD_PLANES]]
+def _push(context: Any, builder: Any, columns: list[list[Any]], i: int, plane: Any) -> None:
+    """One more plane of weight 2^i; three of a weight become a sum and a carry."""
+    columns[i].append(plane)
+    if len(columns[i]) == 3:
+        total, carry = _add(context, builder, columns[i])
+        columns[i] = [total]
+        _push(context, builder, columns, i + 1, carry)
 
 
-def _distance_planes(builder: Any, table: Any, word: Any) -> list[Any]:
+def _distance_planes(context: Any, builder: Any, table: Any, word: Any) -> list[Any]:
     """The distance of one word of a candidate from 512 behaviours: seven planes."""
-    columns: list[list[Any]] = [[] for _ in range(GROUP_PLANES)]
+    columns: list[list[Any]] = [[] for _ in range(WORD_PLANES + 1)]
     for group in range(GROUPS):
         shifted = builder.lshr(word, ir.Constant(INT64, GROUP_BITS * group))
         value = builder.and_(shifted, ir.Constant(INT64, _GROUP_VALUES - 1))
         row = offset(builder, table, value, GROUP_PLANES * _PLANE_BYTES)
         first = group * _GROUP_VALUES * GROUP_PLANES * _PLANE_BYTES
-        for plane, column in enumerate(columns):
-            column.append(load(builder, row, _PLANE, first + plane * _PLANE_BYTES))
+        for plane in range(GROUP_PLANES):
+            _push(context, builder, columns, plane, load(builder, row, _PLANE, first + plane * _PLANE_BYTES))
     last = offset(builder, table, builder.lshr(word, ir.Constant(INT64, 63)), _PLANE_BYTES)
-    columns[0].append(load(builder, last, _PLANE, _LAST_BIT * _PLANE_BYTES))
-    return _sum_columns(builder, columns)
+    _push(context, builder, columns, 0, load(builder, last, _PLANE, _LAST_BIT * _PLANE_BYTES))
+    for i in range(WORD_PLANES):
+        if len(columns[i]) == 2:
+            total, carry = _add(context, builder, columns[i])
+            columns[i] = [total]
+            _push(context, builder, columns, i + 1, carry)
+    return [column[0] for column in columns[:WORD_PLANES]]
+
+
+@instruction
+def _build_table(_context, planes, valid, table):  # type: ignore[no-untyped-def]
+    """See `build_word_table`. An entry with a bit clear adds its plane; its twin with the bit set adds the plane's complement, where behaviours exist."""
+
+    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        planes, valid, table = arguments
+        exists = load(builder, valid, _PLANE)
+
+        def build_group(group: Any, _: list[Any]) -> list[Any]:
+            bits = offset(builder, planes, group, GROUP_BITS * _PLANE_BYTES)
+            entries = offset(builder, table, group, _GROUP_VALUES * GROUP_PLANES * _PLANE_BYTES)
+            counts = [[ir.Constant(_PLANE, [0] * LANES)] * GROUP_PLANES]
+            for bit in range(GROUP_BITS):
+                equal = load(builder, bits, _PLANE, bit * _PLANE_BYTES)
+                twin = builder.xor(equal, exists)
+                counts = [_increment(context, builder, count, plane) for plane in (equal, twin) for count in counts]
+            for row, plane in enumerate(plane for count in counts for plane in count):
+                store(builder, plane, entries, row * _PLANE_BYTES)
+            return []
+
+        loop(builder, ir.Constant(INT64, GROUPS), [], build_group)
+        last = load(builder, planes, _PLANE, 63 * _PLANE_BYTES)
+        for row, plane in enumerate((last, builder.xor(last, exists))):
+            store(builder, plane, table, (_LAST_BIT + row) * _PLANE_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+def _increment(context: Any, builder: Any, count: list[Any], carry: Any) -> list[Any]:
+    """A count's planes after one more plane of weight 1."""
+    total = []
+    for plane in count:
+        one, carry = _add(context, builder, [plane, carry])
+        total.append(one)
+    return total
 
 
 @instruction
@@ -239,7 +281,7 @@ def _set_distance(_context, table, word, counter):  # type: ignore[no-untyped-de
 
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         table, word, counter = arguments
-        for i, plane in enumerate(_distance_planes(builder, table, word)):
+        for i, plane in enumerate(_distance_planes(context, builder, table, word)):
             store(builder, plane, counter, i * _PLANE_BYTES)
         return context.get_dummy_value()
 
@@ -253,14 +295,14 @@ def _add_distance(_context, table, word, counter, planes):  # type: ignore[no-un
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         table, word, counter, planes = arguments
         carries: list[Any] = []
-        for i, plane in enumerate(_distance_planes(builder, table, word)):
-            total, carry = _add(builder, [plane, load(builder, counter, _PLANE, i * _PLANE_BYTES), *carries])
+        for i, plane in enumerate(_distance_planes(context, builder, table, word)):
+            total, carry = _add(context, builder, [plane, load(builder, counter, _PLANE, i * _PLANE_BYTES), *carries])
             store(builder, total, counter, i * _PLANE_BYTES)
             carries = [carry]
 
         def ripple(index: Any, carried: list[Any]) -> list[Any]:
             at = offset(builder, offset(builder, counter, index, _PLANE_BYTES), WORD_PLANES, _PLANE_BYTES)
-            total, carry = _add(builder, [load(builder, at, _PLANE), *carried])
+            total, carry = _add(context, builder, [load(builder, at, _PLANE), *carried])
             store(builder, total, at)
             return [carry]
 
@@ -270,98 +312,116 @@ def _add_distance(_context, table, word, counter, planes):  # type: ignore[no-un
     return types.void(types.int64, types.uint64, types.int64, types.int64), emit
 
 
+def _sum_bytes(context: Any, builder: Any, eights: Any) -> Any:
+    """The sum of the eight bytes of each lane."""
+    if "+avx512bw" in context.codegen().magic_tuple()[2]:
+        octets = ir.VectorType(ir.IntType(8), _PLANE_BYTES)
+        add_up = external(builder, "llvm.x86.avx512.psad.bw.512", _PLANE, octets, octets)
+        return builder.call(add_up, [builder.bitcast(eights, octets), ir.Constant(octets, [0] * _PLANE_BYTES)])
+    for bits, mask in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF)):
+        keep = ir.Constant(_PLANE, [mask] * LANES)
+        eights = builder.add(builder.and_(eights, keep), builder.and_(builder.lshr(eights, ir.Constant(_PLANE, [bits] * LANES)), keep))
+    return eights
+
+
+def _emit_beyond(context: Any, builder: Any, planes: int, arguments: Sequence[Any]) -> None:
+    counters, count, masks, edges, digits, digit_count, near, near_stride = arguments
+    zero, popcount = ir.Constant(_PLANE, [0] * LANES), external(builder, "llvm.ctpop.v8i64", _PLANE, _PLANE)
+    octets, row = ir.VectorType(ir.IntType(8), _PLANE_BYTES), ir.VectorType(INT32, EDGES_TOGETHER)
+    places = [EDGES_TOGETHER * lane + edge for edge in range(EDGES_TOGETHER) for lane in range(LANES)]
+    by_edge = ir.Constant(ir.VectorType(INT32, _PLANE_BYTES), places)
+
+    def take(index: Any, _: list[Any]) -> list[Any]:
+        counter = offset(builder, counters, index, planes * _PLANE_BYTES)
+        distance = [load(builder, counter, _PLANE, plane * _PLANE_BYTES) for plane in range(planes)]
+
+        def compare(step: Any, packed: list[Any]) -> list[Any]:
+            mask = offset(builder, masks, builder.sub(builder.sub(edges, ir.Constant(INT64, 1)), step), 8 * planes)  # the last edge's first
+            beyond = zero
+            for at, plane in enumerate(distance):
+                beyond = _majority(context, builder, plane, splat(builder, load(builder, mask, INT64, 8 * at), LANES), beyond)
+            return [builder.or_(builder.shl(packed[0], ir.Constant(_PLANE, [8] * LANES)), builder.call(popcount, [beyond]))]
+
+        packed = builder.bitcast(loop(builder, edges, [zero], compare)[0], octets)  # lane by lane a byte for each edge
+        turned = builder.bitcast(builder.shuffle_vector(packed, packed, by_edge), _PLANE)  # edge by edge a byte for each lane
+
+        def weigh(index: Any, totals: list[Any]) -> list[Any]:
+            digit = offset(builder, digits, index, 16)
+            mask, shift = (splat(builder, load(builder, digit, INT64, at), LANES) for at in (0, 8))
+            return [builder.add(totals[0], builder.shl(_sum_bytes(context, builder, builder.and_(turned, mask)), shift))]
+
+        totals = builder.trunc(loop(builder, digit_count, [zero], weigh)[0], row)
+        at = offset(builder, near, index, near_stride)
+        store(builder, builder.sub(load(builder, at, row), totals), at)
+        return []
+
+    loop(builder, count, [], take)
+
+
 @instruction
-def _or_planes(_context, counter, count, out):  # type: ignore[no-untyped-def]
-    """The OR of the first `count` planes (at least one)."""
+def _take_beyond(_context, counters, count, masks, edges, digits, digit_count, near, near_stride, planes):  # type: ignore[no-untyped-def]
+    """near (int32) -= behaviours beyond each of one to eight limits, for `count` candidates (at least one), whose counters have `planes` planes."""
 
     def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-        counter, count, out = arguments
-
-        def join(index: Any, joined: list[Any]) -> list[Any]:
-            return [builder.or_(joined[0], load(builder, offset(builder, counter, index, _PLANE_BYTES), _PLANE))]
-
-        store(builder, loop(builder, count, [ir.Constant(_PLANE, [0] * LANES)], join)[0], out)
+        after = builder.append_basic_block("taken")
+        choice = builder.switch(arguments[-1], after)
+        for planes in range(WORD_PLANES, PLANES_MAX + 1):  # a form for each number: planes stay in registers
+            block = builder.append_basic_block(f"planes_{planes}")
+            choice.add_case(ir.Constant(INT64, planes), block)
+            builder.position_at_end(block)
+            _emit_beyond(context, builder, planes, arguments[:-1])
+            builder.branch(after)
+        builder.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), emit
+    return types.void(*[types.int64] * 9), emit
 
 
-def _emit_within(builder: Any, edges: int, arguments: Any) -> None:
-    carry, counter, masks, edge_stride, count, valid, shift, near = arguments
-
-    def compare(index: Any, carried: list[Any]) -> list[Any]:
-        plane = load(builder, offset(builder, counter, index, _PLANE_BYTES), _PLANE)
-        at = offset(builder, masks, index, 8)
-        following = []
-        for edge, one in enumerate(carried):
-            mask = splat(builder, load(builder, offset(builder, at, edge, edge_stride), INT64), LANES)
-            either, both = builder.or_(plane, mask), builder.and_(plane, mask)
-            following.append(builder.or_(both, builder.and_(one, either)))
-        return following
-
-    beyond = loop(builder, count, [load(builder, carry, _PLANE)] * edges, compare)
-    popcount, add_up = (
-        external(builder, "llvm.ctpop.v8i64", _PLANE, _PLANE),
-        external(builder, "llvm.vector.reduce.add.v8i64", INT64, _PLANE),
-    )
-    exists, shifts = load(builder, valid, _PLANE), load(builder, shift, _PLANE)
-    counts = [builder.shl(builder.call(popcount, [builder.and_(builder.not_(one), exists)]), shifts) for one in beyond]
-    for edge in range(0, edges, 2):  # two counts side by side in 64 bits are added up at once; a count of a block is below 2^26
-        pair = counts[edge]
-        if edge + 1 < edges:
-            pair = builder.or_(pair, builder.shl(counts[edge + 1], splat(builder, ir.Constant(INT64, 32), LANES)))
-        total = builder.call(add_up, [pair])
-        for half in range(min(2, edges - edge)):
-            value = builder.trunc(builder.lshr(total, ir.Constant(INT64, 32 * half)), INT32)
-            at = 4 * (edge + half)
-            store(builder, builder.add(load(builder, near, INT32, at), value), near, at)
-
-
-def _make_within(edges: int) -> Any:
-    def within(_context, carry, counter, masks, edge_stride, count, valid, shift, near):  # type: ignore[no-untyped-def]
-        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-            _emit_within(builder, edges, arguments)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8), emit
-
-    return instruction(within)
-
-
-# near (int32) += behaviours that are not beyond a limit: planes of the distance (`count` of them, from where a limit may have its lowest 1)
-# against the limit's masks; one or four limits at a time.
-_count_within_one = _make_within(1)
-_count_within_four = _make_within(4)
+# --- kernels --------------------------------------------------------------------------------------------------------------
 
 
 @kernel
-def count_near(
-    words_CQ: np.ndarray,
-    tables_QXL: np.ndarray,
-    masks_EP: np.ndarray,
-    low: int,
-    valid_L: np.ndarray,
-    shift_L: np.ndarray,
-    counter_PL: np.ndarray,
-    near_CE: np.ndarray,
+def build_word_table(planes_BL: np.ndarray, valid_L: np.ndarray, table_XL: np.ndarray) -> None:
+    """Fills the table uint64 [TABLE_ROWS, 8] of one word of a block. Behaviours that do not exist differ from no candidate, so they are beyond no limit."""
+    _build_table(address(planes_BL), address(valid_L), address(table_XL))
+
+
+@part
+def _list_digits(shift_L: np.ndarray, digits_X: np.ndarray) -> int:
+    """The binary digits for which lanes count, as pairs of (mask: the bytes of their lanes, digit). Returns their number."""
+    known = 0
+    for lane in range(LANES):
+        pair = 0
+        while pair < known and digits_X[2 * pair + 1] != shift_L[lane]:
+            pair += 1
+        if pair == known:
+            digits_X[2 * pair], digits_X[2 * pair + 1] = U(0), shift_L[lane]
+            known += 1
+        digits_X[2 * pair] |= U(0xFF) << U(8 * lane)
+    return known
+
+
+@kernel
+def take_beyond(
+    words_CQ: np.ndarray, tables_QXL: np.ndarray, masks_EP: np.ndarray, shift_L: np.ndarray, scratch_XL: np.ndarray, near_CE: np.ndarray
 ) -> None:
-    """near_CE (int32) += behaviours of one block within each limit, for each candidate. counter_PL is scratch [PLANES_MAX + 1, 8], 64-byte aligned."""
+    """near_CE (int32) -= behaviours of one block beyond each limit, for each candidate.
+
+    near_CE has EDGES_TOGETHER columns, or a multiple of it, of which the first E count. scratch_XL is uint64 [SCRATCH_ROWS, 8], 64-byte aligned.
+    """
     edges, planes = masks_EP.shape
-    counter, tables, masks = address(counter_PL), address(tables_QXL), address(masks_EP)
-    first, carry = min(low, planes - 1), counter + PLANES_MAX * _PLANE_BYTES
-    distance, valid, shift = counter + first * _PLANE_BYTES, address(valid_L), address(shift_L)
-    for i in range(words_CQ.shape[0]):
-        for plane in range(WORD_PLANES, planes):
-            for lane in range(LANES):
-                counter_PL[plane, lane] = U(0)
-        _set_distance(tables, words_CQ[i, 0], counter)
-        for q in range(1, words_CQ.shape[1]):
-            _add_distance(tables + q * TABLE_ROWS * _PLANE_BYTES, words_CQ[i, q], counter, planes)
-        if first > 0:
-            _or_planes(counter, first, carry)
-        for e in range(0, edges - edges % 4, 4):
-            at = masks + 8 * (e * planes + first)
-            _count_within_four(carry, distance, at, 8 * planes, planes - first, valid, shift, address(near_CE[i, e:]))
-        for e in range(edges - edges % 4, edges):
-            at = masks + 8 * (e * planes + first)
-            _count_within_one(carry, distance, at, 8 * planes, planes - first, valid, shift, address(near_CE[i, e:]))
+    digits, counters, tables = address(scratch_XL), address(scratch_XL[_DIGIT_ROWS:]), address(tables_QXL)
+    digit_count, near_stride = _list_digits(shift_L, scratch_XL[:_DIGIT_ROWS].reshape(-1)), 4 * near_CE.shape[1]
+    for start in range(0, words_CQ.shape[0], BATCH):
+        count = min(BATCH, words_CQ.shape[0] - start)
+        for i in range(count):
+            for plane in range(WORD_PLANES, planes):
+                for lane in range(LANES):
+                    scratch_XL[_DIGIT_ROWS + i * planes + plane, lane] = U(0)
+            counter = counters + i * planes * _PLANE_BYTES
+            _set_distance(tables, words_CQ[start + i, 0], counter)
+            for q in range(1, words_CQ.shape[1]):
+                _add_distance(tables + q * TABLE_ROWS * _PLANE_BYTES, words_CQ[start + i, q], counter, planes)
+        for e in range(0, edges, EDGES_TOGETHER):
+            at, near = address(masks_EP) + 8 * planes * e, address(near_CE) + start * near_stride + 4 * e
+            _take_beyond(counters, count, at, min(EDGES_TOGETHER, edges - e), digits, digit_count, near, near_stride, planes)

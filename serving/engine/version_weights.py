@@ -25,7 +25,7 @@ from serving.engine.vector_code import LANES
 
 class VersionWeights(NamedTuple):
     """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at, depth, padded width) in `rest`; at_* = first
-    column of a part among the inputs; distance_max_E, masks_EP, low: see `Limits`; entry_of_category int32 = row of the user's tables by category, all
+    column of a part among the inputs; distance_max_E, masks_EP: see `Limits`; entry_of_category int32 = row of the user's tables by category, all
     zeros between two requests; realtime_*: numbers and rows of the real-time columns, as `RealtimeFeatures` orders them."""
 
     joint_panels: np.ndarray
@@ -39,7 +39,6 @@ class VersionWeights(NamedTuple):
     at_realtime: int
     distance_max_E: np.ndarray
     masks_EP: np.ndarray
-    low: int
     entry_of_category: np.ndarray
     realtime_numeric: np.ndarray
     realtime_categorical: np.ndarray
@@ -89,7 +88,6 @@ def fold_version(parameters: Parameters) -> VersionWeights:
         at_realtime=places["realtime"],
         distance_max_E=limits.distance_max_E,
         masks_EP=limits.masks_EP,
-        low=limits.low,
         entry_of_category=np.zeros(categories + 1, np.int32),
         **_realtime(parameters),
     )

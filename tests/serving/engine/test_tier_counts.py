@@ -9,16 +9,18 @@ from schemas.model.hamming import hamming_histogram, pool_histogram
 from schemas.model.lsh import equal_bits_min
 from schemas.model.vector_blocks import aligned
 from serving.engine import tier_counts
+from serving.engine.panels import padded
 from serving.engine.tier_counts import (
     BLOCK,
+    EDGES_TOGETHER,
     LANES,
-    PLANES_MAX,
+    SCRATCH_ROWS,
     TABLE_ROWS,
     arrange_behaviours,
     build_word_table,
-    count_near,
     pack_words,
     plan_limits,
+    take_beyond,
 )
 
 
@@ -26,13 +28,13 @@ def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[fl
     """int64 [C, N] by the compiled form."""
     bits, words = 8 * items_CW.shape[1], -(-items_CW.shape[1] // 8)
     limits, arranged = plan_limits(equal_bits_min(edges, bits), bits), arrange_behaviours(behaviours_SW)
-    tables, planes = aligned((words, TABLE_ROWS, LANES), np.uint64), aligned((64, LANES), np.uint64)
-    counter, near_CE = aligned((PLANES_MAX + 1, LANES), np.uint64), np.zeros((len(items_CW), len(edges)), np.int32)
-    for block in range(len(arranged.words_ZQS)):
+    tables, counters = aligned((words, TABLE_ROWS, LANES), np.uint64), aligned((SCRATCH_ROWS, LANES), np.uint64)
+    near_CE = np.full((len(items_CW), padded(len(edges), EDGES_TOGETHER)), arranged.length, np.int32)
+    for block, planes_QBL in enumerate(arranged.planes_ZQBL):
         for q in range(words):
-            build_word_table(arranged.words_ZQS[block, q], planes, tables[q])
-        place = arranged.valid_ZL[block], arranged.shift_ZL[block]
-        count_near(pack_words(items_CW), tables, limits.masks_EP, limits.low, *place, counter, near_CE)
+            build_word_table(planes_QBL[q], arranged.valid_ZL[block], tables[q])
+        take_beyond(pack_words(items_CW), tables, limits.masks_EP, arranged.shift_ZL[block], counters, near_CE)
+    near_CE = near_CE[:, : len(edges)]
     near_CE[:, limits.distance_max_E < 0] = 0
     reached = np.concatenate([np.full((len(items_CW), 1), arranged.length), near_CE, np.zeros((len(items_CW), 1), int)], axis=1)
     return reached[:, :-1] - reached[:, 1:]
@@ -63,7 +65,7 @@ def test_behaviours_whose_hashes_are_equal_by_chance_are_still_counted_exactly(m
     drawn = rng.integers(0, 256, (9, 16), np.uint8)
     items, behaviours = drawn[:4], drawn[rng.integers(0, 9, 1_500)]
     wanted = pool_histogram(hamming_histogram(items, behaviours), (0.5, 0.6, 1.0))
-    assert len(arrange_behaviours(behaviours).words_ZQS) == 1
+    assert len(arrange_behaviours(behaviours).planes_ZQBL) == 1
     monkeypatch.setattr(tier_counts, "_HASH", np.uint64(0))
     assert np.array_equal(count_tiers(items, behaviours, (0.5, 0.6, 1.0)), wanted)
 
@@ -82,7 +84,7 @@ def test_every_distance_from_equal_to_opposite_is_counted_in_its_own_tier() -> N
 def test_equal_signatures_are_counted_once_where_that_saves_a_block() -> None:
     repeated = np.repeat(np.arange(200, dtype=np.uint8)[:, None], 64, axis=0)
     arranged = arrange_behaviours(repeated)
-    assert len(repeated) > 20 * BLOCK and len(arranged.words_ZQS) == 1 and arranged.length == len(repeated)
+    assert len(repeated) > 20 * BLOCK and len(arranged.planes_ZQBL) == 1 and arranged.length == len(repeated)
     assert np.array_equal(
         count_tiers(repeated[:5], repeated, (0.5, 1.0)), pool_histogram(hamming_histogram(repeated[:5], repeated), (0.5, 1.0))
     )

@@ -306,15 +306,18 @@ class History:
             self.world.say("operator: %s %d %s", entry.kind, entry.version, entry.cause)
 
     def retain(self) -> None:
-        """The broker removes old records: of the source topics up to a snapshot's offsets, of index-deltas up to the published positions."""
+        """The broker removes old records: of the source topics up to the offsets of the newest snapshot that the log still completes, because it keeps them
+        for longer than a snapshot is the newest (one of a former owner may be behind the log); of index-deltas up to the published positions."""
         from streams.shard.snapshot import list_snapshots
 
         world = self.world
         shard = world.random.randrange(world.shards)
         found, _ = list_snapshots(world.store, shard)  # type: ignore[arg-type]
-        for topic in SHARD_TOPICS if found else ():
+        offsets = [one.snapshot.next_offsets for one in found]
+        complete = [o for o in offsets if all(o[topic] >= world.topics[topic, shard].start for topic in SHARD_TOPICS)]
+        for topic in SHARD_TOPICS if complete else ():
             log = world.topics[topic, shard]
-            log.start = max(log.start, found[0].snapshot.next_offsets[topic])
+            log.start = complete[0][topic]
             world.say("%s/%d now starts at %d", topic, shard, log.start)
         self._retain_deltas(shard)
 

@@ -33,6 +33,11 @@ def test_what_failed_in_the_first_calm_round_is_tried_again_before_all_is_judged
     assert run_history(8_015_452).violation is None
 
 
+def test_the_log_is_not_cut_at_a_snapshot_that_it_does_not_complete() -> None:
+    """A former owner's snapshot, ahead in one topic and behind the log in the other: cut there too, the log completed no snapshot any more."""
+    assert run_history(703_370).violation is None
+
+
 def test_a_seed_is_one_history() -> None:
     first, second = (run_history(11, traced=True) for _ in range(2))
     assert first.lines == second.lines

@@ -17,7 +17,7 @@ and nine limits).
 Measured on one thread of a Zen 4 core, per pair and before the tables (in brackets the form before, which compared each candidate at once, counted
 limit by limit and took two instructions for a carry): 0.072 ns (0.098) with 64 bits and eight equal tiers, 0.084 (0.128) with nine arbitrary edges,
 0.135 (0.199) with these and 128 bits; the plain loop over popcounts takes 0.7. On two threads, tables included, 0.054
-(0.071) and 0.046 (0.069) with 64 bits. Groups of 7 bits (221 KB, in the second cache) are 5 to 10% faster there
+(0.071) and 0.046 (0.069) with 64 bits. Groups of 7 bits (221 KB, in the second cache) are up to 10% faster there
 and take longer to build; on a Zen 5 core, whose first cache is larger, they were slower. It is the only cost of call 2 that grows with the
 length of a history.
 

@@ -7,6 +7,7 @@ a file and read its record. Nothing here replaces a client or a broker by a doub
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -33,6 +34,10 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 # Images set this; then each of the suite's workers and of the processes it starts would compile all that it imports anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that starts the suite in the background has it ignore Ctrl-C, and what tests start would ignore the one that it is sent.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Not AIF_...: unknown names with that prefix are refused by every process of ours, also by those that tests start.
 _FOLDER_VARIABLE = "TEST_BROKER_FOLDER"

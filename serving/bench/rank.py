@@ -29,20 +29,11 @@ from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
 from serving.audit.parity import InFloat64
 from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from serving.engine.behaviour_blocks import LANES, arrange_behaviours, pack_words
 from serving.engine.device_state import join_behaviours
 from serving.engine.loop import Engine
 from serving.engine.panels import padded
-from serving.engine.tier_counts import (
-    EDGES_TOGETHER,
-    LANES,
-    SCRATCH_ROWS,
-    TABLE_ROWS,
-    arrange_behaviours,
-    build_word_table,
-    pack_words,
-    plan_limits,
-    take_beyond,
-)
+from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, plan_limits, take_beyond
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankWork, UserState
 from serving.engine.workers import WORKERS

@@ -32,13 +32,13 @@ from schemas.model.score import rank_scores
 from schemas.model.vector_blocks import aligned
 from serving.bench.table4_pass import Places, score_row
 from serving.bench.world import RankWorld
+from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
 from serving.engine.cpu import sigmoid
 from serving.engine.history import join_history
 from serving.engine.history_pass import HistorySums
 from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch
 from serving.engine.panels import pack_panels, pad_columns
 from serving.engine.tables import Applied
-from serving.engine.tier_counts import Arranged, arrange_behaviours
 from serving.engine.vector_code import LANES, SIGN_CHUNK
 from serving.engine.version_weights import product_weights, slice_first_layer
 from serving.engine.work import UserState, UserWork

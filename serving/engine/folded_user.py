@@ -18,9 +18,9 @@ import numpy as np
 
 from schemas.model.parameters import Parameters
 from schemas.model.vector_blocks import aligned
+from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
 from serving.engine.fold_pass import FoldedTables, FoldWeights, fold_input, fold_user
 from serving.engine.panels import pad_columns, padded
-from serving.engine.tier_counts import Arranged, arrange_behaviours
 from serving.engine.user_arrays import UserArrays
 from serving.engine.vector_code import LANES, SIGN_CHUNK
 from serving.engine.version_weights import product_weights, slice_first_layer

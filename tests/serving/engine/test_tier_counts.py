@@ -8,20 +8,10 @@ from hypothesis import strategies as st
 from schemas.model.hamming import hamming_histogram, pool_histogram
 from schemas.model.lsh import equal_bits_min
 from schemas.model.vector_blocks import aligned
-from serving.engine import tier_counts
+from serving.engine import behaviour_blocks
+from serving.engine.behaviour_blocks import BLOCK, LANES, arrange_behaviours, pack_words
 from serving.engine.panels import padded
-from serving.engine.tier_counts import (
-    BLOCK,
-    EDGES_TOGETHER,
-    LANES,
-    SCRATCH_ROWS,
-    TABLE_ROWS,
-    arrange_behaviours,
-    build_word_table,
-    pack_words,
-    plan_limits,
-    take_beyond,
-)
+from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, plan_limits, take_beyond
 
 
 def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> np.ndarray:
@@ -66,7 +56,10 @@ def test_behaviours_whose_hashes_are_equal_by_chance_are_still_counted_exactly(m
     items, behaviours = drawn[:4], drawn[rng.integers(0, 9, 1_500)]
     wanted = pool_histogram(hamming_histogram(items, behaviours), (0.5, 0.6, 1.0))
     assert len(arrange_behaviours(behaviours).planes_ZQBL) == 1
-    monkeypatch.setattr(tier_counts, "_HASH", np.uint64(0))
+    monkeypatch.setattr(behaviour_blocks, "_HASH", np.uint64(0))
+    monkeypatch.setattr(
+        behaviour_blocks, "_count_equal", behaviour_blocks._count_equal.py_func
+    )  # compiled code keeps the constant it was made with
     assert np.array_equal(count_tiers(items, behaviours, (0.5, 0.6, 1.0)), wanted)
 
 

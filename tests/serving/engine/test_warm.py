@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import serving.engine.attention
+import serving.engine.behaviour_blocks
 import serving.engine.fold_pass
 import serving.engine.history_pass
 import serving.engine.joint_pass
@@ -22,6 +23,7 @@ from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make
 
 MODULES = (
     serving.engine.attention,
+    serving.engine.behaviour_blocks,
     serving.engine.fold_pass,
     serving.engine.history_pass,
     serving.engine.joint_pass,

@@ -169,13 +169,16 @@ def join_folded(
     impressions: Sequence[ImpressionRecord],
     every_item: bool = False,
 ) -> TrainingSet:
-    """The same from folded histories; a user who is not among them is cold."""
-    impressions = told_once(impressions)
-    folded = dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users}
-    met = {b.item_id for history in folded.values() for b in history.behaviours}
+    """The same from folded histories."""
+    met = {b.item_id for history in users.values() for b in history.behaviours}
     wanted = {s.item_id for i in impressions for s in i.items} | met
-    items = build_item_table(spec, w_hash_KM, updates, new_items, None if every_item else wanted)
-    histories = build_histories(spec, items, folded)
+    return join_table(spec, build_item_table(spec, w_hash_KM, updates, new_items, None if every_item else wanted), users, impressions)
+
+
+def join_table(spec: ModelSpec, items: ItemTable, users: Mapping[Id, UserHistory], impressions: Iterable[ImpressionRecord]) -> TrainingSet:
+    """The same with a table of items; a user who is not among the folded ones is cold."""
+    impressions = told_once(impressions)
+    histories = build_histories(spec, items, dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users})
     shown = [impression for impression in impressions if any(s.item_id in items.index for s in impression.items)]
     time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
     user_Q = np.fromiter((histories.index[i.user_id] for i in shown), np.int64, len(shown))

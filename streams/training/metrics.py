@@ -8,6 +8,7 @@ Arrays: U users, C candidates, X impressions of all users, G users that occur in
 (HR@K with the ranking model's ten best as relevant, GAUC); oracles in the tests: sklearn per user.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,11 @@ class UserValues:
 
     value_U: np.ndarray
     weight_U: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence["UserValues"]) -> "UserValues":
+        """Of the users of all parts, one part after the other."""
+        return cls(np.concatenate([p.value_U for p in parts]), np.concatenate([p.weight_U for p in parts]))
 
     def mean(self) -> float:
         """The weighted mean; NaN if nobody counts."""

@@ -32,7 +32,7 @@ from rich.progress import Progress
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.command import say
-from infra.data.catalogue import Catalogue, Evaluation
+from infra.data.catalogue import Evaluation
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
@@ -45,7 +45,9 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.questions import ask, score_tasks
-from streams.training.impressions import Events, TrainingSet, join_events
+from streams.training.histories import fold_users
+from streams.training.impressions import TrainingSet, join_table
+from streams.training.item_table import build_item_table
 from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices, default_spec
@@ -74,6 +76,7 @@ DATA = Bench(
     options="DIR --mapping FILE",
 )
 
+PAIRS_AT_ONCE = 2_000_000  # candidates whose measures are taken together
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
 MODEL = "aif"
@@ -135,6 +138,10 @@ class Candidates:
         """Which places hold a candidate and are not padding, bool [U, C]."""
         return self.ids_UC != np.array(None)
 
+    def of(self, users: slice) -> "Candidates":
+        """Those of some of the users."""
+        return Candidates(self.ids_UC[users], self.relevant_UC[users], self.met_UC[users], self.popularity_UC[users])
+
 
 def run_data(options: DataOptions) -> Figures:
     """Trains one model, measures it beside the plain scores, and writes its checkpoint if `out` is given.
@@ -174,7 +181,12 @@ def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices
     """An untrained network of the catalogue's spec, and the training set."""
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
     spec = apply_choices(default_spec(catalogue.schema), {"hash_bits": HASH_BITS, **catalogue.model, **named})
-    data = join_events(spec, _w_hash(spec), read_events(catalogue, progress), every_item=True)
+    # One kind after the other becomes columns: as events, what is read is several times as large, and never lies in memory as a whole.
+    items = build_item_table(
+        spec, _w_hash(spec), counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
+    )
+    users = fold_users(counted(catalogue.users(), progress, "users"), counted(catalogue.behaviours(), progress, "behaviours"))
+    data = join_table(spec, items, users, counted(catalogue.impressions(), progress, "impressions"))
     network = AifNetwork(spec, _w_hash(spec))
     if chosen.start == "similarity":
         start_from_similarity(network)
@@ -194,17 +206,6 @@ def _period(catalogue: MappedCatalogue) -> dict[str, str]:
     """The period that is measured, as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
     return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
-
-
-def read_events(catalogue: Catalogue, progress: Progress) -> Events:
-    """The catalogue's events in memory, in the form that a reader of the topics gives to training."""
-    return Events(
-        list(counted(catalogue.items(), progress, "items")),
-        list(counted(catalogue.new_items(), progress, "new items")),
-        list(counted(catalogue.users(), progress, "users")),
-        list(counted(catalogue.behaviours(), progress, "behaviours")),
-        list(counted(catalogue.impressions(), progress, "impressions")),
-    )
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray | None:
@@ -250,7 +251,17 @@ def model_scores(
 
 
 def measure(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
-    """GAUC over all candidates and over those that the user has not met, and recall@k, each per user."""
+    """GAUC over all candidates and over those that the user has not met, and recall@k, each per user.
+
+    So many users at a time that the columns of a sort, of which there are ten, stay small.
+    """
+    rows = max(1, PAIRS_AT_ONCE // scores_UC.shape[1])
+    blocks = [slice(first, first + rows) for first in range(0, len(scores_UC), rows)]
+    measured = [_measure_block(candidates.of(users), scores_UC[users], k) for users in blocks]
+    return {name: UserValues.joined([values[name] for values in measured]) for name in measured[0]}
+
+
+def _measure_block(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
     is_item_UC, relevant_UC = candidates.present(), candidates.relevant_UC
     truth_UC, below_all = relevant_UC.astype(float), scores_UC.min(initial=0.0) - 1
     return {

@@ -13,6 +13,7 @@ from schemas.events import Behaviour
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from streams.training.evaluation import mapped_data
 from streams.training.evaluation.mapped_data import (
     DATA,
     DataOptions,
@@ -64,6 +65,17 @@ def test_what_a_user_has_met_counts_in_gauc_and_not_in_gauc_new() -> None:
     assert found["gauc_new"].weight_U.tolist() == [0, 1]  # only item 11 is new to user 1: no pair
     assert found["recall_at_100"].value_U.tolist() == [1.0, 1.0]
     assert measure(candidates, scores, 2)["recall_at_2"].value_U.tolist() == [0.5, 1.0]
+
+
+def test_users_are_measured_alike_together_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, scores = collect_candidates(evaluation()), np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 9.0]])
+    together = measure(candidates, scores, 2)
+    monkeypatch.setattr(mapped_data, "PAIRS_AT_ONCE", 3)
+    one_by_one = measure(candidates, scores, 2)
+    for name, values in together.items():
+        assert (
+            one_by_one[name].value_U.tolist() == values.value_U.tolist() and one_by_one[name].weight_U.tolist() == values.weight_U.tolist()
+        )
 
 
 def test_the_model_is_measured_by_the_formula_that_it_is_served_by() -> None:

@@ -46,6 +46,17 @@ def address(array: np.ndarray) -> int:
 
 
 @instruction
+def apart(_context):  # type: ignore[no-untyped-def]
+    """Keeps the function that calls it apart from its callers' code: LLVM, which has to share registers between both, may make a hot loop slower."""
+
+    def emit(context, builder, _signature, _arguments):  # type: ignore[no-untyped-def]
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@instruction
 def load_word(_context, address):  # type: ignore[no-untyped-def]
     """The eight bytes at an address as uint64, aligned or not."""
 

@@ -31,7 +31,7 @@ from llvmlite import ir
 from numba import types
 
 from schemas.model.compiled import kernel, part
-from schemas.model.vector_blocks import INT32, INT64, address, external, instruction, load, loop, offset, splat, store
+from schemas.model.vector_blocks import INT32, INT64, address, apart, external, instruction, load, loop, offset, splat, store
 from serving.engine.behaviour_blocks import ALL, LANES, U
 
 GROUPS, GROUP_BITS, GROUP_PLANES = 21, 3, 2
@@ -284,6 +284,7 @@ def take_beyond(
 
     near_CE has EDGES_TOGETHER columns, or a multiple of it, of which the first E count. scratch_XL is uint64 [SCRATCH_ROWS, 8], 64-byte aligned.
     """
+    apart()
     edges, planes = masks_EP.shape
     digits, counters, tables = address(scratch_XL), address(scratch_XL[_DIGIT_ROWS:]), address(tables_QXL)
     digit_count, near_stride = _list_digits(shift_L, scratch_XL[:_DIGIT_ROWS].reshape(-1)), 4 * near_CE.shape[1]

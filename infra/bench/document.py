@@ -28,19 +28,20 @@ are shared: compare ratios inside one run, not times of two. What was tried, and
 
 def render_benchmarks(benches: Sequence[Bench], kept: Path) -> str:
     """The whole document; `kept` is the folder of the runs."""
-    return "\n".join([_HEAD, *_open_goals(benches, kept), *(line for bench in benches for line in _section(bench, kept))])
+    measured = [(bench, group_runs(read_runs(kept, bench))) for bench in benches]
+    sections = (line for bench, groups in measured for line in _section(bench, groups, kept))
+    return "\n".join([_HEAD, *_open_goals(measured), *sections])
 
 
-def _open_goals(benches: Sequence[Bench], kept: Path) -> Iterator[str]:
+def _open_goals(measured: Sequence[tuple[Bench, list[list[Run]]]]) -> Iterator[str]:
     """How many goals there are, and a table of those that a kept run misses, or that no kept run has measured."""
     count, rows = 0, list[str]()
-    for bench in benches:
-        groups = group_runs(read_runs(kept, bench))
+    for bench, groups in measured:
         for goal in bench.parsed_goals():
             count += 1
             verdicts = [_verdict([goal], group) for group in groups]
             values = [
-                f"{label}: {_value(goal.figure, group)}{verdict}" if len(groups) > 1 else f"{_value(goal.figure, group)}{verdict}"
+                (f"{label}: " if len(groups) > 1 else "") + _value(goal.figure, group) + verdict
                 for label, group, verdict in zip(differing(groups), groups, verdicts, strict=True)
                 if verdict not in ("", _MET)
             ]
@@ -50,8 +51,7 @@ def _open_goals(benches: Sequence[Bench], kept: Path) -> Iterator[str]:
     yield from (_line(["command", "figure", "goal", "last runs"]), _line(["---"] * 4), *rows, "")
 
 
-def _section(bench: Bench, kept: Path) -> Iterator[str]:
-    groups = group_runs(read_runs(kept, bench))
+def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Iterator[str]:
     yield f"## `aif {bench.command}`\n"
     yield f"{bench.about}\n"
     yield f"    aif {bench.command}{bench.options and ' '}{bench.options} --json\n"
@@ -142,7 +142,7 @@ def _number(value: float | None) -> str:
 
 
 def _verdict(goals: Sequence[Goal], group: Sequence[Run]) -> str:
-    """` (met)`, ` (missed)`, or in how many of the runs that could be judged the goals were met."""
+    """` **met**`, ` **missed**`, or in how many of the runs that could be judged the goals were met."""
     judged = [all(found) for run in group if goals and None not in (found := [goal.is_met(run.values) for goal in goals])]
     if not judged:
         return ""

@@ -25,10 +25,8 @@ from schemas.features import Feature, Kind, Scope
 
 _TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart
 _COUNTING_LEAST = 0.8  # a page that gets clicks more often than another stays far below
-_NAMING_LEAST, _OTHERS_LESS = (
-    0.8,
-    0.4,
-)  # of the requests with clicked rows and others; of the others so many fewer are what the context names
+_NAMING_LEAST = 0.8  # of the requests with clicked rows and others
+_OTHERS_LESS = 0.4  # of the others so many fewer are what the context names
 _REQUESTS_LEAST, _USERS_MOST = 50, 2_000
 _Shown = tuple[bool, Mapping[str, Any], Mapping[str, Any]]  # a row: whether it was clicked, its context, and the features of its item
 

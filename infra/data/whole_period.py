@@ -82,11 +82,8 @@ def _compare(cells: np.ndarray, code_I: np.ndarray, group_I: np.ndarray, counts:
     if len(known_G) < max(_GROUPS_LEAST, 0 if numbers else _CLASS_GROUPS_LEAST * len(np.unique(code_G[known_G]))):
         return
     known_G = np.random.default_rng(_SEED).permutation(known_G)[:_GROUPS_MOST]
-    for base_2G in (
-        np.ones((2, groups)),
-        np.tile(np.bincount(of_I, minlength=groups), (2, 1)),
-        *sums[1:],
-    ):  # in all, by item, of what is shown
+    in_all, by_item = np.ones((2, groups)), np.tile(np.bincount(of_I, minlength=groups), (2, 1))
+    for base_2G in (in_all, by_item, *sums[1:]):  # the last: of what is shown
         gammas = []
         for rate_G in sums[0][:, known_G] / base_2G[:, known_G]:
             value_G = cells[place_G[known_G]].astype(float) if numbers else _order_of_classes(code_G[known_G], rate_G)

@@ -10,6 +10,7 @@ sample.py       a few rows of a version
 verify.py       whether a version is whole
 diff.py         in which rows two versions differ
 retention.py    which files are due for removal, and removing them
+delta_tail.py   what the shards told their readers last
 version_lag.py  how far a version is behind what its shards have applied
 describe.py     versions and shards as rows that commands print
 cli.py          `aif index`, `aif model`

@@ -7,15 +7,14 @@ Invariant: it is a look at the tail of each partition, whatever the topic holds;
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from infra.index.delta_tail import DeltaTail
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
-from infra.kafka.admin import end_offsets, start_offsets
-from infra.kafka.reader import TopicFollower
 from schemas.index.control import VersionStatus
-from schemas.index.layout import decode_delta
-from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from schemas.index.layout import DeltaHeader
+from schemas.topics import SHARD_TOPICS
 
 _TAIL_RECORDS = 200  # of a partition: in ten watermarks a second of a few versions, seconds
 _ASK_S_MAX = 3.0
@@ -30,15 +29,12 @@ def fetch_lag(bootstrap: str, prefix: str, store: IndexStore, status: VersionSta
     manifest = read_manifest(store, status)
     sealed = {seal.shard: tuple(seal.source_offsets[topic] for topic in SHARD_TOPICS) for seal in manifest.seals}
     told = _Told(status.version, sealed)
-    name = prefix + INDEX_DELTAS
-    starts, ends = (ask(bootstrap, name, deadline_s=_ASK_S_MAX) for ask in (start_offsets, end_offsets))
-    tail = {p: max(starts[p], end - _TAIL_RECORDS) for p, end in ends.items()}
-    with TopicFollower(bootstrap, INDEX_DELTAS, tail, prefix=prefix) as follower:
-        told.read(follower, ends)
+    with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, _ASK_S_MAX) as tail:
+        told.note(tail.read())
         if not told.lag(wanted := dict(told.newest)):
             return {}
         time.sleep(_AGAIN_S)
-        told.read(follower, end_offsets(bootstrap, name, deadline_s=_ASK_S_MAX))
+        told.note(tail.read())
     return told.lag(wanted)
 
 
@@ -48,13 +44,10 @@ class _Told:
     def __init__(self, version: int, sealed: Mapping[int, Offsets]) -> None:
         self._version, self.newest, self._own = version, dict[int, Offsets](), dict(sealed)
 
-    def read(self, follower: TopicFollower, ends: Mapping[int, int]) -> None:
-        give_up = time.monotonic() + _ASK_S_MAX
-        while not follower.has_reached(ends) and time.monotonic() < give_up:
-            for record in follower.poll(1_000, 0.1):
-                header = decode_delta({}, record.value or b"").header
-                for offsets in (self.newest, *([self._own] if header.version == self._version else [])):
-                    offsets[header.shard] = max(offsets.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
+    def note(self, headers: Iterable[DeltaHeader]) -> None:
+        for header in headers:
+            for offsets in (self.newest, *([self._own] if header.version == self._version else [])):
+                offsets[header.shard] = max(offsets.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
 
     def lag(self, wanted: Mapping[int, Offsets]) -> dict[int, int]:
         missing = {

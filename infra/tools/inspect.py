@@ -6,7 +6,6 @@ Nothing is asked of a worker: what a shard has applied stands in index-deltas, m
 also shows what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,14 +16,14 @@ from confluent_kafka.admin import AdminClient
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog
+from infra.index.delta_tail import DeltaTail
 from infra.index.verify import CheckpointFaults
-from infra.kafka.admin import end_offsets, start_offsets
-from infra.kafka.reader import TopicFollower
+from infra.kafka.admin import end_offsets
 from schemas.errors import AifError, Unavailable
 from schemas.index.control import ControlState
-from schemas.index.layout import DeltaHeader, decode_delta
+from schemas.index.layout import DeltaHeader
 from schemas.index.manifest import CHECKPOINT_REPAIR
-from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
+from schemas.topics import ITEM_FEATURES, SHARD_TOPICS
 
 _TAIL_RECORDS = 20  # of a delta partition, to find its last header
 _ASK_S_MAX = 2.0
@@ -67,7 +66,7 @@ class Inspector:
 
     def __init__(self, bootstrap: str, prefix: str, control_log: ControlLog, clock: Clock, servers: Sequence[str] = ()) -> None:
         self._bootstrap, self._prefix, self._log, self._clock, self._servers = bootstrap, prefix, control_log, clock, servers
-        self._follower: TopicFollower | None = None
+        self._tail = DeltaTail(bootstrap, prefix, _TAIL_RECORDS, _ASK_S_MAX)
         self._checkpoints = CheckpointFaults(control_log.store)
         self._told: dict[int, DeltaHeader] = {}
         self._before: dict[int, tuple[float, int]] = {}  # shard: when, and how many records were applied
@@ -76,8 +75,7 @@ class Inspector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._follower is not None:
-            self._follower.close()
+        self._tail.close()
 
     def sample(self) -> Sample:
         """Looks everywhere once."""
@@ -100,19 +98,10 @@ class Inspector:
 
     def _follow(self) -> None:
         """Reads index-deltas to its end, at first only the tail of each partition."""
-        name = self._prefix + INDEX_DELTAS
-        ends = end_offsets(self._bootstrap, name, deadline_s=_ASK_S_MAX)
-        if self._follower is None:
-            starts = start_offsets(self._bootstrap, name, deadline_s=_ASK_S_MAX)
-            tail = {p: max(starts[p], end - _TAIL_RECORDS) for p, end in ends.items()}
-            self._follower = TopicFollower(self._bootstrap, INDEX_DELTAS, tail, prefix=self._prefix)
-        give_up = time.monotonic() + _ASK_S_MAX
-        while not self._follower.has_reached(ends) and time.monotonic() < give_up:
-            for record in self._follower.poll(1_000, 0.1):
-                header = decode_delta({}, record.value or b"").header
-                known = self._told.get(header.shard)
-                if known is None or header.next_offsets >= known.next_offsets:
-                    self._told[header.shard] = header
+        for header in self._tail.read():
+            known = self._told.get(header.shard)
+            if known is None or header.next_offsets >= known.next_offsets:
+                self._told[header.shard] = header
 
     def _view(self, shard: int, ends: tuple[int, ...], owner: str) -> ShardView:
         told = self._told.get(shard)

@@ -5,16 +5,14 @@ slow. A new owner without the shard's directory needs a snapshot that the log co
 the snapshots in the store. Not here: the refusals (streams/shard/start.py, streams/core/replay_plan.py).
 """
 
-import time
 from collections.abc import Mapping
 
+from infra.index.delta_tail import DeltaTail
 from infra.index.store import IndexStore
-from infra.kafka.admin import end_offsets, start_offsets
-from infra.kafka.reader import TopicFollower
+from infra.kafka.admin import start_offsets
 from schemas.errors import AifError
-from schemas.index.layout import decode_delta
 from schemas.index.snapshot import decode_snapshot
-from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+from schemas.topics import SHARD_TOPICS
 
 _TAIL_RECORDS = 20  # of a partition of index-deltas: each says how far its shard is
 
@@ -45,14 +43,10 @@ def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
 
 def _read_told(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:
     """By shard the next offsets that readers were told last."""
-    name, told = prefix + INDEX_DELTAS, dict[int, tuple[int, ...]]()
-    starts, ends = (ask(bootstrap, name, deadline_s=deadline_s) for ask in (start_offsets, end_offsets))
-    give_up = time.monotonic() + deadline_s
-    with TopicFollower(bootstrap, INDEX_DELTAS, {p: max(starts[p], end - _TAIL_RECORDS) for p, end in ends.items()}, prefix=prefix) as tail:
-        while not tail.has_reached(ends) and time.monotonic() < give_up:
-            for record in tail.poll(1_000, 0.1):
-                header = decode_delta({}, record.value or b"").header
-                told[header.shard] = max(told.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
+    told: dict[int, tuple[int, ...]] = {}
+    with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, deadline_s) as tail:
+        for header in tail.read():
+            told[header.shard] = max(told.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
     return {shard: dict(zip(SHARD_TOPICS, offsets, strict=True)) for shard, offsets in told.items()}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
-from schemas.ids import IdKind
+from schemas.events import Behaviour, BehavioursRecord, encode_record
+from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
+from schemas.topics import USER_BEHAVIOURS
 from serving.calls.carried_state import CarriedStates
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
@@ -26,6 +30,8 @@ from serving.protocols.listener import Listener, Tls
 from serving.settings import ServeSection
 from serving.users.user_store import StoreBounds, UserStore
 from serving.users.user_store_start import ViewIdentity, open_user_store
+
+USER_PARTITIONS = 4
 
 
 @dataclass
@@ -49,6 +55,20 @@ class Front:
         """host:port, as a stock client wants it."""
         return self.url.partition("//")[2]
 
+    def tell(self, user: Id, offset: int = 0, item: Id = 1) -> None:
+        """One more behaviour of a user reaches the server's own view."""
+        value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=item, time_ms=1)]))
+        record = SourceRecord(USER_BEHAVIOURS, partition_of(user, USER_PARTITIONS), offset, encode_kafka_key(user), value)
+        self.store.fold_record(record)
+
+
+def connect(address: str) -> socket.socket:
+    """A bare connection to one of the ports, host:port."""
+    host, _, port = address.rpartition(":")
+    opened = socket.create_connection((host, int(port)), timeout=60)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
 
 def open_view(folder: Path, id_kind: IdKind, partitions: int, bounds: StoreBounds | None = None) -> UserStore:
     """A view of users in a folder of a test; the same folder again goes on where it was."""
@@ -65,7 +85,7 @@ def open_front(
     tls: Tls | None = None,
     carried: CarriedStates | None = None,
 ) -> Iterator[Front]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_view(Path(folder), id_kind, 4)) as store:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_view(Path(folder), id_kind, USER_PARTITIONS)) as store:
         yield from _open_front(engine, id_kind, settings, states, index, tls, store, carried)
 
 
@@ -90,7 +110,7 @@ def _open_front(
         shared = SharedFront(lambda: front.ready, settings, metrics)
         shared.intake.admit = paced.check_queue
         front.leave = lambda: setattr(shared, "draining", True)
-        api = HttpApi(shared, Views(lambda: {"rows": engine.rows}, lambda: None))
+        api = HttpApi(shared, Views(lambda: {"answered": engine.status().answered}, lambda: None))
         if index:
             rank_call = RankCall(paced, users, settings.candidates_max, metrics)
             api.open_calls(UserCall(paced, users), rank_call)

@@ -9,7 +9,7 @@ import pytest
 from infra.processes import port_is_free, wait_until
 from schemas.errors import Unavailable
 from serving.client import AifClient
-from tests.serving.calls.test_user_rungs import SlowEngine, tell
+from tests.serving.calls.test_user_rungs import SlowEngine
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
 
@@ -19,7 +19,7 @@ def test_requests_in_work_are_answered_while_the_port_takes_no_more() -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(8) as threads:
         front = stack.enter_context(open_front(engine))
         for user in range(4):
-            tell(front, user, user)
+            front.tell(user, user)
         with AifClient(front.url) as client, AifClient(front.url) as late:
             waiting = [threads.submit(client.user, user, deadline_ms=20_000) for user in range(4)]
             wait_until(lambda: len(engine.held) == 4, 10, "the requests to be in work")

@@ -9,17 +9,13 @@ import pytest
 
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id
-from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
-from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Resident
 from serving.engine.work import RankWork, UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import make_version
+from tests.serving.engine.samples import make_version, running_engine, token_of
 from tests.serving.fake_engine import FakeEngine
 
-TOKENS = {number: VersionToken(number, 0, f"{number:08x}") for number in (1, 2, 3)}
+TOKENS = {number: token_of(number) for number in (1, 2, 3)}
 WAIT_S = 30
 
 
@@ -42,20 +38,16 @@ def open_fake() -> Iterator[Subject]:
 
 
 def open_real() -> Iterator[Subject]:
-    version = make_version(SPECS["full"], 40)
-    engine = Engine()
-    engine.start()
-    flips: list[int] = []
+    version, flips = make_version(SPECS["full"], 40), list[int]()
 
     def flip(number: int) -> None:
-        scorer = CpuScorer(version.parameters, number, version.tables)
-        engine.install(Resident(TOKENS[number], version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(WAIT_S)
+        engine.install(version.resident(number)).result(WAIT_S)
         flips.append(number)
         if len(flips) > 2:
             assert engine.release(flips[-3], 0.0).result(WAIT_S)
 
-    yield Subject(engine, version.ids[:20], flip)
-    engine.close()
+    with running_engine() as engine:
+        yield Subject(engine, version.ids[:20], flip)
 
 
 @pytest.fixture(params=[open_fake, open_real], ids=["fake", "real"])
@@ -119,6 +111,7 @@ def test_an_answer_counts_each_candidate_once_names_the_unknown_and_orders_by_sc
     nothing = subject.engine.submit_rank(RankWork(strange, 5)).result(WAIT_S)
     assert (nothing.ids, nothing.unknown_count, nothing.state.cold) == ([], 2, True)
     assert nothing.scores_A.shape == (0,) and nothing.probabilities_AT.shape == (0, 1)
+    assert subject.engine.submit_rank(RankWork([], 5)).result(WAIT_S).candidates == 0
 
 
 def test_the_status_names_the_current_version_and_all_residents(subject: Subject) -> None:

@@ -9,14 +9,12 @@ import pytest
 
 from infra.metrics import Metrics
 from infra.processes import wait_until
-from schemas.token import VersionToken
 from serving.audit.parity_sampler import ParitySampler
-from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
-from serving.engine.resident import Portion, Resident
+from serving.engine.resident import Portion
 from serving.engine.work import RankResult, RankWork, UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version
+from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, running_engine
 
 
 @dataclass
@@ -41,12 +39,9 @@ class Sampled:
 
 @pytest.fixture(params=["full", "no_bid_text_ids"])
 def sampled(request: pytest.FixtureRequest) -> Iterator[Sampled]:
-    version, engine = make_version(SPECS[request.param], 120), Engine()
-    engine.start()
-    scorer = CpuScorer(version.parameters, 1, version.tables)
-    engine.install(Resident(VersionToken(1, 0, "1" * 8), version.tables, scorer, ("click",), ({"index-deltas": 1},), {0: 1})).result(60)
-    yield Sampled(version, engine)
-    engine.close()
+    version = make_version(SPECS[request.param], 120)
+    with running_engine(version) as engine:
+        yield Sampled(version, engine)
 
 
 def test_right_answers_agree_with_the_reference_in_fp64(sampled: Sampled) -> None:

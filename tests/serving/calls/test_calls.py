@@ -9,12 +9,11 @@ import pytest
 
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible, RejectedInput, Unavailable
-from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
-from schemas.ids import IdKind, encode_kafka_key, partition_of
+from schemas.events import UserFeaturesRecord, encode_record
+from schemas.ids import IdKind, partition_of
 from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest
 from schemas.token import VersionToken
-from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
-from serving.calls.state_pool import StatePool
+from schemas.topics import USER_FEATURES
 from serving.client import AifClient
 from serving.engine.work import RankResult, RankWork
 from tests.serving.fake_engine import FakeEngine
@@ -39,14 +38,8 @@ def flip(engine: FakeEngine) -> None:
     engine.previous, engine.current = engine.current, NEXT
 
 
-def tell(front: Front, user: int | str, item: int | str, offset: int) -> None:
-    """One more behaviour of a user reaches the server's own view."""
-    value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=item, time_ms=1)]))
-    front.store.fold_record(SourceRecord(USER_BEHAVIOURS, partition_of(user, 4), offset, encode_kafka_key(user), value))
-
-
 def test_call_two_uses_the_state_of_call_one_and_its_version(front: Front, client: AifClient) -> None:
-    tell(front, 1, 5, 0)
+    front.tell(1)
     first = client.user(1)
     assert (first.version_token, first.cold_user, first.behaviours) == ("7.0-00000000", False, 1)
     flip(front.engine)
@@ -56,7 +49,7 @@ def test_call_two_uses_the_state_of_call_one_and_its_version(front: Front, clien
 
 
 def test_when_the_tokens_version_is_gone_the_answer_says_that_it_changed(front: Front, client: AifClient) -> None:
-    tell(front, 1, 5, 0)
+    front.tell(1)
     first = client.user(1)
     front.engine.current = NEXT
     answer = client.rank(1, [1], request_id=first.request_id, version_token=first.version_token)
@@ -82,7 +75,7 @@ class LeavingEngine(FakeEngine):
 
 def test_a_version_that_goes_while_its_state_is_in_use_is_replaced_and_its_state_is_held_no_longer() -> None:
     with open_front(LeavingEngine()) as front, AifClient(front.url) as client:
-        tell(front, 1, 5, 0)
+        front.tell(1)
         client.user(1)
         answer = client.rank(1, [1])
         assert (answer.rung, answer.version_token) == ("inline", "8.0-11111111")
@@ -91,7 +84,7 @@ def test_a_version_that_goes_while_its_state_is_in_use_is_replaced_and_its_state
 
 
 def test_a_pinned_request_is_refused_when_its_version_is_gone_and_told_the_current_token(front: Front, client: AifClient) -> None:
-    tell(front, 1, 5, 0)
+    front.tell(1)
     first = client.user(1)
     assert client.rank(1, [1], version_token=first.version_token, consistency="pinned").rung == "cached"
     front.engine.current = NEXT
@@ -109,16 +102,16 @@ def test_a_token_of_another_revision_of_the_same_version_is_the_same_version(cli
 
 
 def test_a_state_is_made_once_and_again_after_a_new_behaviour(front: Front, client: AifClient) -> None:
-    tell(front, 1, 5, 0)
+    front.tell(1)
     rungs = [client.rank(1, [1]).rung, client.rank(1, [1]).rung]
-    tell(front, 1, 6, 1)
+    front.tell(1, 1)
     rungs += [client.rank(1, [1]).rung, client.rank(1, [1]).rung]
     assert rungs == ["inline", "cached", "inline", "cached"]
     assert [front.states.events[event] for event in ("hit", "miss", "stale", "kept")] == [2, 1, 1, 2]
 
 
 def test_a_history_in_the_request_replaces_the_servers_view_and_is_kept_for_its_request_only(front: Front, client: AifClient) -> None:
-    tell(front, 1, 5, 0)
+    front.tell(1)
     mine = [InlineBehaviour(item_id=3), InlineBehaviour(item_id=4)]
     first = client.user(1, request_id="r-1", behaviours=mine, features={"country": "nl"})
     assert first.behaviours == 2
@@ -141,11 +134,6 @@ def test_unknown_candidates_are_left_out_counted_and_the_first_hundred_named(cli
     assert answer.unknown_items == list(range(1000, 1100)) and "unknown_items" in answer.degraded
 
 
-def test_if_all_candidates_are_unknown_the_answer_is_an_empty_list(client: AifClient) -> None:
-    answer = client.rank(1, [5000, 5001])
-    assert (answer.items, answer.unknown_count) == ([], 2)
-
-
 def test_items_come_by_score_and_then_by_id(front: Front, client: AifClient) -> None:
     items = client.rank(1, list(range(100)), top_k=7).items
     expected = sorted(range(100), key=lambda i: (-front.engine.score(i, 7), i))[:7]
@@ -161,7 +149,7 @@ def test_ids_beyond_2_to_the_53_are_strings_in_and_out(client: AifClient) -> Non
 
 def test_a_text_catalogue_takes_and_gives_text() -> None:
     with open_front(FakeEngine(text_ids=True), IdKind.TEXT) as front, AifClient(front.url) as client:
-        tell(front, "änne", "7", 0)
+        front.tell("änne", item="7")
         assert client.user("änne").behaviours == 1
         assert [item.item_id for item in client.rank("änne", ["5", "3", "5"]).items] == ["5", "3"]
         assert client.rank("änne", ["5" * 4, "0005"]).candidates == 2, "text ids are not numbers"
@@ -196,20 +184,6 @@ def test_the_answer_holds_watermark_and_age(client: AifClient) -> None:
     freshness = client.rank(1, [1]).freshness
     assert freshness.watermark == [{"item-features": 5, "new-items": 3, "index-deltas": 2}]
     assert freshness.age_s is not None and freshness.age_s > 0
-
-
-def test_states_stay_within_both_bounds_and_leave_with_their_version() -> None:
-    states = StatePool(entries_max=3, bytes_max=5_000)
-    with open_front(FakeEngine(state_bytes=2_000), states=states) as front, AifClient(front.url) as client:
-        for user in range(5):
-            tell(front, user, 1, user)
-            client.user(user)
-            assert len(states) <= 3 and states.size_bytes <= 5_000
-        assert (len(states), states.size_bytes, states.events["evicted"]) == (2, 4_000, 3)
-        front.engine.state_bytes = 6_000
-        client.user(7)
-        assert len(states) == 2, "a state larger than all the room is not kept"
-        assert states.drop_other_versions(frozenset({8})) == 2 and states.size_bytes == 0
 
 
 def test_the_profile_of_the_own_view_is_used_and_a_record_without_value_forgets_it(front: Front, client: AifClient) -> None:

@@ -16,16 +16,14 @@ from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
 from serving.calls.carried_state import CarriedStates
 from serving.client import AifClient
-from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
-from serving.engine.resident import Resident
 from serving.engine.work import UserState, UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import PROFILE, Version, make_version
+from tests.serving.engine.samples import PROFILE, Version, make_version, running_engine, token_of
 from tests.serving.front import Front, open_front
 
 KEY = SecretStr("the key of a fleet")
-TOKEN = VersionToken(1, 0, "1" * 8)
+TOKEN = token_of(1)
 
 
 class Clock:
@@ -42,12 +40,8 @@ def version() -> Version:
 
 @pytest.fixture(scope="module")
 def engine(version: Version) -> Iterator[Engine]:
-    engine = Engine()
-    engine.start()
-    engine.install(Resident(TOKEN, version.tables, CpuScorer(version.parameters, 1, version.tables), ("click",), ({},), {0: 0})).result(60)
-    engine.rows = 60  # type: ignore[attr-defined]
-    yield engine
-    engine.close()
+    with running_engine(version) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,7 +15,7 @@ from serving.calls.paced_engine import PacedEngine
 from serving.core.admission import Costs, Offered
 from serving.engine.work import RankWork, UserWork
 from tests.serving.fake_engine import FakeEngine, FakeState
-from tests.serving.front import Front, open_front
+from tests.serving.front import Front, connect, open_front
 
 INFER = b"/v2/models/prerank/infer"
 
@@ -26,7 +25,7 @@ def open_overloaded() -> Iterator[Front]:
     """A front whose engine never answers and has learnt that it is slow: one request waits, all others are too many."""
     with open_front(FakeEngine(stuck=True)) as front:
         front.paced.costs = Costs({("user", 0): 1e5, ("rank", 1): 1e5, ("rank", 2): 1e5}, 1.0)
-        with connect(front) as first:
+        with connect(front.http) as first:
             first.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
             while front.paced.queue_ms() == 0:
                 pass
@@ -34,13 +33,6 @@ def open_overloaded() -> Iterator[Front]:
 
 
 BODY = b'{"user_id": 1, "item_ids": [1, 2], "deadline_ms": 60000}'
-
-
-def connect(front: Front) -> socket.socket:
-    parts = urlsplit(front.url)
-    opened = socket.create_connection((parts.hostname, parts.port), timeout=20)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return opened
 
 
 def head(path: bytes, length: int) -> bytes:
@@ -62,7 +54,7 @@ def receive(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize("length", [40, 80_000, 3_000_000])
 @pytest.mark.parametrize("path", [b"/v1/rank", INFER])
 def test_the_refusal_comes_before_the_body_and_the_connection_lives_on(path: bytes, length: int) -> None:
-    with open_overloaded() as front, connect(front) as connection:
+    with open_overloaded() as front, connect(front.http) as connection:
         for _ in range(3):
             connection.sendall(head(path, length))
             answer = receive(connection)
@@ -153,7 +145,12 @@ def test_a_refusal_that_was_found_while_work_ended_is_told_to_one_request_only(m
 
 
 def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal() -> None:
-    with open_front(FakeEngine(stuck=True)) as front, connect(front) as first, connect(front) as second, connect(front) as third:
+    with (
+        open_front(FakeEngine(stuck=True)) as front,
+        connect(front.http) as first,
+        connect(front.http) as second,
+        connect(front.http) as third,
+    ):
         front.paced.costs = Costs({("user", 0): 1e4, ("rank", 2): 1e4}, 1e4)
         for connection in (first, second):
             before = front.paced.queue_ms()

@@ -11,10 +11,10 @@ import pytest
 from infra.kafka.reader import SourceRecord
 from infra.processes import wait_until
 from schemas.errors import Unavailable
-from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
+from schemas.events import UserFeaturesRecord, encode_record
 from schemas.ids import encode_kafka_key, partition_of
 from schemas.requests import InlineBehaviour
-from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import USER_FEATURES
 from serving.client import AifClient
 from serving.core.admission import Costs, Job, fold_cost
 from serving.engine.work import RankWork, UserWork
@@ -64,11 +64,6 @@ def client(front: Front) -> Iterator[AifClient]:
         yield opened
 
 
-def tell(front: Front, user: int, offset: int) -> None:
-    value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=1, time_ms=1)]))
-    front.store.fold_record(SourceRecord(USER_BEHAVIOURS, partition_of(user, 4), offset, encode_kafka_key(user), value))
-
-
 def know_profile(front: Front, user: int) -> None:
     value = encode_record(UserFeaturesRecord(user_id=user, features={"country": "nl"}))
     front.store.fold_record(SourceRecord(USER_FEATURES, partition_of(user, 4), 0, encode_kafka_key(user), value))
@@ -89,7 +84,7 @@ def begin_call_one(front: Front, client: AifClient, threads: ThreadPoolExecutor)
 
 
 def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client: AifClient) -> None:
-    tell(front, 1, 0)
+    front.tell(1)
     front.store.find(1)
     with ThreadPoolExecutor(4) as threads:
         first = begin_call_one(front, client, threads)
@@ -109,9 +104,9 @@ def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client:
 
 def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(front: Front, client: AifClient) -> None:
     front.engine.let_go = True
-    tell(front, 1, 0)
+    front.tell(1)
     assert client.rank(1, [1, 2]).rung == "inline"
-    tell(front, 1, 1)
+    front.tell(1, 1)
     make_slow(front, 2)
     answer = client.rank(1, [1, 2])
     assert (answer.rung, answer.degraded) == ("last_cached", ["older_history"])
@@ -120,7 +115,7 @@ def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(f
 def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_it_nobodys(front: Front, client: AifClient) -> None:
     front.engine.let_go = True
     know_profile(front, 1)
-    tell(front, 1, 0)
+    front.tell(1)
     front.store.find(1)
     front.paced.costs = fold_cost(Costs(), [Job("user", 0)], 1.0)
     make_slow(front)
@@ -134,7 +129,7 @@ def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_i
 
 
 def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, client: AifClient) -> None:
-    tell(front, 1, 0)
+    front.tell(1)
     front.store.find(1)
     with ThreadPoolExecutor(1) as threads:
         first = begin_call_one(front, client, threads)
@@ -146,7 +141,7 @@ def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, cli
 
 
 def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: AifClient) -> None:
-    tell(front, 1, 0)
+    front.tell(1)
     while not front.engine.held:  # a busy machine may need more than the deadline until the work is in the engine
         with pytest.raises(Unavailable, match="deadline"):
             client.user(1, deadline_ms=60)
@@ -156,7 +151,7 @@ def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: 
 
 def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: AifClient, monkeypatch: pytest.MonkeyPatch) -> None:
     front.engine.let_go = True
-    tell(front, 1, 0)
+    front.tell(1)
     client.user(1)
 
     def refuse(user: object) -> None:
@@ -169,10 +164,10 @@ def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: A
 
 
 def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_time_to_come_back(front: Front, client: AifClient) -> None:
-    tell(front, 1, 0)
+    front.tell(1)
     front.store.find(1)
     front.paced.costs = Costs({("user", 1): 50.0, ("rank", 2): 50.0}, 50.0)
-    tell(front, 2, 1)
+    front.tell(2, 1)
     with ThreadPoolExecutor(1) as threads:
         first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 10_000  # as if much more came before it
@@ -187,7 +182,7 @@ def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_ti
 
 
 def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front: Front, client: AifClient) -> None:
-    tell(front, 1, 0)
+    front.tell(1)
     front.store.find(1)
     with ThreadPoolExecutor(1) as threads:
         first = begin_call_one(front, client, threads)
@@ -204,7 +199,7 @@ def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front
 
 def test_an_avoided_user_half_is_tried_again_in_time(front: Front, client: AifClient) -> None:
     front.engine.let_go = True
-    tell(front, 1, 0)
+    front.tell(1)
     front.store.find(1)
     make_slow(front, 1, 25_000.0)
     rungs = [client.rank(1, [1, 2], deadline_ms=20_000).rung for _ in range(12)]
@@ -230,14 +225,14 @@ class WatchedEngine(FakeEngine):
 def test_a_user_half_goes_on_from_the_kept_state_of_the_users_own_history_and_of_nothing_else() -> None:
     engine = WatchedEngine()
     with open_front(engine) as front, AifClient(front.url) as client:
-        tell(front, 1, 0)
+        front.tell(1)
         client.user(1)
-        tell(front, 1, 1)
+        front.tell(1, 1)
         client.rank(1, [1, 2])
         client.user(1, behaviours=[InlineBehaviour(item_id=1)])
         client.user(2)
         engine.previous, engine.current = engine.current, dataclasses.replace(engine.current, version=8)
-        tell(front, 1, 2)
+        front.tell(1, 2)
         client.user(1)
     first, inline, given, other, flipped = engine.seen
     assert inline.base is not None and (inline.base.behaviours, len(inline.behaviours)) == (1, 2)

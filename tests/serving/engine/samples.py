@@ -1,6 +1,7 @@
-"""Small versions in ordinary memory for the tests of the engine: random networks of every shape of schema, their rows, their tables."""
+"""Small versions in ordinary memory for the tests of the engine: random networks of every shape of schema, their rows, their tables, engines on them."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,12 @@ from schemas.model.inputs import BehaviourRow, CandidateRows, build_user_inputs,
 from schemas.model.network import AifNetwork, rank_reference
 from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec
+from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
-from serving.engine.changes import decode_changes
+from serving.engine.changes import decode_changes, encode_ids
+from serving.engine.cpu import CpuScorer
+from serving.engine.loop import Engine
+from serving.engine.resident import Resident
 from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables import Tables
 from tests.schemas.model.samples import encode_items, make_items, make_network, sign_items
@@ -62,6 +67,38 @@ class Version:
     def parameters(self) -> Parameters:
         """The network's."""
         return parameters_of(self.network)
+
+    @property
+    def slots(self) -> np.ndarray:
+        """Where the tables have the items."""
+        return self.tables.find(encode_ids(self.ids, self.spec.schema.id_kind))
+
+    def scorer(self, number: int = 1) -> CpuScorer:
+        """A scorer on the version's tables, as version `number`."""
+        return CpuScorer(self.parameters, number, self.tables)
+
+    def resident(self, number: int = 1) -> Resident:
+        """What an engine is given to serve it as version `number`, of one shard."""
+        watermark = ({"item-features": 0, "new-items": 0},)
+        return Resident(token_of(number), self.tables, self.scorer(number), self.spec.tasks, watermark, {0: 0})
+
+
+def token_of(number: int) -> VersionToken:
+    """The token of version `number`."""
+    return VersionToken(number, 0, f"{number:08x}")
+
+
+@contextlib.contextmanager
+def running_engine(version: Version | None = None) -> Iterator[Engine]:
+    """A real engine, which serves `version` as version 1."""
+    engine = Engine()
+    engine.start()
+    try:
+        if version is not None:
+            engine.install(version.resident()).result(60)
+        yield engine
+    finally:
+        engine.close()
 
 
 def encode_item_rows(network: AifNetwork, items: Sequence[dict[str, object]]) -> np.ndarray:

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from schemas.model.score import rank_scores
-from serving.engine.changes import encode_ids
-from serving.engine.cpu import CpuScorer
 from serving.engine.device_state import join_behaviours
 from serving.engine.joint_pass import BLOCK
 from serving.engine.work import UserWork
@@ -32,10 +30,10 @@ def rank_of(version: Version, probabilities_CT: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("length", [0, 1, 40])
 def test_probabilities_and_scores_are_those_of_the_reference_network_on_the_same_rows(name: str, length: int) -> None:
     version = make_version(SPECS[name])
-    scorer, behaviours = CpuScorer(version.parameters, 1, version.tables), make_behaviours(version, length)
+    scorer, behaviours = version.scorer(), make_behaviours(version, length)
     profile = PROFILE if length else {}
     state = scorer.user_state(UserWork(profile, behaviours))
-    scores, probabilities = scorer.score(state, version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind)), CONTEXT)
+    scores, probabilities = scorer.score(state, version.slots, CONTEXT)
     with torch.inference_mode():
         states = version.network.user_states(reference_inputs(version, profile, behaviours))
         rows = candidate_rows(version.spec, version.rows)
@@ -61,7 +59,7 @@ def test_the_join_with_slot_rows_is_the_plain_builder_on_the_same_rows(name: str
 
 def test_a_candidates_score_does_not_depend_on_the_others_nor_on_the_cut_into_blocks() -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)[::-1].copy()
+    scorer, slots = version.scorer(), np.arange(300)[::-1].copy()
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
     whole, probabilities = scorer.score(state, slots, CONTEXT)
     cut = np.concatenate([scorer.score(state, slots[at : at + 37], CONTEXT)[0] for at in range(0, 300, 37)])
@@ -70,7 +68,7 @@ def test_a_candidates_score_does_not_depend_on_the_others_nor_on_the_cut_into_bl
 
 def test_candidates_of_the_users_own_categories_come_first_in_the_pass_and_keep_their_places_in_the_answer() -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
+    scorer, slots = version.scorer(), np.arange(300)
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 3)))
     own = np.isin(version.tables.columns["category"][slots], state.arrays.categories_G)
     assert own.any() and not own[:BLOCK].all() and (~own).sum() > 2 * BLOCK, "blocks with sub-sequences and blocks without"
@@ -85,14 +83,14 @@ def test_shares_of_several_threads_give_the_scores_of_one(monkeypatch: pytest.Mo
     answers = []
     for threads in (1, 3):
         monkeypatch.setattr("serving.engine.cpu.WORKERS", Workers(threads, binds=False))
-        scorer = CpuScorer(version.parameters, 1, version.tables)
+        scorer = version.scorer()
         answers.append(scorer.score(scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20))), slots, CONTEXT)[0])
     assert np.allclose(*answers, rtol=1e-6)
 
 
 def test_a_state_that_was_carried_without_its_folded_form_gives_the_same_scores() -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
+    scorer, slots = version.scorer(), np.arange(300)
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20)))
     carried = dataclasses.replace(state, folded=None)
     assert np.array_equal(scorer.score(state, slots, CONTEXT)[0], scorer.score(carried, slots, CONTEXT)[0])
@@ -104,7 +102,7 @@ def no_thread(part: object, rows: int) -> None:
 
 def test_the_categories_of_one_user_do_not_reach_the_next_even_if_the_ranking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     version = make_version(SPECS["full"])
-    scorer, slots = CpuScorer(version.parameters, 1, version.tables), np.arange(300)
+    scorer, slots = version.scorer(), np.arange(300)
     cold, known = scorer.user_state(UserWork()), scorer.user_state(UserWork(PROFILE, make_behaviours(version, 40)))
     before, _ = scorer.score(cold, slots, CONTEXT)
     scorer.score(known, slots, CONTEXT)
@@ -119,6 +117,6 @@ def test_the_categories_of_one_user_do_not_reach_the_next_even_if_the_ranking_fa
 def test_a_row_that_is_not_a_number_gives_a_score_that_is_not_one() -> None:
     version = make_version(SPECS["full"])
     version.tables.columns["vector"][7] = np.nan
-    scorer = CpuScorer(version.parameters, 1, version.tables)
+    scorer = version.scorer()
     scores, _ = scorer.score(scorer.user_state(UserWork()), np.arange(300), CONTEXT)
     assert np.flatnonzero(np.isnan(scores)).tolist() == [7]

@@ -14,8 +14,7 @@ from schemas.model.hamming import decode_signs
 from schemas.model.head_split import joint_logits_split
 from schemas.model.inputs import map_tensors
 from schemas.model.simtier import simtier_counts
-from serving.engine.changes import decode_changes, encode_ids
-from serving.engine.cpu import CpuScorer
+from serving.engine.changes import decode_changes
 from serving.engine.cuda import CudaScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
@@ -30,9 +29,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, WITHOUT_DEVICE])
 @pytest.mark.parametrize("name", SPECS)
 def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name: str, device: str) -> None:
     version = make_version(SPECS[name])
-    slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
+    slots = version.slots
     work = UserWork(PROFILE, make_behaviours(version, 30))
-    on_cpu = CpuScorer(version.parameters, 1, version.tables)
+    on_cpu = version.scorer()
     wanted = [on_cpu.score(on_cpu.user_state(work), slots, CONTEXT)]
     other = make_version(SPECS[name])
     on_device = CudaScorer(other.parameters, 1, other.tables, device)
@@ -77,7 +76,7 @@ def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
     wrong = [name for name, agrees in tier_kernel_cases.find_differing("cuda") if not agrees]
     assert not wrong
     version = make_version(SPECS["full"])
-    slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
+    slots = version.slots
     scorer = CudaScorer(version.parameters, 1, version.tables)
     assert scorer.tiers_by == "triton"
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))

@@ -24,7 +24,7 @@ SHORT = {"attended_behaviours": 6, "simtier_behaviours": 9, "sim_behaviours": 3}
 def opened(name: str) -> tuple[Version, CpuScorer]:
     if name not in VERSIONS:
         version = make_version(dataclasses.replace(SPECS[name], **SHORT), 60)
-        VERSIONS[name] = version, CpuScorer(version.parameters, 1, version.tables)
+        VERSIONS[name] = version, version.scorer()
     return VERSIONS[name]
 
 

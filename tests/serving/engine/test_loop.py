@@ -10,23 +10,16 @@ from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
 from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX
-from schemas.token import VersionToken
 from serving.engine.changes import Changes, decode_changes
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
-from serving.engine.resident import Portion, Resident
+from serving.engine.resident import Portion
 from serving.engine.work import RankWork, UserWork
 from serving.engine.workers import Workers
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
 
 WAIT_S = 30.0
-NO_OFFSETS = ({"item-features": 0, "new-items": 0},)
-
-
-def resident_of(version: Version, number: int) -> Resident:
-    scorer = CpuScorer(version.parameters, number, version.tables)
-    return Resident(VersionToken(number, 0, f"{number:08x}"), version.tables, scorer, version.spec.tasks, NO_OFFSETS, {0: 0})
 
 
 def make_with_bids(number: int, bid: float, items: int = 200) -> Version:
@@ -61,7 +54,7 @@ def assert_is_reference(result, version: Version, behaviours, places, top_k: int
 
 def test_a_rank_is_the_reference_answer_in_both_calls_and_in_one(engine: Engine) -> None:
     version = make_version(SPECS["full"])
-    engine.install(resident_of(version, 1)).result(WAIT_S)
+    engine.install(version.resident()).result(WAIT_S)
     user, places = UserWork(PROFILE, make_behaviours(version, 30)), list(range(0, 300, 2))
     first = engine.submit_user(user).result(WAIT_S)
     ids = [version.ids[p] for p in places]
@@ -75,7 +68,7 @@ def test_a_rank_is_the_reference_answer_in_both_calls_and_in_one(engine: Engine)
 def test_under_flips_every_answer_is_computed_from_exactly_the_version_its_token_names(engine: Engine) -> None:
     """The bids of the two versions differ by a factor of a thousand, so a mixed answer would lie outside both ranges or differ from both."""
     versions = {1: make_with_bids(1, 1.0), 2: make_with_bids(2, 1000.0)}
-    residents = {n: resident_of(v, n) for n, v in versions.items()}
+    residents = {n: v.resident(n) for n, v in versions.items()}
     engine.install(residents[1]).result(WAIT_S)
     engine.admit(residents[2]).result(WAIT_S)
     work = {n: UserWork(PROFILE, make_behaviours(v, 10)) for n, v in versions.items()}
@@ -110,7 +103,7 @@ def test_under_flips_every_answer_is_computed_from_exactly_the_version_its_token
 
 def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_far(engine: Engine) -> None:
     version = make_with_bids(1, 1.0)
-    engine.install(resident_of(version, 1)).result(WAIT_S)
+    engine.install(version.resident()).result(WAIT_S)
     rows = version.rows.copy()
     rows["bid"] = 500.0
     assert engine.offer_changes(portion_of(version, 1, [5], rows[5:6], 2, position=41))
@@ -124,7 +117,7 @@ def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_
 
 def test_a_shard_that_was_set_back_moves_no_claim_until_it_is_ahead_in_every_topic(engine: Engine) -> None:
     version = make_with_bids(1, 1.0)
-    engine.install(resident_of(version, 1)).result(WAIT_S)
+    engine.install(version.resident()).result(WAIT_S)
 
     def claims(features: int, new_items: int, position: int) -> dict[str, int]:
         offsets = {"item-features": features, "new-items": new_items, "index-deltas": position}
@@ -138,7 +131,7 @@ def test_a_shard_that_was_set_back_moves_no_claim_until_it_is_ahead_in_every_top
 
 def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_in_a_flood(engine: Engine) -> None:
     version = make_with_bids(1, 1.0)
-    resident = resident_of(version, 1)
+    resident = version.resident()
     engine.install(resident).result(WAIT_S)
     sizes, apply = [], version.tables.apply
 
@@ -161,7 +154,7 @@ def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_i
 
 def test_a_bad_request_fails_alone_and_the_engine_goes_on(engine: Engine) -> None:
     version = make_version(SPECS["full"])
-    engine.install(resident_of(version, 1)).result(WAIT_S)
+    engine.install(version.resident()).result(WAIT_S)
     bad = {
         "bad_id": RankWork(["x"], 5),
         "bad_top_k": RankWork(version.ids, 0),
@@ -175,13 +168,6 @@ def test_a_bad_request_fails_alone_and_the_engine_goes_on(engine: Engine) -> Non
     assert len(engine.submit_rank(RankWork(version.ids, 5)).result(WAIT_S).ids) == 5
     engine.run(lambda: None).result(WAIT_S)  # a batch is counted after its last answer
     assert (engine.status().failed, engine.status().answered) == (4, 1)
-
-
-def test_all_candidates_unknown_is_an_empty_answer_and_none_is_too(engine: Engine) -> None:
-    engine.install(resident_of(make_version(SPECS["full"], 10), 1)).result(WAIT_S)
-    result = engine.submit_rank(RankWork([99, 98], 5)).result(WAIT_S)
-    assert result.ids == [] and result.unknown == [99, 98] and result.probabilities_AT.shape == (0, 1)
-    assert engine.submit_rank(RankWork([], 5)).result(WAIT_S).candidates == 0
 
 
 def test_without_a_version_and_beyond_the_queue_the_answer_is_unavailable_at_once() -> None:
@@ -206,9 +192,9 @@ def test_without_a_version_and_beyond_the_queue_the_answer_is_unavailable_at_onc
 
 def test_a_state_of_the_former_version_is_ranked_on_it_until_its_slot_is_released_and_then_says_so(engine: Engine) -> None:
     versions = {n: make_with_bids(n, 10.0**n) for n in (1, 2)}
-    engine.install(resident_of(versions[1], 1)).result(WAIT_S)
+    engine.install(versions[1].resident()).result(WAIT_S)
     state = engine.submit_user(UserWork(PROFILE)).result(WAIT_S).state
-    engine.install(resident_of(versions[2], 2)).result(WAIT_S)
+    engine.install(versions[2].resident(2)).result(WAIT_S)
     work = RankWork(versions[1].ids, 3, state=state)
     assert engine.submit_rank(work).result(WAIT_S).token.version == 1
     assert not engine.release(2, 0.0).result(WAIT_S), "the current version is never released"
@@ -259,9 +245,9 @@ def test_a_batchs_user_halves_are_made_beside_its_rankings_and_changes_wait_for_
 ) -> None:
     monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
     version, hold = make_version(SPECS["full"]), threading.Event()
-    resident, behaviours = resident_of(version, 1), make_behaviours(version, 5)
+    resident, behaviours = version.resident(), make_behaviours(version, 5)
     state = resident.scorer.user_state(UserWork(PROFILE, behaviours))
-    meeting = resident.scorer = Meeting(CpuScorer(version.parameters, 1, version.tables))
+    meeting = resident.scorer = Meeting(version.scorer())
     meeting.begun = lambda: engine.offer_changes(portion_of(version, 1, [0], version.rows[:1], 2))
     engine.install(resident).result(WAIT_S)
     engine.run(lambda: hold.wait(WAIT_S))  # until both wait
@@ -280,9 +266,9 @@ def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_i
     monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
     monkeypatch.setattr("serving.engine.loop.LONG_HISTORY", 29)
     version = make_version(SPECS["full"])
-    resident = resident_of(version, 1)
+    resident = version.resident()
     state = resident.scorer.user_state(UserWork(PROFILE, make_behaviours(version, 5)))
-    meeting = resident.scorer = Meeting(CpuScorer(version.parameters, 1, version.tables))
+    meeting = resident.scorer = Meeting(version.scorer())
     engine.install(resident).result(WAIT_S)
     user = engine.submit_user(UserWork(PROFILE, make_behaviours(version, 30)))
     assert meeting.entered.wait(WAIT_S)
@@ -292,7 +278,7 @@ def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_i
 
 def test_what_is_withdrawn_answers_nothing_more_and_the_served_copy_of_its_version_stays(engine: Engine) -> None:
     version = make_version(SPECS["full"])
-    served, copy, other = resident_of(version, 1), resident_of(version, 1), resident_of(version, 2)
+    served, copy, other = version.resident(), version.resident(), version.resident(2)
     engine.install(served).result(WAIT_S)
     for admitted in (copy, other):
         engine.admit(admitted).result(WAIT_S)
@@ -312,7 +298,7 @@ def test_what_is_withdrawn_answers_nothing_more_and_the_served_copy_of_its_versi
 
 
 def test_a_cancelled_request_is_not_computed(engine: Engine) -> None:
-    engine.install(resident_of(make_version(SPECS["full"], 10), 1)).result(WAIT_S)
+    engine.install(make_version(SPECS["full"], 10).resident()).result(WAIT_S)
     held: Future[None] = Future()
     engine.run(lambda: held.result(WAIT_S))
     waiting = engine.submit_rank(RankWork([1], 1))

@@ -7,8 +7,6 @@ import numpy as np
 from schemas.events import ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.train_choices import TrainChoices
-from serving.engine.changes import encode_ids
-from serving.engine.cpu import CpuScorer
 from serving.engine.work import UserWork
 from streams.training.impressions import Events, join_events
 from streams.training.trainer import fit
@@ -50,8 +48,8 @@ def test_a_model_of_two_tasks_is_trained_written_and_ranks_in_the_engine_as_in_t
     write_checkpoint(tmp_path / "two.safetensors", trained, "two", {})
     version = version_of(read_checkpoint(tmp_path / "two.safetensors").network, items)
     assert version.spec == SPEC
-    scorer, behaviours = CpuScorer(version.parameters, 1, version.tables), make_behaviours(version, 20)
-    slots = version.tables.find(encode_ids(version.ids, version.spec.schema.id_kind))
+    scorer, behaviours = version.scorer(), make_behaviours(version, 20)
+    slots = version.slots
     scores, probabilities = scorer.score(scorer.user_state(UserWork(PROFILE, behaviours)), slots, CONTEXT)
     reference = {i: (score, both) for i, score, both in reference_answer(version, PROFILE, behaviours, range(ITEMS), ITEMS)}
     np.testing.assert_allclose(scores, [reference[i][0] for i in version.ids], rtol=2e-4)

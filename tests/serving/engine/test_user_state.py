@@ -15,7 +15,6 @@ from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.feature_places import plan_features
 from schemas.model.vector_blocks import address, aligned
 from serving.audit.parity import InFloat64
-from serving.engine.cpu import CpuScorer
 from serving.engine.device_state import DeviceUserState, build_device_state
 from serving.engine.embedded_features import EmbeddedFeatures
 from serving.engine.history import join_history
@@ -82,7 +81,7 @@ def test_one_record_is_embedded_to_the_same_bits_as_many(name: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_every_array_of_a_state_is_the_reference_networks_in_fp64(name: str) -> None:
     version = make_version(SPECS[name], 60)
-    scorer = CpuScorer(version.parameters, 1, version.tables)
+    scorer = version.scorer()
     for length in (0, 1, 47, 48, 49, 150):
         behaviours = make_behaviours(version, length, seed=length)
         state = scorer.user_state(UserWork(PROFILE, behaviours))
@@ -104,13 +103,13 @@ def test_attention_holds_for_any_width_depth_and_number_of_behaviours(
     spec = dataclasses.replace(SPECS["no_sim"], attended_behaviours=attended, user_hidden=hidden, width=width)
     version = make_version(spec, 40)
     behaviours = make_behaviours(version, length)
-    state = CpuScorer(version.parameters, 1, version.tables).user_state(UserWork(PROFILE, behaviours))
+    state = version.scorer().user_state(UserWork(PROFILE, behaviours))
     assert_equal_up_to_rounding(version, state.named_arrays(), wanted_arrays(version, PROFILE, behaviours))
 
 
 def test_a_history_leaves_nothing_of_its_categories_behind_for_the_next() -> None:
     version = make_version(SPECS["full"], 60)
-    scorer = CpuScorer(version.parameters, 1, version.tables)
+    scorer = version.scorer()
     work = UserWork(PROFILE, make_behaviours(version, 20))
     first = scorer.user_state(work).named_arrays()
     scorer.user_state(UserWork({}, make_behaviours(version, 40, seed=9)))
@@ -119,7 +118,7 @@ def test_a_history_leaves_nothing_of_its_categories_behind_for_the_next() -> Non
 
 def test_kinds_that_differ_and_kinds_that_do_not_are_coded_alike() -> None:
     version = make_version(SPECS["full"], 60)
-    weights, behaviours = CpuScorer(version.parameters, 1, version.tables).half.weights, make_behaviours(version, 9)
+    weights, behaviours = version.scorer().half.weights, make_behaviours(version, 9)
     mixed = join_history(weights, version.tables, behaviours).kind_L
     assert mixed.tolist() == [(1, 2, 0)[j % 3] for j in range(9)]
     assert join_history(weights, version.tables, behaviours[::3]).kind_L.tolist() == [1, 1, 1]
@@ -129,7 +128,7 @@ def test_the_state_of_a_device_and_of_the_cpu_are_carried_by_the_same_names() ->
     version = make_version(SPECS["full"], 60)
     work = UserWork(PROFILE, make_behaviours(version, 20))
     on_device = build_device_state(version.network, 1, version.tables, work).named_arrays()
-    on_cpu = CpuScorer(version.parameters, 1, version.tables).user_state(work).named_arrays()
+    on_cpu = version.scorer().user_state(work).named_arrays()
     assert {n: (a.ndim, a.dtype) for n, a in on_device.items()} == {n: (a.ndim, a.dtype) for n, a in on_cpu.items()}
 
 

@@ -14,7 +14,6 @@ import serving.engine.tier_counts
 import serving.engine.user_vectors
 from schemas.ids import IdKind
 from serving.engine.candidates import find_candidates
-from serving.engine.cpu import CpuScorer
 from serving.engine.scorers import compile_kernels
 from serving.engine.state_bytes import decode_state, encode_state
 from serving.engine.work import UserWork
@@ -46,7 +45,7 @@ def test_no_model_and_no_request_compiles_anything_after_the_start(name: str) ->
     compile_kernels()
     before = compiled_forms()
     version = make_version(SPECS[name], 60)
-    scorer, ids = CpuScorer(version.parameters, 1, version.tables), version.ids
+    scorer, ids = version.scorer(), version.ids
     if version.spec.schema.id_kind is IdKind.INT64:
         read_only = np.frombuffer(np.array(ids, np.int64).tobytes(), np.int64)  # as a binary request gives them
         find_candidates(version.tables, read_only)

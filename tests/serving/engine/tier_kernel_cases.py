@@ -16,7 +16,6 @@ from schemas.model.hamming import decode_signs
 from schemas.model.simtier import simtier_counts
 from schemas.model.spec import ModelSpec
 from serving.engine import tier_kernel
-from serving.engine.changes import encode_ids
 from serving.engine.cuda import CudaScorer
 from serving.engine.tier_kernel import TILE_C, TILE_S, count_tiers, open_tier_kernel, tier_limits
 from serving.engine.work import UserWork
@@ -95,7 +94,7 @@ def check_answers() -> Iterator[tuple[str, bool]]:
         if not spec.signature_bytes:
             continue
         version = make_version(spec)
-        slots = version.tables.find(encode_ids(version.ids, spec.schema.id_kind))
+        slots = version.slots
         scorer = CudaScorer(version.parameters, 1, version.tables, "cpu")
         state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))
         wanted = scorer.score(state, slots, CONTEXT)

@@ -11,23 +11,17 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from infra.kafka.reader import SourceRecord
 from infra.processes import wait_until
 from schemas.errors import AifError, RejectedInput, Unavailable
-from schemas.events import Behaviour, BehavioursRecord, encode_record
-from schemas.ids import Id, encode_kafka_key, partition_of
+from schemas.ids import Id
 from schemas.token import VersionToken
-from schemas.topics import USER_BEHAVIOURS
 from serving.calls.carried_state import CarriedStates
-from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Resident
 from serving.engine.work import UserWork
 from serving.merger.merger import Merged, Merger
 from serving.merger.retrieval import Latency, Retrieval, decode_latency
 from serving.merger.trace import describe
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import make_version
+from tests.serving.engine.samples import make_version, running_engine
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -72,19 +66,11 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, condition, 20, "what the test waits for")
 
 
-def tell(front: Front, user: int) -> None:
-    value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=user, item_id=1, time_ms=1)]))
-    front.store.fold_record(SourceRecord(USER_BEHAVIOURS, partition_of(user, M), 0, encode_kafka_key(user), value))
-
-
 @contextlib.contextmanager
 def open_real() -> Iterator[tuple[Any, list[Id]]]:
-    version, engine = make_version(SPECS["full"], 40), Engine()
-    engine.start()
-    scorer = CpuScorer(version.parameters, 1, version.tables)
-    engine.install(Resident(VersionToken(1, 0, "1" * 8), version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(30)
-    yield engine, version.ids[:20]
-    engine.close()
+    version = make_version(SPECS["full"], 40)
+    with running_engine(version) as engine:
+        yield engine, version.ids[:20]
 
 
 @contextlib.contextmanager
@@ -100,7 +86,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Front, list[Id]]]:
 
 def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tuple[Front, list[Id]]) -> None:
     front, known = served
-    tell(front, 1)
+    front.tell(1)
     merged = ask_after_call_one(front.url, known, top_k=5)
     assert merged.user_answer is not None and merged.user_answer.behaviours == 1
     assert (merged.answer.rung, merged.attempts) == ("cached", 1)
@@ -116,7 +102,7 @@ def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tu
 def test_a_version_that_flips_between_the_calls_changes_nothing_for_this_request() -> None:
     engine = FakeEngine()
     with open_front(engine) as front:
-        tell(front, 1)
+        front.tell(1)
 
         def flip() -> None:
             engine.previous, engine.current = engine.current, VersionToken(8, 0, "1" * 8)
@@ -130,7 +116,7 @@ def test_a_server_lost_between_the_calls_costs_one_recompute_and_no_error() -> N
         stacks = {}
         for stack in (first, second):
             front = stack.enter_context(open_front(FakeEngine()))
-            tell(front, 1)
+            front.tell(1)
             stacks[front.url] = (stack, front)
 
         async def lose(_: Id) -> Sequence[Id]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -26,19 +25,15 @@ from pydantic import SecretStr
 
 from infra.processes import wait_until
 from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
-from schemas.token import VersionToken
 from serving.calls.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_answer
 from serving.core.tensors import Tensor, encode_raw
-from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Resident
 from serving.protocols.proto import open_inference_pb2 as pb
 from serving.settings import ServeSection
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import make_version
+from tests.serving.engine.samples import make_version, running_engine
 from tests.serving.fake_engine import FakeEngine
-from tests.serving.front import Front, open_front
+from tests.serving.front import Front, connect, open_front
 
 INFER = "/v2/models/prerank/infer"
 METHOD = "/inference.GRPCInferenceService/"
@@ -54,14 +49,9 @@ FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    version, engine = make_version(SPECS["full"], 40), Engine()
-    engine.start()
-    scorer, token = CpuScorer(version.parameters, 1, version.tables), VersionToken(1, 0, "1" * 8)
-    engine.install(Resident(token, version.tables, scorer, ("click",), ({"item-features": 1},), {0: 0})).result(30)
-    engine.rows = 40  # type: ignore[attr-defined]
-    with open_front(engine, carried=CarriedStates(SecretStr("a key of the tests"), "index", 600)) as opened:
+    carried = CarriedStates(SecretStr("a key of the tests"), "index", 600)
+    with running_engine(make_version(SPECS["full"], 40)) as engine, open_front(engine, carried=carried) as opened:
         yield opened
-    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +183,10 @@ def test_any_method_on_any_path_is_answered(client: httpx.Client, method: str, p
 
 def exchange(front: Front, sent: bytes, half_close: bool = False) -> bytes:
     """What comes back first for raw bytes, after which the client may close its side."""
-    parts = urlsplit(front.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=60) as raw:
+    with connect(front.http) as raw:
         raw.sendall(sent)
         if half_close:
             raw.shutdown(socket.SHUT_WR)
-        raw.settimeout(60)
         try:
             return raw.recv(65_536)
         except ConnectionResetError:
@@ -238,17 +226,15 @@ def open_connections(port: int) -> int:
 
 def test_connections_that_say_nothing_or_never_read_do_not_shut_out_the_others() -> None:
     with open_front(FakeEngine(), settings=ServeSection(port=0, idle_s=0.5)) as front, contextlib.ExitStack() as silent:
-        parts, grpc_port = urlsplit(front.url), int(front.grpc.rpartition(":")[2])
-        for port in [parts.port] * 300 + [grpc_port] * 50:
-            silent.enter_context(socket.create_connection((parts.hostname, port)))
-        unread = silent.enter_context(socket.create_connection((parts.hostname, parts.port)))
+        for address in [front.http] * 300 + [front.grpc] * 50:
+            silent.enter_context(connect(address))
+        unread = silent.enter_context(connect(front.http))
         unread.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 unread.send(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 100)
         assert httpx.get(front.url + "/v2/health/live", timeout=60).status_code == 200
-        assert parts.port is not None
-        for port in (parts.port, grpc_port):
+        for port in (int(address.rpartition(":")[2]) for address in (front.http, front.grpc)):
             wait_until(lambda port=port: open_connections(port) == 0, 30, f"silent connections to port {port} to be closed")  # type: ignore[misc]
 
 
@@ -308,10 +294,9 @@ def test_a_call_with_more_than_anybody_needs_is_refused_before_it_is_looped_over
 
 
 def test_bytes_that_are_not_grpc_leave_the_port_up(front: Front, channel: grpc.Channel) -> None:
-    host, _, port = front.grpc.rpartition(":")
     rng = np.random.default_rng(3)
     for start in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01"):
-        with socket.create_connection((host, int(port)), timeout=60) as raw:
+        with connect(front.grpc) as raw:
             raw.sendall(start + rng.bytes(2_000))
     assert ask(channel, "ModelInfer", infer_message()) is grpc.StatusCode.OK
 
@@ -333,12 +318,11 @@ with open_front(FakeEngine()) as front:
 
 
 def send_method_that_is_no_text(address: str) -> None:
-    host, _, port = address.rpartition(":")
     fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/\xff", b":authority": b"a", b"content-type": b"application/grpc"}
     headers = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in (fields | {b"te": b"trailers"}).items()
     )
-    with socket.create_connection((host, int(port)), timeout=60) as raw:
+    with connect(address) as raw:
         raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 5, 1, headers))
         with contextlib.suppress(ConnectionError):
             while (part := raw.recv(65_536)) and b"grpc-" not in part:  # the library's last word: its port is gone
@@ -364,9 +348,8 @@ def test_a_method_that_is_no_text_takes_the_port_from_nobody() -> None:
 
 
 def test_clients_that_go_away_leave_no_request_in_work(front: Front, client: httpx.Client) -> None:
-    parts = urlsplit(front.url)
     for _ in range(20):
-        with socket.create_connection((parts.hostname, parts.port)) as raw:
+        with connect(front.http) as raw:
             raw.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{")
     end = time.monotonic() + 20
     while time.monotonic() < end and front.in_work() > 0:

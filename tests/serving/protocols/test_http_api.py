@@ -5,7 +5,6 @@ import json
 import socket
 from collections.abc import Iterator
 from functools import partial
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,7 +14,7 @@ from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from serving.protocols.listener import Listener
 from serving.settings import ServeSection
 from tests.serving.fake_engine import FakeEngine
-from tests.serving.front import Front, open_front
+from tests.serving.front import Front, connect, open_front
 
 WAIT_S = 60.0
 get, post, request = (partial(call, timeout=WAIT_S) for call in (httpx.get, httpx.post, httpx.request))
@@ -153,10 +152,8 @@ def test_a_deadline_header_that_is_no_number_of_milliseconds_is_refused(front: F
 
 
 def test_bytes_that_are_not_http_leave_the_server_up(front: Front) -> None:
-    parts = urlsplit(front.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=WAIT_S) as raw:
+    with connect(front.http) as raw:
         raw.sendall(b"\x16\x03\x01\x00\xa5\x01\x00" * 40 + b"\r\n\r\n")
-        raw.settimeout(WAIT_S)
         raw.recv(1024)
     assert get(front.url + "/v2/health/live").status_code == 200
 
@@ -189,14 +186,15 @@ def test_an_error_of_the_engine_has_its_status(error: Exception, status: int, co
 
 
 def test_more_requests_than_the_bound_are_refused_at_once() -> None:
-    with open_front(FakeEngine(stuck=True), settings=ServeSection(port=0, requests_max=1)) as front:
-        parts = urlsplit(front.url)
-        waiting = socket.create_connection((parts.hostname, parts.port))  # one request that is never answered
-        with httpx.Client(base_url=front.url, timeout=WAIT_S) as client, waiting:
-            whole = body(deadline_ms=60_000)
-            waiting.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(whole) + whole)
-            statuses = {client.post(PRERANK, content=body(deadline_ms=50)).status_code for _ in range(50)}
-            assert 429 in statuses
+    with (
+        open_front(FakeEngine(stuck=True), settings=ServeSection(port=0, requests_max=1)) as front,
+        httpx.Client(base_url=front.url, timeout=WAIT_S) as client,
+        connect(front.http) as waiting,  # for an answer that never comes
+    ):
+        whole = body(deadline_ms=60_000)
+        waiting.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(whole) + whole)
+        statuses = {client.post(PRERANK, content=body(deadline_ms=50)).status_code for _ in range(50)}
+        assert 429 in statuses
 
 
 def test_without_an_index_the_server_is_alive_and_says_what_is_missing() -> None:

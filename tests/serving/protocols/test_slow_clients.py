@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -25,8 +24,8 @@ from serving.protocols.client_watch import ClientWatch
 from serving.settings import ServeSection
 from tests.serving.calls.test_refusal import open_overloaded
 from tests.serving.fake_engine import FakeEngine
-from tests.serving.front import Front, open_front
-from tests.serving.protocols.test_hostile import METHOD, infer_message
+from tests.serving.front import Front, connect, open_front
+from tests.serving.protocols.test_hostile import METHOD, frame, infer_message
 
 REQUESTS_MAX = 2
 BODY = b'{"user_id": 1, "item_ids": [%d], "deadline_ms": 20000}'
@@ -49,12 +48,11 @@ def front() -> Iterator[Front]:
         yield opened
 
 
-@contextlib.contextmanager
-def connect(front: Front, first: bytes) -> Iterator[socket.socket]:
-    parts = urlsplit(front.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=20) as opened:
-        opened.sendall(first)
-        yield opened
+def send(front: Front, first: bytes) -> socket.socket:
+    """A connection to the HTTP port on which this was sent."""
+    opened = connect(front.http)
+    opened.sendall(first)
+    return opened
 
 
 def wait_for(front: Front, requests: float) -> None:
@@ -84,7 +82,7 @@ def test_whoever_sends_a_body_slowly_takes_no_place_of_those_who_do_not(front: F
     before = front.seen()
     with contextlib.ExitStack() as slow:
         for _ in range(4 * REQUESTS_MAX):
-            slow.enter_context(connect(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\n" + head))
+            slow.enter_context(send(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\n" + head))
         wait_for(front, before + 4 * REQUESTS_MAX)
         assert post(front).status_code == 200
         assert front.in_work() == 0
@@ -127,7 +125,7 @@ def test_calls_that_are_reset_leave_nothing_in_work(front: Front) -> None:
 
 def leave_http(front: Front, asked: Callable[[], None]) -> None:
     body = b'{"user_id": 1, "item_ids": [3]}'
-    with connect(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body):
+    with send(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body):
         asked()
 
 
@@ -150,11 +148,6 @@ def test_what_a_client_asked_for_that_goes_away_is_not_computed_and_counted(
         wait_until(lambda: front.metrics.counter("requests").labels(*counted)._value.get() == 1, 20, "it to be counted")
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """A frame of HTTP/2."""
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
 def call_without_reading() -> bytes:
     """An inference over gRPC by a client that grants no byte of room for its answer."""
     path, message = METHOD.encode() + b"ModelInfer", infer_message()
@@ -173,8 +166,7 @@ def test_a_client_that_leaves_without_reading_its_answer_does_not_fill_the_log(
     monkeypatch.setattr(logging.getLogger("grpc._cython.cygrpc"), "filters", [])  # those of listeners that were opened before
     monkeypatch.setattr(grpc_listener, "is_worth_a_line", lambda record: judged.append(judge(record)) or judged[-1])
     with open_front(FakeEngine()) as front:
-        host, _, port = front.grpc.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with connect(front.grpc) as connection:
             connection.sendall(call_without_reading())
             answered = front.metrics.counter("requests").labels("grpc ModelInfer", "OK")._value
             wait_until(lambda: answered.get() == 1, 20, "the answer to be on its way")
@@ -201,7 +193,7 @@ def test_requests_that_come_all_at_once_on_one_connection_are_answered_in_their_
     bodies = [BODY % item for item in range(20)]
     heads = [b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) for body in bodies]
     raw = b""
-    with connect(front, b"".join(head + body for head, body in zip(heads, bodies, strict=True))) as connection:
+    with send(front, b"".join(head + body for head, body in zip(heads, bodies, strict=True))) as connection:
         while raw.count(b'"took_ms"') < len(bodies):
             raw += connection.recv(1 << 20)
     assert re.findall(rb'"items":\[{"item_id":(\d+)', raw) == [b"%d" % item for item in range(20)]
@@ -210,7 +202,7 @@ def test_requests_that_come_all_at_once_on_one_connection_are_answered_in_their_
 def test_a_client_of_http_1_0_is_answered_and_its_connection_closed_unless_it_asks_to_keep_it(front: Front) -> None:
     for keep, ends in ((b"", True), (b"connection: keep-alive\r\n", False)):
         request = b"POST /v1/prerank HTTP/1.0\r\n%scontent-length: %d\r\n\r\n" % (keep, len(BODY % 3)) + BODY % 3
-        with connect(front, request) as connection:
+        with send(front, request) as connection:
             raw = b""
             while b'"took_ms"' not in raw:
                 raw += connection.recv(65_536)
@@ -224,7 +216,7 @@ def test_a_client_of_http_1_0_is_answered_and_its_connection_closed_unless_it_as
 
 def test_a_chunk_of_no_size_ends_its_own_connection_only(front: Front) -> None:
     for chunk in (b"zz\r\n", b"-1\r\n{}\r\n", b"f" * 20 + b"\r\n", b"2;" + b"a" * 100_000 + b"\r\n"):
-        with connect(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk) as connection:
+        with send(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk) as connection:
             answer = connection.recv(65_536)
             assert answer == b"" or answer.startswith(b"HTTP/1.1 400"), answer
     assert post(front).status_code == 200

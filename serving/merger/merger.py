@@ -1,4 +1,4 @@
-"""The merger of the paper's Figure 1: when a request arrives, call 1 is sent while retrieval runs; the candidates follow in call 2, with call 1's token.
+"""The Merger of the paper's Figure 3: when a request arrives, call 1 is sent while retrieval runs; the candidates follow in call 2, with call 1's token.
 
     arrival ──┬── retrieval ─────────────── candidates ──┬── call 2 (rank) ── answer
               └── call 1 (user half) ── version token ───┘

@@ -1,57 +1,32 @@
-"""The control log: every pair (state, entry) is a listed transition or a named refusal, and the fold keeps its promises whatever is appended."""
+"""The control log, case by case: listed transitions and named refusals. What the fold promises whatever is appended: test_control_machine.py."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry, encode_entry, fold_entry, plan_entry
-from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, SERVABLE, Cause, EntryKind, State, next_state, transitions
+from schemas.index.lifecycle import FINAL, SERVABLE, Cause, EntryKind, State, next_state, transitions
 from schemas.index.manifest import decode_manifest, decode_seal
 from schemas.index.snapshot import decode_snapshot
+from tests.schemas.index.entries import act, appended, lived, log, publish, want
 
-INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "uuid"})
-
-
-def appended(state: ControlState, entry: Entry) -> ControlState:
-    return fold_entry(state, state.next_number, plan_entry(state, entry))
+IDENTITY = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "uuid"})
 
 
-def want(version: int, revision: int = 0, cause: Cause = Cause.CHECKPOINT) -> Entry:
-    return Entry(EntryKind.WANT, 1, version=version, revision=revision, cause=cause, checkpoint_sha256="a" * 64, encoder_fingerprint="cpu")
-
-
-def publish(version: int, revision: int = 0) -> Entry:
-    return Entry(EntryKind.PUBLISH, 2, version=version, revision=revision, manifest_sha256="b" * 64)
-
-
-def entry(kind: EntryKind, version: int = -1) -> Entry:
-    return Entry(kind, 3, version=version)
-
-
-def log(*entries: Entry) -> ControlState:
-    state = appended(ControlState(), Entry(EntryKind.INIT, 0, init=INIT))
-    for one in entries:
-        state = appended(state, one)
-    return state
-
-
-@pytest.mark.parametrize("kind", list(EntryKind))
-@pytest.mark.parametrize("state", list(State))
-@pytest.mark.parametrize("cause", ["", *Cause])
-def test_every_pair_is_a_listed_transition_or_a_named_refusal(state: State, kind: EntryKind, cause: str) -> None:
+def test_every_pair_is_a_listed_transition_or_a_named_refusal() -> None:
     listed = {(s, e): t for s, e, t in transitions()}
-    expected = listed.get((state, f"{kind} ({cause})" if kind is EntryKind.WANT else str(kind)))
-    if expected is not None:
-        assert next_state(state, kind, cause) is expected
-    else:
-        with pytest.raises(Incompatible, match=f"refused_transition.*{state}"):
-            next_state(state, kind, cause)
+    for state, kind, cause in itertools.product(State, EntryKind, ("", *Cause)):
+        expected = listed.get((state, f"{kind} ({cause})" if kind is EntryKind.WANT else str(kind)))
+        if expected is not None:
+            assert next_state(state, kind, cause) is expected
+        else:
+            with pytest.raises(Incompatible, match=f"refused_transition.*{state}"):
+                next_state(state, kind, cause)
 
 
 def test_a_final_state_is_left_by_nothing() -> None:
@@ -59,7 +34,7 @@ def test_a_final_state_is_left_by_nothing() -> None:
 
 
 def test_an_entry_survives_its_encoding() -> None:
-    for one in (Entry(EntryKind.INIT, 0, by="w", init=INIT), want(7), publish(7), Entry(EntryKind.REJECT, 1, version=8, reason="nan")):
+    for one in (Entry(EntryKind.INIT, 0, by="w", init=IDENTITY), want(7), publish(7), Entry(EntryKind.REJECT, 1, version=8, reason="nan")):
         assert decode_entry(encode_entry(one)) == one
 
 
@@ -70,7 +45,7 @@ def test_bytes_that_are_no_entry_are_corrupted(raw: bytes) -> None:
 
 
 def test_an_index_that_is_begun_again_is_another_and_later_entries_do_not_change_which_it_is() -> None:
-    begun = Entry(EntryKind.INIT, 1_000, "worker-1", init=INIT)
+    begun = Entry(EntryKind.INIT, 1_000, "worker-1", init=IDENTITY)
     first, same, again = (appended(ControlState(), dataclasses.replace(begun, at_ms=at)) for at in (1_000, 1_000, 1_001))
     assert len(first.index_id) == 16 and first.index_id == same.index_id != again.index_id
     refused = fold_entry(appended(first, want(0)), 2, encode_entry(begun))
@@ -79,25 +54,18 @@ def test_an_index_that_is_begun_again_is_another_and_later_entries_do_not_change
 
 def test_a_gap_in_the_numbers_is_corrupted() -> None:
     with pytest.raises(Corrupted, match="control_log_gap"):
-        fold_entry(ControlState(), 1, encode_entry(Entry(EntryKind.INIT, 0, init=INIT)))
+        fold_entry(ControlState(), 1, encode_entry(Entry(EntryKind.INIT, 0, init=IDENTITY)))
 
 
 def test_nothing_precedes_init_and_nothing_repeats_it() -> None:
     with pytest.raises(Incompatible, match="no_index"):
         plan_entry(ControlState(), want(0))
     with pytest.raises(Incompatible, match="already_init"):
-        plan_entry(log(), Entry(EntryKind.INIT, 0, init=INIT))
-
-
-def test_promote_moves_live_to_backup_and_backup_to_frozen() -> None:
-    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), want(1), publish(1), entry(EntryKind.PROMOTE, 1))
-    assert (state.live, state.backup) == (1, 0)
-    state = appended(appended(appended(state, want(2)), publish(2)), entry(EntryKind.PROMOTE, 2))
-    assert (state.live, state.backup, state.versions[0].state) == (2, 1, State.FROZEN)
+        plan_entry(log(), Entry(EntryKind.INIT, 0, init=IDENTITY))
 
 
 def test_a_token_names_version_revision_and_manifest() -> None:
-    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), want(0, 1, Cause.REVISE), publish(0, 1))
+    state = log(*lived(0), want(0, 1, Cause.REVISE), publish(0, 1))
     assert str(state.versions[0].token) == "0.1-bbbbbbbb"
 
 
@@ -108,26 +76,23 @@ def test_of_the_versions_that_wait_only_the_newest_is_kept_and_the_one_that_buil
 
 
 def test_a_rollback_holds_until_release() -> None:
-    state = log(
-        want(0), publish(0), entry(EntryKind.PROMOTE, 0), want(1), publish(1), entry(EntryKind.PROMOTE, 1), entry(EntryKind.ROLLBACK, 0)
-    )
+    state = log(*lived(0, 1), act(EntryKind.ROLLBACK, 0))
     assert (state.live, state.backup, state.held) == (0, 1, True)
-    assert not appended(state, entry(EntryKind.RELEASE)).held
+    assert not appended(state, act(EntryKind.RELEASE)).held
 
 
 def test_a_frozen_version_comes_back_only_through_a_revived_revision() -> None:
-    steps = [e for v in (0, 1, 2) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))]
-    state = log(*steps)
+    state = frozen_0()
     with pytest.raises(Incompatible, match="refused_transition"):
-        plan_entry(state, entry(EntryKind.ROLLBACK, 0))
-    state = appended(appended(state, want(0, 1, Cause.REVIVE)), publish(0, 1))
+        plan_entry(state, act(EntryKind.ROLLBACK, 0))
+    state = appended(state, want(0, 1, Cause.REVIVE), publish(0, 1))
     assert state.versions[0].state is State.PUBLISHED and state.versions[0].revision == 1
 
 
 def test_a_revision_that_was_given_up_by_a_freeze_is_never_wanted_again() -> None:
     """Its seals may lie in the store; they are of a time before the freeze, so a revival must not take them."""
-    state = log(*(e for v in (0, 1) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))), want(0, 1, Cause.REVISE))
-    state = appended(appended(appended(state, want(2)), publish(2)), entry(EntryKind.PROMOTE, 2))
+    state = log(*lived(0, 1), want(0, 1, Cause.REVISE))
+    state = appended(state, *lived(2))
     assert (state.versions[0].state, state.versions[0].wanted_revision) == (State.FROZEN, None)
     with pytest.raises(Incompatible, match="wrong_revision"):
         plan_entry(state, want(0, 1, Cause.REVIVE))
@@ -136,15 +101,15 @@ def test_a_revision_that_was_given_up_by_a_freeze_is_never_wanted_again() -> Non
 
 
 def test_a_pinned_version_is_current_and_survives_promotions() -> None:
-    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0), entry(EntryKind.PIN, 0))
+    state = log(*lived(0), act(EntryKind.PIN, 0))
     for v in (1, 2, 3):
-        state = appended(appended(appended(state, want(v)), publish(v)), entry(EntryKind.PROMOTE, v))
+        state = appended(state, *lived(v))
     assert state.current is not None and state.current.version == 0 and state.current.state in SERVABLE
-    assert appended(state, entry(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]
+    assert appended(state, act(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]
 
 
 def frozen_0() -> ControlState:
-    return log(*(e for v in (0, 1, 2) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))))
+    return log(*lived(0, 1, 2))
 
 
 def wished(wish: str, reason: str = "") -> Entry:
@@ -154,15 +119,15 @@ def wished(wish: str, reason: str = "") -> Entry:
 def test_a_wish_is_kept_until_its_version_is_live_and_a_rollback_s_holds_at_once() -> None:
     state = appended(frozen_0(), wished("rollback", "clicks fell"))
     assert state.held_why == "rollback by anna: clicks fell" and state.live == 2
-    state = appended(appended(state, publish(0, 1)), entry(EntryKind.PROMOTE, 0))
+    state = appended(state, publish(0, 1), act(EntryKind.PROMOTE, 0))
     assert (state.live, state.versions[0].wish, state.versions[0].reason, state.held) == (0, "", "rollback was wished", True)
     assert state.versions[2].turned_away
 
 
-@pytest.mark.parametrize("newer", [entry(EntryKind.HOLD), entry(EntryKind.PIN, 2), entry(EntryKind.ROLLBACK, 1)], ids=lambda e: e.kind)
+@pytest.mark.parametrize("newer", [act(EntryKind.HOLD), act(EntryKind.PIN, 2), act(EntryKind.ROLLBACK, 1)], ids=lambda e: e.kind)
 def test_a_newer_hold_pin_or_rollback_ends_a_wish(newer: Entry) -> None:
-    assert appended(appended(frozen_0(), wished("promote")), newer).versions[0].wish == ""
-    assert appended(appended(frozen_0(), wished("promote")), entry(EntryKind.RELEASE)).versions[0].wish == "promote"
+    assert appended(frozen_0(), wished("promote"), newer).versions[0].wish == ""
+    assert appended(frozen_0(), wished("promote"), act(EntryKind.RELEASE)).versions[0].wish == "promote"
 
 
 def test_a_wish_is_for_a_revival_and_of_a_known_kind() -> None:
@@ -173,21 +138,20 @@ def test_a_wish_is_for_a_revival_and_of_a_known_kind() -> None:
 
 
 def test_a_withheld_version_says_why_and_by_whom_until_it_is_approved_or_promoted_by_hand() -> None:
-    withheld = dataclasses.replace(entry(EntryKind.WITHHOLD, 0), reason="canary: odd", by="w1")
+    withheld = dataclasses.replace(act(EntryKind.WITHHOLD, 0), reason="canary: odd", by="w1")
     state = appended(log(want(0), publish(0)), withheld)
     assert (state.versions[0].state, state.versions[0].withheld) == (State.PUBLISHED, True)
     assert (state.versions[0].reason, state.versions[0].by) == ("canary: odd", "w1")
-    approved = appended(state, dataclasses.replace(entry(EntryKind.APPROVE, 0), by="anna"))
+    approved = appended(state, dataclasses.replace(act(EntryKind.APPROVE, 0), by="anna"))
     assert not approved.versions[0].withheld and approved.versions[0].approved and approved.versions[0].by == "anna"
-    assert not appended(state, entry(EntryKind.PROMOTE, 0)).versions[0].withheld
+    assert not appended(state, act(EntryKind.PROMOTE, 0)).versions[0].withheld
 
 
 def test_a_version_that_was_rolled_back_from_is_known_for_it_until_somebody_promotes_it() -> None:
-    steps = [e for v in (0, 1) for e in (want(v), publish(v), entry(EntryKind.PROMOTE, v))]
-    state = appended(log(*steps), dataclasses.replace(entry(EntryKind.ROLLBACK, 0), reason="worse", by="w1"))
+    state = appended(log(*lived(0, 1)), dataclasses.replace(act(EntryKind.ROLLBACK, 0), reason="worse", by="w1"))
     assert (state.versions[1].turned_away, state.versions[1].reason, state.versions[1].by) == (True, "rolled back from: worse", "w1")
     assert state.versions[0].reason == "worse" and state.held_why == "rollback by w1: worse"
-    assert not appended(state, entry(EntryKind.PROMOTE, 1)).versions[1].turned_away
+    assert not appended(state, act(EntryKind.PROMOTE, 1)).versions[1].turned_away
 
 
 def test_an_older_reader_passes_over_a_field_that_it_does_not_know() -> None:
@@ -203,29 +167,11 @@ def test_a_manifest_is_published_only_for_the_revision_that_is_wanted() -> None:
 
 
 def test_an_unknown_kind_stops_writers_and_not_readers() -> None:
-    state = log(want(0), publish(0), entry(EntryKind.PROMOTE, 0))
+    state = log(*lived(0))
     state = fold_entry(state, state.next_number, b'{"at_ms":1,"kind":"teleport"}')
     assert "teleport" in state.unknown_entry and state.current is not None
     with pytest.raises(Incompatible, match="teleport"):
         plan_entry(state, want(1))
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(list(EntryKind)), st.integers(0, 4), st.integers(0, 2), st.sampled_from(list(Cause))), max_size=60)
-)
-def test_whatever_is_appended_one_version_is_live_and_the_current_one_can_be_served(steps: list[tuple[EntryKind, int, int, Cause]]) -> None:
-    state = log()
-    for kind, version, revision, cause in steps:
-        one = Entry(kind, 1, version=version, revision=revision, cause=cause if kind is EntryKind.WANT else "", manifest_sha256="b" * 64)
-        after = fold_entry(state, state.next_number, encode_entry(one))
-        if len(after.refused) > len(state.refused):
-            assert dataclasses.replace(after, next_number=state.next_number, refused=state.refused) == state
-        state = after
-        states = [s.state for s in state.versions.values()]
-        assert states.count(State.LIVE) == (state.live is not None) and states.count(State.BACKUP) == (state.backup is not None)
-        assert all(s.state in RECEIVES_INCREMENTS or s.is_reviving for s in state.receiving)
-        if state.current is not None:
-            assert state.current.state in SERVABLE and state.current.revision >= 0
 
 
 @pytest.mark.parametrize(

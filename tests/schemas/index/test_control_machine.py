@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from schemas.errors import Incompatible
-from schemas.ids import IdKind
-from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry, plan_entry
+from schemas.index.control import ControlState, Entry, encode_entry, fold_entry, plan_entry
 from schemas.index.lifecycle import (
     FINAL,
     MOVED_BY_PROMOTE,
@@ -23,21 +22,10 @@ from schemas.index.lifecycle import (
     describe_diagram,
     transitions,
 )
+from tests.schemas.index.entries import INIT, act, appended, lived, publish, want
+from tests.schemas.index.entries import log as folded
 
-INIT = Entry(EntryKind.INIT, 0, init=Init(2, 2, IdKind.INT64, {}))
 VERSIONS = st.integers(0, 5)
-
-
-def want(version: int, revision: int = 0, cause: Cause = Cause.CHECKPOINT) -> Entry:
-    return Entry(EntryKind.WANT, 1, version=version, revision=revision, cause=cause)
-
-
-def publish(version: int, revision: int = 0) -> Entry:
-    return Entry(EntryKind.PUBLISH, 2, version=version, revision=revision, manifest_sha256="b" * 64)
-
-
-def act(kind: EntryKind, version: int = -1) -> Entry:
-    return Entry(kind, 3, version=version)
 
 
 class ControlLogMachine(RuleBasedStateMachine):
@@ -191,10 +179,6 @@ TestControlLogMachine.settings = settings(max_examples=60, stateful_step_count=4
 # --- every entry on a version in every state, through the fold -------------------------------------------------------
 
 
-def lived(*versions: int) -> list[Entry]:
-    return [e for v in versions for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))]
-
-
 HISTORIES: dict[State, list[Entry]] = {  # version 7 in each state, after its last possible revision 0
     State.NONE: [],
     State.WANTED: [want(7)],
@@ -219,14 +203,12 @@ OF_NO_VERSION = {"hold", "release", "unpin"}
 def test_every_entry_on_every_state_is_a_listed_transition_or_a_named_refusal_that_changes_nothing(
     state: State, named: tuple[str, str]
 ) -> None:
-    log = ControlState()
-    for one in (INIT, *HISTORIES[state]):
-        log = fold_entry(log, log.next_number, plan_entry(log, one))
+    log = folded(*HISTORIES[state])
     before = log.versions[7].state if 7 in log.versions else State.NONE
     assert before is state
     if named[0] == "publish" and state in (*SERVABLE, State.FROZEN):  # a publish needs its want
         cause = Cause.REVIVE if state is State.FROZEN else Cause.REVISE
-        log = fold_entry(log, log.next_number, plan_entry(log, want(7, 1, cause)))
+        log = appended(log, want(7, 1, cause))
     entry = publish(7, 0) if named[0] == "publish" and state is State.WANTED else ENTRIES[named]
     listed = {(s, e): t for s, e, t in transitions()}
     expected = listed.get((state, f"want ({named[1]})" if named[0] == "want" else named[0]))
@@ -245,9 +227,9 @@ def test_every_entry_on_every_state_is_a_listed_transition_or_a_named_refusal_th
 def test_a_promotion_moves_other_versions_only_as_the_table_says() -> None:
     seen = set()
     for steps in (lived(0, 1, 2), [*lived(0, 1), act(EntryKind.PIN, 0), *lived(2)], [*lived(0), want(1), publish(1), *lived(2)]):
-        log = ControlState()
-        for one in (INIT, *steps):
-            after = fold_entry(log, log.next_number, plan_entry(log, one))
+        log = folded()
+        for one in steps:
+            after = appended(log, one)
             if one.kind is EntryKind.PROMOTE:
                 pairs = {(s.state, after.versions[v].state) for v, s in log.versions.items() if v != one.version}
                 seen |= {(a, b) for a, b in pairs if a is not b}

@@ -9,40 +9,18 @@ from hypothesis import strategies as st
 
 from schemas.ids import IdKind
 from schemas.index import retention
-from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry
+from schemas.index.control import ControlState, Entry, encode_entry, fold_entry
 from schemas.index.layout import Column, RowLayout
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State
 from schemas.index.manifest import Manifest, Part, PartFile, Seal, checkpoint_path, manifest_path, seal_path
 from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
 from schemas.index.snapshot import ShardSnapshot, snapshot_file_path, snapshot_manifest_path
+from tests.schemas.index.entries import act, lived, log, publish, want
 
 GRACE = 100
 RULES = RetentionRules(keep_versions=3, grace_ms=GRACE)
 LAYOUT = RowLayout((Column("bid", "<f4", 1),), IdKind.INT64)
 SHARDS = 2
-
-
-def log(*entries: Entry) -> ControlState:
-    state = ControlState()
-    for entry in (Entry(EntryKind.INIT, 0, init=Init(SHARDS, 1, IdKind.INT64, {})), *entries):
-        state = fold_entry(state, state.next_number, encode_entry(entry))
-    return state
-
-
-def want(version: int, revision: int = 0, cause: Cause = Cause.CHECKPOINT) -> Entry:
-    return Entry(EntryKind.WANT, 1, version=version, revision=revision, cause=cause, checkpoint_sha256=f"{version:064x}")
-
-
-def publish(version: int, revision: int = 0) -> Entry:
-    return Entry(EntryKind.PUBLISH, 2, version=version, revision=revision, manifest_sha256="b" * 64)
-
-
-def act(kind: EntryKind, version: int = -1, at_ms: int = 3) -> Entry:
-    return Entry(kind, at_ms, version=version)
-
-
-def lived(*versions: int) -> list[Entry]:
-    return [e for v in versions for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))]
 
 
 def part(directory: str) -> Part:
@@ -171,14 +149,12 @@ TIMES = st.integers(0, 1_000)
 
 
 def state_of(steps: list[tuple[EntryKind, int, int, Cause]]) -> ControlState:
-    lives = lived(0, 1)
-    return log(
-        *lives,
-        *(
-            Entry(k, 50 + n, version=v, revision=r, cause=c if k is EntryKind.WANT else "", checkpoint_sha256=f"{v:064x}")
-            for n, (k, v, r, c) in enumerate(steps)
-        ),
-    )
+    """Two versions, and then whatever was written, be it refused."""
+    state = log(*lived(0, 1))
+    for n, (k, v, r, c) in enumerate(steps):
+        one = Entry(k, 50 + n, version=v, revision=r, cause=c if k is EntryKind.WANT else "", checkpoint_sha256=f"{v:064x}")
+        state = fold_entry(state, state.next_number, encode_entry(one))
+    return state
 
 
 @st.composite

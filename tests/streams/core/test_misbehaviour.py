@@ -6,36 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ids import IdKind
-from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry
+from schemas.index.control import ControlState, encode_entry, fold_entry
 from schemas.index.lifecycle import EntryKind
 from streams.core.misbehaviour import REPORTS_KEPT, Report, ReportHistory, ReportRules, fold_report, plan_rollback, sum_reports
+from tests.schemas.index.entries import act, lived, log
 
 RULES = ReportRules(window_s=60.0, answers_min=100)
 NOW = 1_000_000
-
-
-def log(*entries: Entry) -> ControlState:
-    state = ControlState()
-    for entry in (Entry(EntryKind.INIT, 0, init=Init(2, 2, IdKind.INT64, {})), *entries):
-        state = fold_entry(state, state.next_number, encode_entry(entry))
-    assert not state.refused
-    return state
-
-
-def lived(*versions: int) -> list[Entry]:
-    steps = []
-    for v in versions:
-        steps += [
-            Entry(EntryKind.WANT, 1, version=v, cause="checkpoint"),
-            Entry(EntryKind.PUBLISH, 2, version=v, manifest_sha256="f" * 64),
-            Entry(EntryKind.PROMOTE, 3, version=v),
-        ]
-    return steps
-
-
-def act(kind: EntryKind, version: int = -1) -> Entry:
-    return Entry(kind, 4, version=version)
 
 
 def history_of(*reports: Report) -> ReportHistory:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ids import IdKind
-from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry
+from schemas.index.control import ControlState, Entry, encode_entry, fold_entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Part
 from streams.core.versions import (
@@ -28,8 +27,9 @@ from streams.core.versions import (
     plan_shard,
     plan_wish,
 )
+from tests.schemas.index.entries import OURS, act, lived, log, publish, want
 
-OURS, THEIRS = "torch=1", "torch=2"
+THEIRS = "torch=2"
 FULL = Part("versions/5/full/00000-a", (), 3)
 
 
@@ -42,32 +42,11 @@ class Facts:
     sealed_increments: int = 0
 
 
-def log(*entries: Entry) -> ControlState:
-    state = ControlState()
-    init = Entry(EntryKind.INIT, 0, init=Init(2, 2, IdKind.INT64, {}))
-    for entry in (init, *entries):
-        state = fold_entry(state, state.next_number, encode_entry(entry))
-    assert not state.refused
-    return state
-
-
-def want(version: int, revision: int = 0, cause: Cause = Cause.CHECKPOINT, fingerprint: str = OURS) -> Entry:
-    return Entry(EntryKind.WANT, 1, version=version, revision=revision, cause=cause, encoder_fingerprint=fingerprint)
-
-
-def publish(version: int, revision: int = 0, at_ms: int = 1_000) -> Entry:
-    return Entry(EntryKind.PUBLISH, at_ms, version=version, revision=revision, manifest_sha256="f" * 64)
-
-
-def act(kind: EntryKind, version: int = -1) -> Entry:
-    return Entry(kind, 2, version=version)
-
-
 WANTED = log(want(5))
-LIVE = log(want(5), publish(5), act(EntryKind.PROMOTE, 5))
-REVISED = log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(5, 1, Cause.REVISE))
-FROZEN = log(*(e for v in (5, 6, 7) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))))
-REVIVED = log(*(e for v in (5, 6, 7) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))), want(5, 1, Cause.REVIVE))
+LIVE = log(*lived(5))
+REVISED = log(*lived(5), want(5, 1, Cause.REVISE))
+FROZEN = log(*lived(5, 6, 7))
+REVIVED = log(*lived(5, 6, 7), want(5, 1, Cause.REVIVE))
 DONE = {"item-features": 10, "new-items": 4}
 
 CASES = {
@@ -110,12 +89,12 @@ def test_a_shard_does(state: ControlState, versions: dict[int, Facts], offsets: 
     assert plan_shard(state, ShardFacts(1, offsets, versions), OURS) == expected
 
 
-BESIDE = log(*(e for v in (5, 6) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))))
+BESIDE = log(*lived(5, 6))
 LOST_CASES = {  # the checkpoint of 5 cannot be read
     "the version that is served is waited for": (LIVE, {5: Facts(full=FULL)}, []),
     "also by a new owner": (LIVE, {}, []),
     "until another one is wanted": (
-        log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(6)),
+        log(*lived(5), want(6)),
         {5: Facts(full=FULL)},
         [MarkBehind(1, 5), Start(1, 6)],
     ),
@@ -137,14 +116,14 @@ PROMOTIONS = {
     "the newest published": (log(want(5), publish(5), want(6), publish(6)), 6),
     "not while held": (log(want(5), publish(5), act(EntryKind.HOLD)), None),
     "again after the release": (log(want(5), publish(5), act(EntryKind.HOLD), act(EntryKind.RELEASE)), 5),
-    "not while another is pinned": (log(want(5), publish(5), act(EntryKind.PROMOTE, 5), want(6), publish(6), act(EntryKind.PIN, 5)), None),
+    "not while another is pinned": (log(*lived(5), want(6), publish(6), act(EntryKind.PIN, 5)), None),
     "nothing newer than the live one": (LIVE, None),
     "not one that its canary withholds": (log(want(5), publish(5), act(EntryKind.WITHHOLD, 5)), None),
     "an older one instead": (log(want(5), publish(5), want(6), publish(6), act(EntryKind.WITHHOLD, 6)), 5),
     "a withheld one that was approved": (log(want(5), publish(5), act(EntryKind.WITHHOLD, 5), act(EntryKind.APPROVE, 5)), 5),
     "not the one that was rolled back": (
         log(
-            *(e for v in (5, 6) for e in (want(v), publish(v), act(EntryKind.PROMOTE, v))),
+            *lived(5, 6),
             act(EntryKind.ROLLBACK, 5),
             act(EntryKind.RELEASE),
         ),
@@ -195,8 +174,8 @@ def test_what_is_wanted_can_be_published_a_revived_version_too() -> None:
 
 
 def test_a_revision_is_due_by_the_store_s_time_of_the_last_publish() -> None:
-    assert plan_revisions(LIVE, {}, 1_999, 1_000) == []
-    assert plan_revisions(LIVE, {}, 2_000, 1_000) == [Revision(5, 1)]
+    assert plan_revisions(LIVE, {}, 1_001, 1_000) == []
+    assert plan_revisions(LIVE, {}, 1_002, 1_000) == [Revision(5, 1)]
     assert plan_revisions(LIVE, {5: 1_500}, 2_000, 1_000) == []
     assert plan_revisions(REVISED, {}, 9_999, 1_000) == []
     assert plan_revisions(WANTED, {}, 9_999, 1_000) == []

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema, from_json
 
 from schemas.errors import RejectedInput
@@ -67,10 +67,12 @@ RawFeature = Annotated[
 ]
 RawFeatures = Annotated[dict[Name, RawFeature | None], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
 TimeMs = Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
+# Not Literal[1], which takes `true` and `1.0` too.
+SchemaNumber = Annotated[int, Field(ge=1, le=1), WithJsonSchema({"const": 1, "type": "integer"})]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ItemFeaturesUpdate(_Strict):
@@ -102,28 +104,28 @@ class Behaviour(_Strict):
 class ItemFeaturesRecord(_Strict):
     """Record of item-features."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     updates: Annotated[list[ItemFeaturesUpdate], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX, fail_fast=True)]
 
 
 class NewItemsRecord(_Strict):
     """Record of new-items."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     updates: Annotated[list[NewItem], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX, fail_fast=True)]
 
 
 class BehavioursRecord(_Strict):
     """Record of user-behaviours."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     updates: Annotated[list[Behaviour], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX, fail_fast=True)]
 
 
 class UserFeaturesRecord(_Strict):
     """Record of user-features, keyed by user: the latest offset wins, a record without a value forgets the profile."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     user_id: WireId
     features: RawFeatures = {}
 
@@ -131,7 +133,7 @@ class UserFeaturesRecord(_Strict):
 class CheckpointRecord(_Strict):
     """Record of model-checkpoints: a pointer and what it must point to. Its offset becomes the version number."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
     size_bytes: Annotated[int, Field(gt=0, le=CHECKPOINT_BYTES_MAX)]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -155,7 +157,7 @@ class ShownItem(_Strict):
 class ImpressionRecord(_Strict):
     """Record of impressions: one request of one user."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
     user_id: WireId
     time_ms: TimeMs
@@ -166,7 +168,7 @@ class ImpressionRecord(_Strict):
 class IndexEvent(_Strict):
     """Record of index-events: `kind` as in the control log or a shard's step, with a reason for people."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     kind: Name
     version: int
     revision: int = 0
@@ -188,7 +190,7 @@ class ServerReport(_Strict):
     latency_..., probability_...   of the answers and of what they hold; null where there were none
     """
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: SchemaNumber = Field(1, alias="schema")
     server_id: Label
     at_ms: TimeMs
     version: Annotated[int, Field(ge=0, le=INT64_MAX)]
@@ -296,13 +298,14 @@ def _decode_each(update_type: type[U], value: bytes, error: RejectedInput) -> tu
     if isinstance(raw, dict) and "updates" not in raw and {"item_id", "user_id"} & raw.keys():
         bare = 'an update without its record; expected {"updates": [...]} with 1 to 256 of them'
         return [], [Rejection(0, error.code, bare, error.disposition)]
-    if not isinstance(raw, dict) or raw.get("schema", 1) != 1 or raw.keys() - {"schema"} != {"updates"}:
+    if not isinstance(raw, dict) or raw.keys() - {"schema"} != {"updates"}:
         return [], whole
-    if not isinstance(raw["updates"], list) or not 1 <= len(raw["updates"]) <= UPDATES_PER_RECORD_MAX:
+    number, updates = raw.get("schema", 1), raw["updates"]
+    if type(number) is not int or number != 1 or not isinstance(updates, list) or not 1 <= len(updates) <= UPDATES_PER_RECORD_MAX:
         return [], whole
     accepted: list[tuple[int, U]] = []
     rejected: list[Rejection] = []
-    for index, one in enumerate(raw["updates"]):
+    for index, one in enumerate(updates):
         try:
             accepted.append((index, update_type.model_validate(one)))
         except ValidationError as bad:

@@ -5,7 +5,7 @@
               (a builder, their template, the judge of checkpoints); a new checkpoint now and then, so that builds and seals are hit too
     recovery  without a hand: the worker is started again at once, as a service manager would; caught up = readers were told that everything
               published before the kill is applied
-    judged    by a plain fold of the topics (crash_traffic.py) against the counters of the shards and the set of dead letters, and by the digest
+    judged    by a plain fold of the topics (crash_fold.py) against the counters of the shards and the set of dead letters, and by the digest
               of a replay
 
 Everything is drawn from `seed`; moments are real, so a run is repeatable in kind, not in detail.
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.bench.crash_traffic import DeadLetter, Traffic, count_topic
+from infra.bench.crash_fold import DeadLetter, count_topic
+from infra.bench.crash_traffic import Traffic
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, started_by, tell

@@ -1,45 +1,30 @@
-"""What the crash bench publishes while everything dies around it, and the count by which it judges: a plain fold of the topics.
+"""What the crash bench publishes while everything dies around it.
 
-Here: `Traffic`, seeded updates of every kind (later and earlier versions, deletes, embeddings, batches, bad records) with what the broker acknowledged;
-`count_topic`, which shares no code with a shard. Not here: the kills (crash.py).
+Here: `Traffic`, seeded updates of every kind (later and earlier versions, deletes, embeddings, bad records) with what the broker acknowledged. Not here: the
+bad records themselves (bad_records.py), the count by which it judges (crash_fold.py), the kills (crash.py).
 """
 
 import itertools
-import json
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Self
 
 from confluent_kafka import KafkaException, Producer
 
+from infra.bench.bad_records import BadRecords
 from infra.bench.stage import BenchStage
 from infra.data.catalogue import Catalogue
-from infra.demo.stage import SHARDS
 from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Delivered, Publisher
-from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
-from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 
 _PACE_S = 0.05
 _SETTLE_S = 60.0
-_BAD_RECORDS = (
-    b"",
-    b"\xff\xfe",
-    b"[1, 2",
-    b"{}",
-    b'{"schema": 9, "updates": []}',
-    b'{"schema": 1, "updates": [{"item_id": 1, "version": -1}]}',
-)
 _CHANGES_AT_ONCE = 512
-Counts = Counter[str]  # consumed, applied, superseded, dead_lettered
-DeadLetter = tuple[str, int, int, int]  # topic, partition, offset, index in the record
 
 
 class Traffic:
@@ -49,6 +34,7 @@ class Traffic:
         self._stage, self._catalogue, self._seed = stage, catalogue, seed
         self._per_step = max(1, round(updates_per_s * _PACE_S))
         self._random = random.Random(seed)
+        self._bad = BadRecords(self._random)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
@@ -89,7 +75,7 @@ class Traffic:
     def _publish_one(self, publisher: Publisher, raw: Producer, changes: Iterator[ItemFeaturesUpdate]) -> None:
         update, chance = next(changes), self._random.random()
         if chance < 0.02:
-            self._publish_bad(raw)
+            self._publish_bad(raw, [update, *itertools.islice(changes, self._random.choice((0, 0, 2)))])
         elif chance < 0.05:
             self._note(publisher.publish_delete(update.item_id, update.version))
         elif chance < 0.15:  # an older version, which must lose
@@ -100,19 +86,19 @@ class Traffic:
         else:
             self._note(publisher.publish_update(update))
 
-    def _publish_bad(self, raw: Producer) -> None:
-        """A record that a shard must dead-letter, past every check of the publisher."""
-        topic, partition = self._random.choice((ITEM_FEATURES, NEW_ITEMS)), self._random.randrange(SHARDS)
+    def _publish_bad(self, raw: Producer, updates: list[ItemFeaturesUpdate]) -> None:
+        """A record past every check of the publisher, whose updates are of any partition."""
+        record = self._bad.draw([(int(u.item_id), u.version, u.features) for u in updates])
         delivery: Future[Delivered] = Future()
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
-                delivery.set_result(Delivered(topic, message.partition(), message.offset()))
+                delivery.set_result(Delivered(record.topic, message.partition(), message.offset()))
             else:
                 delivery.set_exception(Unavailable("not_delivered", str(error)))
 
         try:
-            raw.produce(self._stage.topic_prefix + topic, self._random.choice(_BAD_RECORDS), b"", partition, on_delivery=delivered)
+            raw.produce(self._stage.topic_prefix + record.topic, record.value, record.key, record.partition, on_delivery=delivered)
         except (BufferError, KafkaException) as error:
             raise Unavailable("not_delivered", str(error)) from error
         self._note(delivery)
@@ -132,51 +118,3 @@ class Traffic:
         """Later and later versions of random items, without end."""
         for n in itertools.count(1):
             yield from self._catalogue.price_changes(_CHANGES_AT_ONCE, self._seed * 10_000 + n)
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What must have become of every update of a topic: how often by partition, and which ones are dead letters."""
-
-    counts: dict[int, Counts]
-    dead_letters: set[DeadLetter]
-
-
-def count_topic(topic: str, records: Iterable[SourceRecord]) -> Judged:
-    """A fold over plain dictionaries, the records of a partition in offset order."""
-    counts: dict[int, Counts] = {shard: Counter() for shard in range(SHARDS)}
-    dead_letters = set[DeadLetter]()
-    newest: dict[Any, tuple[int, ...]] = {}
-    for record in records:
-        for index, update in _updates(record):
-            count = counts[record.partition]
-            count["consumed"] += 1
-            order = _order(topic, record, index, update)
-            if order is None:
-                count["dead_lettered"] += 1
-                dead_letters.add((topic, record.partition, record.offset, index))
-            elif order > newest.get(update["item_id"], (-1,)):
-                newest[update["item_id"]] = order
-                count["applied"] += 1
-            else:
-                count["superseded"] += 1
-    return Judged(counts, dead_letters)
-
-
-def _updates(record: SourceRecord) -> list[tuple[int, Any]]:
-    """The updates of a record; one that does not read is one update."""
-    try:
-        decoded = json.loads(record.value or b"")
-        updates = decoded["updates"] if decoded["schema"] == 1 else []
-    except (ValueError, KeyError, TypeError):
-        updates = []
-    return list(enumerate(updates)) or [(0, None)]
-
-
-def _order(topic: str, record: SourceRecord, index: int, update: Any) -> tuple[int, ...] | None:
-    """None: it is one of the bad ones that `Traffic` publishes."""
-    if update is None or (topic == ITEM_FEATURES and update["version"] < 0):
-        return None
-    if topic == NEW_ITEMS:
-        return (record.offset, index) if "embedding" in update else None
-    return (update["version"], record.offset, index)

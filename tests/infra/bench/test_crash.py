@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infra.bench.crash import _WEIGHTS, FAILPOINT, measure_crash, plan_kills
-from infra.bench.crash_traffic import count_topic
+from infra.bench.crash_fold import count_topic
 from infra.failpoints import FAILPOINTS
 from infra.kafka.reader import SourceRecord
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
@@ -23,12 +23,12 @@ def record(topic: str, offset: int, value: object) -> SourceRecord:
 
 
 def test_the_count_is_that_of_a_plain_fold() -> None:
-    updates = [{"item_id": 1, "version": 5}, {"item_id": 1, "version": 4}, {"item_id": 2, "version": -1}, {"item_id": 1, "version": 5}]
+    updates = [{"item_id": 0, "version": 5}, {"item_id": 0, "version": 4}, {"item_id": 2, "version": -1}, {"item_id": 0, "version": 5}]
     records = [record(ITEM_FEATURES, 0, b"\xff"), record(ITEM_FEATURES, 1, {"schema": 1, "updates": updates})]
     judged = count_topic(ITEM_FEATURES, records)
     assert judged.counts[0] == {"consumed": 5, "applied": 2, "superseded": 1, "dead_lettered": 2}
     assert judged.dead_letters == {(ITEM_FEATURES, 0, 0, 0), (ITEM_FEATURES, 0, 1, 2)}
-    again = [record(NEW_ITEMS, n, {"schema": 1, "updates": [{"item_id": 1, "embedding": [1.0]}]}) for n in range(3)]
+    again = [record(NEW_ITEMS, n, {"schema": 1, "updates": [{"item_id": 0, "embedding": [1.0]}]}) for n in range(3)]
     assert count_topic(NEW_ITEMS, again).counts[0] == {"consumed": 3, "applied": 3}
 
 

@@ -46,12 +46,13 @@ from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted, RejectedInput, Unavailable
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
-from schemas.limits import RECORD_BYTES_MAX
 
 AUDIT = "audit/redrive/"
 _AUDIT_BYTES_MAX = 64 << 20
 _FLUSH_S_MAX = 60.0
 _POLL_S = 0.05
+# Codes of records whose updates were not judged alone.
+_WHOLE_RECORD = frozenset({"not_json", "record_too_large", "empty_record", "bad_record"})
 Identity = str  # "topic/partition/offset/index"
 
 
@@ -149,13 +150,13 @@ def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner:
 
 
 def _update_of(letter: DeadLetter) -> Any | None:
-    """The rejected update, None if the record does not read as a list of updates."""
+    """The rejected update, None if the record was rejected as a whole: it may hold others, which have no letter of their own."""
+    if letter.source.code in _WHOLE_RECORD:
+        return None
     try:
         decoded = json.loads(letter.record.value or b"")
-        if decoded.get("schema", 1) != 1 or len(letter.record.value or b"") > RECORD_BYTES_MAX:
-            return None
         update = decoded["updates"][letter.source.index]
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
     return update if isinstance(update, dict) else None
 

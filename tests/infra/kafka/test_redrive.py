@@ -185,6 +185,13 @@ def test_a_record_that_leaves_the_number_of_its_schema_out_goes_to_the_partition
     assert (again.partition, json.loads(again.value or b"")["updates"]) == (right, [update])
 
 
+def test_a_record_that_was_rejected_as_a_whole_is_sent_again_with_all_its_updates() -> None:
+    value = json.dumps({"schema": 1, "updates": UPDATES, "trace": "nobody knows this field"}).encode()
+    source = DeadLetterSource("item-features", 1, 5, 0, "bad_record", "because", "schema")
+    again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, b"", value)), 2, IdKind.INT64, "item_id")
+    assert (again.partition, again.value) == (1, value)
+
+
 def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
     source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"), "1")
     letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]

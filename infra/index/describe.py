@@ -12,8 +12,8 @@ from schemas.index.manifest import CHECKPOINT_REPAIR, Seal
 
 
 def describe_versions(state: ControlState, store: IndexStore, now_ms: int) -> list[dict[str, Any]]:
-    """A row for each version, the newest first. Reads the checkpoints of those in use: a damaged one stops its shards at their next start. Raises what the
-    store raises."""
+    """A row for each version, the newest first. Looks at the checkpoints of those in use (verify.py): a damaged one stops its shards at their next start.
+    Raises what the store raises."""
     faults = find_checkpoint_faults(store, state)
     newest_first = sorted(state.versions.values(), key=lambda s: -s.version)
     return [_describe_version(state, status, faults.get(status.version, ""), now_ms) for status in newest_first]

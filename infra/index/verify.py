@@ -13,6 +13,9 @@ from schemas.errors import AifError
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.manifest import Manifest, Seal, checkpoint_path
+from schemas.limits import MIB
+
+QUICK_LOOK_BYTES_MAX = 16 * MIB  # of one checkpoint that a command reads in passing: 20 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,13 @@ def verify_version(
 
 
 class CheckpointFaults:
-    """What is wrong with the store's copies of checkpoints. A file is read at the first look, and again when its size or its time is another."""
+    """What is wrong with the store's copies of checkpoints. A file is read at the first look, and again when its size or its time is another.
 
-    def __init__(self, store: IndexStore) -> None:
-        self._store = store
+    Files above `bytes_max` are only looked for, so that a look at all versions costs the same whatever they weigh; `aif doctor` and `verify` read them.
+    """
+
+    def __init__(self, store: IndexStore, bytes_max: int = QUICK_LOOK_BYTES_MAX) -> None:
+        self._store, self._bytes_max = store, bytes_max
         self._known: dict[str, tuple[tuple[int, int], str]] = {}  # by sha256: size and time of the file that was read, and its fault
 
     def find(self, versions: Iterable[VersionStatus]) -> dict[int, str]:
@@ -63,14 +69,16 @@ class CheckpointFaults:
         if not self._store.exists(path):
             return "is missing"
         stamp = self._store.size_bytes(path), self._store.modified_ms(path)
+        if stamp[0] > self._bytes_max:
+            return ""
         if self._known.get(sha256, (None, ""))[0] != stamp:
             self._known[sha256] = stamp, _find_checkpoint_fault(self._store, sha256)
         return self._known[sha256][1]
 
 
-def find_checkpoint_faults(store: IndexStore, state: ControlState) -> dict[int, str]:
-    """What is wrong with the store's copy of the checkpoint of each version in use; a whole one is not named. Reads the files."""
-    return CheckpointFaults(store).find(state.receiving)
+def find_checkpoint_faults(store: IndexStore, state: ControlState, bytes_max: int = QUICK_LOOK_BYTES_MAX) -> dict[int, str]:
+    """What is wrong with the store's copy of the checkpoint of each version in use; a whole one is not named."""
+    return CheckpointFaults(store, bytes_max).find(state.receiving)
 
 
 def _find_checkpoint_fault(store: IndexStore, sha256: str) -> str:

@@ -26,6 +26,7 @@ from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
 from schemas.index.manifest import CHECKPOINT_REPAIR
+from schemas.limits import CHECKPOINT_BYTES_MAX
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
@@ -116,7 +117,7 @@ def check_checkpoints(settings: InfraSettings) -> Finding:
     """Whether the store's copies of the checkpoints of all versions in use are what their names say. A worker that starts needs them."""
     store = open_index_store(settings.index.store)
     state = ControlLog(store).refresh()
-    if faults := find_checkpoint_faults(store, state):
+    if faults := find_checkpoint_faults(store, state, CHECKPOINT_BYTES_MAX):
         told = (f"that of version {version} ({state.versions[version].model_id!r}) {fault}" for version, fault in faults.items())
         return Finding("checkpoints", FAIL, ", ".join(told), CHECKPOINT_REPAIR)
     return Finding("checkpoints", OK, f"those of {len(state.receiving)} versions in use are whole")

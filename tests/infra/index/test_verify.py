@@ -9,7 +9,7 @@ import pytest
 
 from infra.index.control_log import ControlLog
 from infra.index.store import FolderStore, open_index_store
-from infra.index.verify import verify_version
+from infra.index.verify import CheckpointFaults, find_checkpoint_faults, verify_version
 from schemas.errors import Corrupted
 from schemas.index.manifest import Manifest, checkpoint_path, encode_manifest, manifest_path
 from tests.infra.index_fixture import publish_version
@@ -55,6 +55,16 @@ def test_every_damaged_file_is_named_at_once(store: FolderStore, manifest: Manif
     for path in (flipped, missing, checkpoint_path(manifest.checkpoint_sha256)):
         assert path in faults
     assert "shard 0" in faults and "shard 1" in faults
+
+
+def test_a_look_in_passing_reads_no_large_checkpoint_and_a_whole_look_does(store: FolderStore, manifest: Manifest) -> None:
+    state, path = ControlLog(store).refresh(), checkpoint_path(manifest.checkpoint_sha256)
+    size = store.size_bytes(path)
+    store.local_path(path).write_bytes(b"\0" * size)
+    assert CheckpointFaults(store, size - 1).find(state.receiving) == {}, "how long it takes must not grow with the file"
+    assert "is damaged" in find_checkpoint_faults(store, state, size)[manifest.version]
+    store.remove(path)
+    assert CheckpointFaults(store, size - 1).find(state.receiving) == {manifest.version: "is missing"}
 
 
 def test_rows_that_are_not_the_sealed_ones_are_seen_by_the_digest(store: FolderStore, manifest: Manifest) -> None:

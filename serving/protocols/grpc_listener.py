@@ -20,8 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from schemas.errors import Misconfigured, RejectedInput
 from schemas.limits import BODY_BYTES_MAX
 from serving.protocols.front import Front
-from serving.protocols.grpc_api import SERVICE, GrpcApi, abort
-from serving.protocols.grpc_errors import grpc_status
+from serving.protocols.grpc_api import SERVICE, GrpcApi, report_error
 from serving.protocols.listener import Tls
 from serving.protocols.open_inference import NOT_HERE
 from serving.protocols.ports import bind_port, bracketed, connections_max
@@ -172,11 +171,11 @@ class _OtherMethods(grpc.GenericRpcHandler):
 def _refusing(front: Front, error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
     """Answers with the error, counted and logged as every other answer. One label for all methods: a client may name any, and each would be a new one."""
 
-    async def refuse(requests: Any, context: Any) -> None:
-        status = grpc_status(error).name
+    async def refuse(requests: Any, context: Any) -> bytes:
+        status = report_error(context, error, method)
         front.record("grpc other", status, 0.0, ranked=False)
         front.log("gRPC", method, status, 0.0, 0)
-        await abort(context, error, method)
+        return b""
 
     return grpc.stream_unary_rpc_method_handler(refuse)
 

@@ -5,6 +5,7 @@ Valid bodies with flipped, cut, doubled and swapped bytes, on every route; heads
 
 import contextlib
 import functools
+import gc
 import gzip
 import json
 import socket
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from infra.processes import wait_until
+from schemas.errors import RejectedInput
 from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from serving.calls.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_answer
@@ -278,6 +280,23 @@ def test_a_message_beyond_the_bound_is_refused_packed_or_not(channel: grpc.Chann
     assert {ask(channel, "ModelInfer", bytes(20 * BODY_BYTES_MAX), compression=grpc.Compression.Gzip)} == too_many
     assert {ask(channel, "ModelInfer", b"", metadata=[("x", "a" * 100_000)])} == too_many
     assert ask(channel, "ModelInfer", infer_message()) is grpc.StatusCode.OK
+
+
+def test_a_refused_call_leaves_nothing_for_the_collector(channel: grpc.Channel) -> None:
+    """Of each such call its message, of up to 8 MiB, would wait for the collector in a cycle of error, frames and call."""
+
+    def left() -> list[Exception]:
+        return [one for one in gc.get_objects() if isinstance(one, RejectedInput | grpc.aio.AbortError)]
+
+    gc.collect()
+    before = len(left())
+    gc.disable()
+    try:
+        for method, raw in (("ModelInfer", b"\xff" * 1_000), ("ModelInfer", b""), ("ModelMetadata", b"\xff"), ("Strange", b"")) * 3:
+            assert ask(channel, method, raw) is not grpc.StatusCode.OK
+        wait_until(lambda: len(left()) <= before, 10, "the errors to be gone")
+    finally:
+        gc.enable()
 
 
 def test_a_call_with_more_than_anybody_needs_is_refused_before_it_is_looped_over(channel: grpc.Channel) -> None:

@@ -105,6 +105,22 @@ def test_a_grpc_call_without_a_message_takes_no_place_and_ends(front: Front, mon
         assert empty.code() is grpc.StatusCode.INVALID_ARGUMENT and "no message" in empty.details()
 
 
+def test_of_too_many_slow_grpc_messages_the_oldest_is_given_up(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps what has come of each, up to 8 MiB: a thousand calls that stop before their last byte would take 8 GB for ten seconds."""
+    before, stop = front.seen(), threading.Event()
+    monkeypatch.setattr(grpc_api, "_SLOW_MAX", 2)
+    monkeypatch.setattr(grpc_api, "_SLOW_S", 0.01)
+    with grpc.insecure_channel(front.grpc) as channel:
+        calls = []
+        for count in range(1, 5):
+            calls.append(hang(channel, stop))
+            wait_for(front, before + count)
+        assert [call.code() for call in calls[:2]] == [grpc.StatusCode.INVALID_ARGUMENT] * 2
+        assert all("body_too_slow" in call.details() for call in calls[:2]) and not any(call.done() for call in calls[2:])
+        stop.set()
+        assert all("no message" in call.details() for call in calls[2:])
+
+
 def test_a_grpc_call_that_is_one_too_many_is_refused_before_its_message() -> None:
     stop = threading.Event()
     with open_overloaded() as front, grpc.insecure_channel(front.grpc) as channel:

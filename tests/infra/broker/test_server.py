@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from infra.broker.record import RECORD_NAME, is_held, read_record, recorded_address, running_broker
+from infra.broker.record import RECORD_NAME, is_held, read_record, recorded_address
 from infra.broker.server import answers, start_broker, stop_broker
 from infra.kafka.reader import TopicFollower
 from infra.processes import wait_until
@@ -127,7 +127,7 @@ def test_a_broker_that_is_not_detached_dies_with_its_starter_however_that_ends(t
     )
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "data")])
     try:
-        wait_until(lambda: running_broker(tmp_path / "data") is not None, 120, "the broker to be ready")
+        wait_until(lambda: read_record(tmp_path / "data") is not None, 120, "the broker's process")
     finally:
         starter.send_signal(signal.SIGKILL)
         starter.wait()

@@ -38,10 +38,12 @@ class Case(NamedTuple):
 
 
 def make_cases() -> Iterator[Case]:
-    """Every size at a tile's end, then every width, then every number of tiers, then signatures that reach the outermost tiers only."""
+    """Every size at a tile's end beside one of the other that takes two tiles, then every width, then every number of tiers, then signatures that reach the
+    outermost tiers only."""
     for candidates in (0, 1, TILE_C - 1, TILE_C, TILE_C + 1, 2 * TILE_C + 1):
-        for behaviours in (0, 1, TILE_S - 1, TILE_S, TILE_S + 1, 3 * TILE_S + 1):
-            yield _random(8, candidates, behaviours, EDGES)
+        yield _random(8, candidates, TILE_S + 1, EDGES)
+    for behaviours in (0, 1, TILE_S - 1, TILE_S, 3 * TILE_S + 1):
+        yield _random(8, TILE_C + 1, behaviours, EDGES)
     for width in (1, 4, 7, 8, 16, 24, 32):
         yield _random(width, TILE_C + 1, TILE_S + 1, EDGES)
     for width in (1, 16):
@@ -93,7 +95,7 @@ def check_answers() -> Iterator[tuple[str, bool]]:
     for name, spec in SPECS.items():
         if not spec.signature_bytes:
             continue
-        version = make_version(spec)
+        version = make_version(spec, TILE_C + 6)
         slots = version.slots
         scorer = CudaScorer(version.parameters, 1, version.tables, "cpu")
         state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))
@@ -106,7 +108,7 @@ def check_answers() -> Iterator[tuple[str, bool]]:
 
 def check_refusals() -> Iterator[tuple[str, bool]]:
     """(what is wrong, whether the kernel is refused and the reason says so)."""
-    version = make_version(SPECS["full"])
+    version = make_version(SPECS["full"], TILE_C + 6)
     signatures, limits = torch.from_numpy(version.tables.columns["signature"].copy()), tier_kernel.tier_limits
 
     def reason(spec: ModelSpec = version.spec) -> str:

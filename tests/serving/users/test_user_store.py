@@ -1,7 +1,6 @@
 """The server's view of users: the fold over records good and bad, in one batch with their offsets, within bounds; and following the real topics."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -238,8 +237,17 @@ def test_two_servers_on_one_host_have_views_of_their_own_and_a_damaged_one_is_ma
     second.close()
 
 
-def follow(store: UserStore, bootstrap: str, prefix: str, metrics: Metrics | None = None) -> UserFollower:
-    follower = UserFollower(bootstrap, prefix, store, metrics or Metrics())
+class AheadClock(SystemClock):
+    """This machine's, so many seconds ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+def follow(store: UserStore, bootstrap: str, prefix: str, clock: AheadClock | None = None) -> UserFollower:
+    follower = UserFollower(bootstrap, prefix, store, Metrics(), clock)
     follower.start()
     wait_until(lambda: follower.ready, 30, f"the view to be caught up ({follower.last_error})")
     return follower
@@ -314,17 +322,20 @@ def test_partitions_that_somebody_adds_are_followed_so_that_nothing_in_them_vani
 def test_how_long_the_broker_is_silent_is_told_also_where_nothing_is_published(
     tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.users.user_follower._LOOK_EVERY_S", 0.1)
     apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    follower = follow(open_view(tmp_path, IdKind.INT64, M), bootstrap_servers, topic_prefix)
-    time.sleep(3.0)
-    assert follower.silent_s() < 2.5  # an idle catalogue
+    clock, asked = AheadClock(), list[object]()
+    follower = follow(open_view(tmp_path, IdKind.INT64, M), bootstrap_servers, topic_prefix, clock)
+    clock.ahead_s = 1_000.0  # of an idle catalogue
+    wait_until(lambda: follower.silent_s() < 500, 20, "the broker to be asked")
 
     def count(*_: object) -> int:
+        asked.append(None)
         raise Unavailable("kafka_unreachable", "away")
 
     monkeypatch.setattr(PartitionWatch, "count", count)
-    wait_until(lambda: follower.silent_s() > 3.0, 20, "the silence to be told")
+    clock.ahead_s = 2_000.0
+    wait_until(lambda: len(asked) > 0, 20, "it to be asked again")
+    assert follower.silent_s() > 500
     follower.close()
 
 

@@ -229,7 +229,7 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 def _check_lag(version: int, force: bool) -> None:
     """Raises Incompatible (`version_behind`) where a version that is to be served lacks what others have, unless it shall be all the same. A broker that
     is away stops nobody from going back."""
-    from infra.index.version_lag import fetch_lag
+    from infra.index.version_lag import describe_lag, fetch_lag
     from schemas.errors import AifError, Incompatible
 
     settings, log = read_settings(), _open_log()
@@ -237,11 +237,10 @@ def _check_lag(version: int, force: bool) -> None:
     if status is None or status.revision < 0:
         return
     try:
-        lag = fetch_lag(settings.bootstrap_servers(), settings.kafka.topic_prefix, log.store, status)
+        behind = describe_lag(fetch_lag(settings.bootstrap_servers(), settings.kafka.topic_prefix, log.store, status))
     except AifError as error:
         say(f"warning: whether version {version} has what was published last is not known: {error}")
         return
-    behind = ", ".join(f"shard {shard} by {records:,} records" for shard, records in lag.items())
     if behind and not force:
         raise Incompatible(
             "version_behind",

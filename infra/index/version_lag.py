@@ -18,6 +18,7 @@ from schemas.topics import SHARD_TOPICS
 
 _TAIL_RECORDS = 200  # of a partition: in ten watermarks a second of a few versions, seconds
 _ASK_S_MAX = 3.0
+_SHARDS_NAMED = 8
 _AGAIN_S = 1.0  # a version's watermark follows the others' at once, unless it is behind
 
 Offsets = tuple[int, ...]  # of a shard, in the order of SHARD_TOPICS
@@ -36,6 +37,12 @@ def fetch_lag(bootstrap: str, prefix: str, store: IndexStore, status: VersionSta
         time.sleep(_AGAIN_S)
         told.note(tail.read())
     return told.lag(wanted)
+
+
+def describe_lag(lag: Mapping[int, int]) -> str:
+    """In words, the first few shards; empty where nothing is missing."""
+    shown = [f"shard {shard} by {records:,} records" for shard, records in list(lag.items())[:_SHARDS_NAMED]]
+    return ", ".join([*shown, *([f"{len(lag) - len(shown)} more shards"] if len(lag) > len(shown) else [])])
 
 
 class _Told:

@@ -152,6 +152,15 @@ def plan_shard(
     return [*ended, *(action for action in planned if action is not None)]
 
 
+def find_stale_service(state: ControlState, shard: ShardFacts) -> list[str]:
+    """An alarm where the version that is served is behind in this shard: its answers are of items as they were, and no other sign says so."""
+    served = state.current
+    if served is None or served.version not in shard.versions or not shard.versions[served.version].behind:
+        return []
+    told = f"version {served.version} is served and has fallen behind in shard {shard.number}: answers show its items as they were"
+    return [f"{told}; publish its checkpoint again, or go to another version with `aif index promote`"]
+
+
 def can_do_without(state: ControlState, lost: int) -> bool:
     """Whether shards go on without the rows of a version whose checkpoint is lost. They wait for that of the one that is served, because it would fall behind
     for good; but no longer once a new version is wanted, which is the way out."""

@@ -15,7 +15,7 @@ Invariants:
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from infra.clock import Clock
 from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore
 from schemas.events import IndexEvent
-from schemas.index.control import ControlState
+from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import EntryKind
 from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.builders.running_jobs import Builders, OwnedShard, RunningJobs
@@ -65,6 +65,7 @@ class Reconciler:
     slices    where finished slices of builds are kept, None = nowhere
     reports   what servers have reported
     judge     processes for canaries, None = the builders
+    lag       by shard, how many records that other versions have a version lacks (infra/index/version_lag.py)
     """
 
     def __init__(
@@ -83,12 +84,13 @@ class Reconciler:
         slices: Path | None = None,
         reports: Callable[[], ReportHistory] = dict,
         judge: Builders | None = None,
+        lag: Callable[[VersionStatus], Mapping[int, int]] = lambda _: {},
     ) -> None:
         self._control_log, self._settings, self._owned, self._encoders = control_log, settings, owned, encoders
         self._attempts = Attempts(clock, settings.retry_s, announce)
         self._publication = Publication(control_log, store, clock, by)
         self._promotion = Promotion(control_log, clock, judge or builders, settings.canary, by)
-        self._watch = RollbackWatch(control_log, clock, settings.reports, reports, by)
+        self._watch = RollbackWatch(control_log, clock, settings.reports, reports, by, lag)
         self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)
         self._shards = ShardVersions(
             self._attempts,

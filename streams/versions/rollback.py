@@ -3,27 +3,34 @@
 Here: the entry. Not here: the rule (core/misbehaviour.py), the reports (server_reports.py).
 Invariants: it is decided on the newest log, so only one of several workers writes it, and never after a hold, a pin or another promotion. The entry
 `rollback` also holds: nothing is promoted by itself until an operator has released the hold.
+It goes back also to a version that fell behind in a shard (B5), which an operator may only with --force: whoever types can wait for another way, and requests
+that fail now cannot; a right answer about what items were is better than a wrong one or none. The entry says what the version lacks, and every worker that
+has such a shard keeps saying it (shard_versions.py).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog, append_entry
-from schemas.index.control import ControlState, Entry
+from infra.index.version_lag import describe_lag
+from schemas.errors import AifError
+from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import EntryKind
 from streams.core.misbehaviour import Misbehaviour, ReportHistory, ReportRules, plan_rollback
 
 
 @dataclass
 class RollbackWatch:
-    """One per reconciler, called by its thread. `reports`: what servers have reported so far."""
+    """One per reconciler, called by its thread. `reports`: what servers have reported so far. `lag`: by shard, how many records a version lacks; asked only
+    before it is gone back to, because that takes a second or more."""
 
     control_log: ControlLog
     clock: Clock
     rules: ReportRules
     reports: Callable[[], ReportHistory]
     by: str
+    lag: Callable[[VersionStatus], Mapping[int, int]]
 
     def step(self) -> Misbehaviour | None:
         """What was rolled back; None if this call wrote no entry."""
@@ -32,6 +39,18 @@ class RollbackWatch:
         def make(state: ControlState) -> Entry | None:
             nonlocal found
             found = plan_rollback(state, self.reports(), self.clock.now_ms(), self.rules)
-            return None if found is None else Entry(EntryKind.ROLLBACK, self.clock.now_ms(), self.by, found.back_to, reason=found.reason)
+            if found is None:
+                return None
+            found = replace(found, reason=found.reason + self._describe_lag(state.versions[found.back_to]))
+            return Entry(EntryKind.ROLLBACK, self.clock.now_ms(), self.by, found.back_to, reason=found.reason)
 
         return found if append_entry(self.control_log, make) is not None else None
+
+    def _describe_lag(self, back_to: VersionStatus) -> str:
+        try:
+            lag = describe_lag(self.lag(back_to))
+        except AifError as error:
+            return f"; whether version {back_to.version} has what was published last is not known: {error}"
+        return (
+            f"; version {back_to.version} fell behind ({lag}) and serves what items were then: publish its checkpoint again" if lag else ""
+        )

@@ -24,7 +24,19 @@ from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.shard_state import ShardVersion
 from streams.core.snapshots import SnapshotJob
-from streams.core.versions import Build, MarkBehind, Revision, Rewrite, SealShard, ShardAction, ShardFacts, Start, Stop, plan_shard
+from streams.core.versions import (
+    Build,
+    MarkBehind,
+    Revision,
+    Rewrite,
+    SealShard,
+    ShardAction,
+    ShardFacts,
+    Start,
+    Stop,
+    find_stale_service,
+    plan_shard,
+)
 from streams.encoders import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard
@@ -74,7 +86,9 @@ class ShardVersions:
         lost = self._encoders.find_lost(state.receiving)
         for version, why in lost.items():
             self._attempts.complain(("lost checkpoint", version), why)
-        for action in plan_shard(state, _read_facts(task), self._fingerprint(state), self._rewrite_share, lost):
+        facts = _read_facts(task)
+        self._attempts.report.alarms += find_stale_service(state, facts)
+        for action in plan_shard(state, facts, self._fingerprint(state), self._rewrite_share, lost):
             self._attempts.attempt(action, functools.partial(self._perform, state, task, action))
         if state.init is None:
             return

@@ -5,6 +5,7 @@ without it, both wait until a version needs them. Neither this process nor a bui
 run a whole network, have a process of their own. It starts with a checkpoint and ends when no other checkpoint comes for a while.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from infra.clock import Clock
 from infra.fork_server import Template
 from infra.index.control_log import ControlLog
 from infra.index.store_clock import StoreClock
+from infra.index.version_lag import fetch_lag
 from infra.kafka.reader import SourceRecord
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint
@@ -86,6 +88,7 @@ class VersionSide:
             slices=folder / "slices",
             reports=self.reports.history,
             judge=self._judge,
+            lag=functools.partial(fetch_lag, bootstrap, prefix, store),
         )
         self._alarms: frozenset[str] = frozenset()
 

@@ -21,7 +21,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import IdKind, encode_index_key, partition_of
-from schemas.index.control import Entry, Init
+from schemas.index.control import Entry, Init, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts, version_digest
 from schemas.index.layout import ORDER, RowBlock, decode_delta, decode_increment, encode_increment, input_hash, is_newer
 from schemas.index.lifecycle import Cause, EntryKind
@@ -257,6 +257,7 @@ class Worker:
         builders: Any = None,
         slices: Path | None = None,
         reports_of: Callable[[], ReportHistory] = dict,
+        lag: Callable[[VersionStatus], Mapping[int, int]] = lambda _: {},
         **settings: Any,
     ) -> None:
         self.world, self.events = world, list[IndexEvent]()
@@ -275,6 +276,7 @@ class Worker:
             self.events.append,
             slices,
             reports_of,
+            lag=lag,
         )
 
     def step(self) -> StepReport:

@@ -10,8 +10,9 @@ from infra.kafka.admin import apply_topics
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import wait_until
+from schemas.errors import Unavailable
 from schemas.events import ServerReport, encode_record
-from schemas.index.control import Entry
+from schemas.index.control import Entry, VersionStatus
 from schemas.index.lifecycle import EntryKind, State
 from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
@@ -59,9 +60,36 @@ def test_of_several_workers_one_writes_the_entry(world: World) -> None:
         worker.settle()
     worker.close()
     bad = {("s1", 2): [report(world, 2, failed=400)]}
-    watches = [RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), lambda: bad, name) for name in "abc"]
+    watches = [RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), lambda: bad, name, lambda _: {}) for name in "abc"]
     assert [watch.step() is not None for watch in watches] == [True, False, False]
     assert ControlLog(world.store).refresh().versions[1].state is State.LIVE and world.entries(EntryKind.ROLLBACK) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_backup_that_fell_behind_is_gone_back_to_and_what_it_lacks_is_said_in_the_entry_and_ever_after(world: World, known: bool) -> None:
+    """Requests fail now: what items were is a better answer. Only an operator, who sees more than one way, is asked for --force."""
+    heard: ReportHistory = {}
+
+    def lag(_: VersionStatus) -> dict[int, int]:
+        if not known:
+            raise Unavailable("kafka_unreachable", "no broker answers")
+        return {0: 1_234}
+
+    worker = Worker(world, reports_of=lambda: heard, lag=lag)
+    for version, seed in ((1, 0), (2, 1)):
+        world.want(version, seed)
+        worker.settle()
+    worker.tasks[0].shard.update_version(1, behind=True)
+    assert not worker.step().alarms, "nobody is served the version that is behind"
+    heard = {("s1", 2): [report(world, 2, failed=400)]}
+    worker.settle()
+    state = ControlLog(world.store).refresh()
+    assert (state.live, state.held) == (1, True)
+    told = "fell behind (shard 0 by 1,234 records)" if known else "is not known: kafka_unreachable: no broker answers"
+    assert told in state.versions[2].reason and any(told in e.reason for e in worker.events if e.kind == "rolled_back")
+    (alarm,) = worker.step().alarms
+    assert "version 1 is served and has fallen behind in shard 0" in alarm
+    worker.close()
 
 
 def record(value: bytes, at_ms: int = -1) -> SourceRecord:

@@ -116,7 +116,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 @instruction
-def copy_bytes(_context, out, source, size):  # type: ignore[no-untyped-def]
+def copy_bytes(_context, out, source, size):
     """Copies `size` bytes from one address to another; they do not overlap."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -130,7 +130,7 @@ def copy_bytes(_context, out, source, size):  # type: ignore[no-untyped-def]
 
 
 @instruction
-def compare_bytes(_context, one, other, size):  # type: ignore[no-untyped-def]
+def compare_bytes(_context, one, other, size):
     """0 if `size` bytes at two addresses are the same, as C's memcmp."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

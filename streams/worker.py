@@ -64,8 +64,8 @@ class Worker:
     def __init__(self, settings: WorkerSettings, template: Template | None = None) -> None:
         self.settings, self._template = settings, template
         self.clock = SystemClock()
-        self.metrics = WorkerMetrics(registry := Metrics())
-        self._registry = registry
+        self._registry = Metrics()
+        self.metrics = WorkerMetrics(self._registry)
         self.bootstrap, self.prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
         self.folder: Path = settings.worker.data_dir.resolve()
         self.store = open_index_store(settings.index.store)
@@ -114,7 +114,7 @@ class Worker:
             index,
             self.clock,
             self._make_task,
-            self._next_checkpoint_offset,
+            lambda: self.control_log.refresh().newest_decided + 1,
             self._wake.set,
             self.store,
         )
@@ -144,15 +144,7 @@ class Worker:
         worker = self.settings.worker
         group, faust_folder = f"{self.prefix}shards", self.folder / "faust"
         app = make_app(group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics)
-        self.versions = self._make_version_side()
-        add = functools.partial(add_agent, app, records_max=worker.batch_records_max, within_s=worker.within_ms / 1000)
-        add(ITEM_FEATURES, self.owned.apply)
-        add(NEW_ITEMS, self.owned.apply)
-        add_agent(app, MODEL_CHECKPOINTS, self.versions.handle_checkpoints, records_max=1, within_s=worker.within_ms / 1000)
-        return app
-
-    def _make_version_side(self) -> VersionSide:
-        return VersionSide(
+        self.versions = VersionSide(
             self.settings,
             self.control_log,
             self.clock,
@@ -162,6 +154,11 @@ class Worker:
             by=f"worker-{os.getpid()}",
             template=self._template,
         )
+        add = functools.partial(add_agent, app, records_max=worker.batch_records_max, within_s=worker.within_ms / 1000)
+        add(ITEM_FEATURES, self.owned.apply)
+        add(NEW_ITEMS, self.owned.apply)
+        add_agent(app, MODEL_CHECKPOINTS, self.versions.handle_checkpoints, records_max=1, within_s=worker.within_ms / 1000)
+        return app
 
     async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:
         """Runs Faust until asked to stop. If Faust ends by itself, the process ends too, because it would no longer consume."""
@@ -195,9 +192,6 @@ class Worker:
             )
 
         return ShardTask(shard, self.clock, make_sender, self.metrics.count)
-
-    def _next_checkpoint_offset(self) -> int:
-        return self.control_log.refresh().newest_decided + 1
 
     def _ask_to_stop(self, stop: asyncio.Event) -> None:
         if not stop.is_set():

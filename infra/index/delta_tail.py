@@ -5,7 +5,6 @@ Here: the headers of the last records of each partition, and of what follows. No
 
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from infra.kafka.admin import end_offsets, start_offsets
@@ -42,5 +41,5 @@ class DeltaTail:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -215,14 +215,8 @@ def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple
 @contextlib.contextmanager
 def open_part(store: IndexStore, part: Part, verify: bool = False) -> Iterator[Database]:
     """Open a part that has files, to look up single rows. Unless it is verified, only RocksDB's own checksums of what is read are checked."""
-    with _private_directory(store, part, verify) as directory, contextlib.closing(open_read_only(directory)) as database:
-        yield database
-
-
-@contextlib.contextmanager
-def _private_directory(store: IndexStore, part: Part, verify: bool) -> Iterator[Path]:
-    """A private folder with the files of the part: SST files as links, the rest as copies."""
     with store.scratch("read") as folder:
-        for file in part.files:
+        for file in part.files:  # SST files as links, the rest as copies
             store.fetch(part.directory, file, folder / file.name, verify=verify, link=file.name.endswith(".sst"))
-        yield folder
+        with contextlib.closing(open_read_only(folder)) as database:
+            yield database

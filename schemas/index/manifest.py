@@ -139,12 +139,13 @@ def decode_document(kind: str, raw: bytes) -> dict[str, Any]:
     return dict(fields)
 
 
-def _decode_part(raw: Mapping[str, Any]) -> Part:
+def decode_part(raw: Mapping[str, Any]) -> Part:
+    """A part from its fields, as `dataclasses.asdict` gives them. Raises KeyError, TypeError."""
     return Part(raw["directory"], tuple(PartFile(**f) for f in raw["files"]), raw["rows"], raw["tombstones"])
 
 
 def _decode_seal_fields(raw: Mapping[str, Any]) -> Seal:
-    return Seal(**{**raw, "full": _decode_part(raw["full"]), "incremental": _decode_part(raw["incremental"])})
+    return Seal(**{**raw, "full": decode_part(raw["full"]), "incremental": decode_part(raw["incremental"])})
 
 
 def encode_seal(seal: Seal) -> bytes:

@@ -48,10 +48,10 @@ multiply_half_tile = make_tile(DOUBLE, TILE_LANES, 1)  # P = TILE_LANES
 
 
 @instruction
-def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untyped-def]
+def widen_numbers(_context, source, count, most, out):
     """out float64 [count] = source float32 [count], clipped to +-most; NaN stays NaN."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         source, count, most, out = arguments
         least = builder.fsub(ir.Constant(FLOAT, 0.0), most)
 
@@ -69,10 +69,10 @@ def widen_numbers(_context, source, count, most, out):  # type: ignore[no-untype
 
 
 @instruction
-def round_numbers(_context, source, count, out):  # type: ignore[no-untyped-def]
+def round_numbers(_context, source, count, out):
     """out float16 [count] = source float64 [count], rounded to float32 and then to float16, as torch does."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         source, count, out = arguments
 
         def narrow(at: Any, lanes: int) -> None:
@@ -98,10 +98,10 @@ def _add_up(builder: Any, numbers: Any) -> Any:
 
 
 @instruction
-def layer_norm_row(_context, row, vectors, count, epsilon, mask, scale, shift):  # type: ignore[no-untyped-def]
+def layer_norm_row(_context, row, vectors, count, epsilon, mask, scale, shift):
     """LayerNorm in place: row [D] of which `count` (float64) are real; mask is 1 there and 0 after them; scale, shift [D]."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         row, vectors, count, epsilon, mask, scale, shift = arguments
 
         def at(start: Any, index: Any) -> Any:
@@ -154,10 +154,10 @@ def _emit_exp(builder: Any, x: Any) -> Any:
 
 
 @instruction
-def softmax_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
+def softmax_row(_context, row, vectors, root):
     """row [D] = softmax(row / root), in place. A place that holds -inf gets nothing."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         row, vectors, root = arguments
         divisor = splat(builder, root, LANES)
 
@@ -192,10 +192,10 @@ def softmax_row(_context, row, vectors, root):  # type: ignore[no-untyped-def]
 
 
 @instruction
-def store_signs(_context, row, count, out):  # type: ignore[no-untyped-def]
+def store_signs(_context, row, count, out):
     """Bytes out [count]: bit i of each says whether number i of eight of the row is above 0."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         row, count, out = arguments
 
         def sign(index: Any, _: list[Any]) -> list[Any]:

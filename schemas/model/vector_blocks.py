@@ -46,10 +46,10 @@ def address(array: np.ndarray) -> int:
 
 
 @instruction
-def apart(_context):  # type: ignore[no-untyped-def]
+def apart(_context):
     """Keeps the function that calls it apart from its callers' code: LLVM, which has to share registers between both, may make a hot loop slower."""
 
-    def emit(context, builder, _signature, _arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, _arguments):
         builder.function.attributes.add("noinline")
         return context.get_dummy_value()
 
@@ -57,10 +57,10 @@ def apart(_context):  # type: ignore[no-untyped-def]
 
 
 @instruction
-def load_word(_context, address):  # type: ignore[no-untyped-def]
+def load_word(_context, address):
     """The eight bytes at an address as uint64, aligned or not."""
 
-    def emit(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(_context, builder, _signature, arguments):
         return load(builder, arguments[0], INT64)
 
     return types.uint64(types.int64), emit
@@ -143,8 +143,8 @@ def each_run(builder: Any, count: Any, widths: Sequence[int], run: Callable[[Any
 def make_tile(element: Any, lanes: int, vectors: int) -> Callable[..., Any]:
     """`_emit_tile` as an instruction that kernels call, for float32 or float64; `least` is of that type."""
 
-    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):  # type: ignore[no-untyped-def]
-        def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):
+        def emit(context, builder, _signature, arguments):
             _emit_tile(builder, element, lanes, vectors, arguments)
             return context.get_dummy_value()
 

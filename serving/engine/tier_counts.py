@@ -113,10 +113,10 @@ def _distance_planes(context: Any, builder: Any, table: Any, word: Any) -> list[
 
 
 @instruction
-def _build_table(_context, planes, valid, table):  # type: ignore[no-untyped-def]
+def _build_table(_context, planes, valid, table):
     """See `build_word_table`. An entry with a bit clear adds its plane; its twin with the bit set adds the plane's complement, where behaviours exist."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         planes, valid, table = arguments
         exists = load(builder, valid, _PLANE)
 
@@ -151,10 +151,10 @@ def _increment(context: Any, builder: Any, count: list[Any], carry: Any) -> list
 
 
 @instruction
-def _set_distance(_context, table, word, counter):  # type: ignore[no-untyped-def]
+def _set_distance(_context, table, word, counter):
     """The first word's distances into planes 0 to 6 of a counter."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         table, word, counter = arguments
         for i, plane in enumerate(_distance_planes(context, builder, table, word)):
             store(builder, plane, counter, i * _PLANE_BYTES)
@@ -164,10 +164,10 @@ def _set_distance(_context, table, word, counter):  # type: ignore[no-untyped-de
 
 
 @instruction
-def _add_distance(_context, table, word, counter, planes):  # type: ignore[no-untyped-def]
+def _add_distance(_context, table, word, counter, planes):
     """One more word's distances added to a counter of `planes` planes (more than 7)."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         table, word, counter, planes = arguments
         carries: list[Any] = []
         for i, plane in enumerate(_distance_planes(context, builder, table, word)):
@@ -234,10 +234,10 @@ def _emit_beyond(context: Any, builder: Any, planes: int, arguments: Sequence[An
 
 
 @instruction
-def _take_beyond(_context, counters, count, masks, edges, digits, digit_count, near, near_stride, planes):  # type: ignore[no-untyped-def]
+def _take_beyond(_context, counters, count, masks, edges, digits, digit_count, near, near_stride, planes):
     """near (int32) -= behaviours beyond each of one to eight limits, for `count` candidates (at least one), whose counters have `planes` planes."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         after = builder.append_basic_block("taken")
         choice = builder.switch(arguments[-1], after)
         for planes in range(WORD_PLANES, PLANES_MAX + 1):  # a form for each number: planes stay in registers

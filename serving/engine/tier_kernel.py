@@ -40,7 +40,7 @@ _CHECKED = 100  # rows of each kind in the check, so that no last tile is full
 
 
 @triton.jit
-def popcount(words):  # type: ignore[no-untyped-def]
+def popcount(words):  # type: ignore[no-untyped-def] # triton's own types
     """Bits that are 1 in each uint32."""
     words = words - ((words >> 1) & 0x55555555)
     words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
@@ -48,7 +48,7 @@ def popcount(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["candidates", "behaviours"])  # one compilation at load serves every request
-def count_kernel(  # type: ignore[no-untyped-def]
+def count_kernel(  # type: ignore[no-untyped-def] # triton's own types
     items_CQ,
     sequence_SQ,
     counted_S,

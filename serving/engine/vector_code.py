@@ -57,10 +57,10 @@ multiply_half_tile = make_tile(FLOAT, LANES, 1)  # P = LANES
 
 
 @instruction
-def add_sign_rows(_context, signature, count, table, start, out):  # type: ignore[no-untyped-def]
+def add_sign_rows(_context, signature, count, table, start, out):
     """out [SIGN_CHUNK] = start + for each of `count` bytes of a signature its two nibbles' rows of table [2 count, 16, SIGN_CHUNK]."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         signature, count, table, start, out = arguments
         row_bytes = 4 * SIGN_CHUNK
 
@@ -82,10 +82,10 @@ def add_sign_rows(_context, signature, count, table, start, out):  # type: ignor
 
 
 @instruction
-def sum_rows(_context, one, other, vectors, out):  # type: ignore[no-untyped-def]
+def sum_rows(_context, one, other, vectors, out):
     """out [vectors x LANES] = one + other."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         one, other, vectors, out = arguments
 
         def add(index: Any, _: list[Any]) -> list[Any]:
@@ -128,10 +128,10 @@ def _emit_exp(builder: Any, x: Any) -> Any:
 
 
 @instruction
-def soften_row(_context, row, vectors, scale):  # type: ignore[no-untyped-def]
+def soften_row(_context, row, vectors, scale):
     """row [vectors x LANES] = e^(scale (row - its maximum)), in place; returns the sum. scale > 0; a place that holds -inf adds nothing."""
 
-    def emit(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(_context, builder, _signature, arguments):
         row, vectors, scale = arguments
 
         def at(index: Any) -> Any:
@@ -162,20 +162,20 @@ def soften_row(_context, row, vectors, scale):  # type: ignore[no-untyped-def]
 
 
 @instruction
-def widen(_context, bits):  # type: ignore[no-untyped-def]
+def widen(_context, bits):
     """float32 of a half-precision number that is given as its uint16."""
 
-    def emit(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(_context, builder, _signature, arguments):
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), FLOAT)
 
     return types.float32(types.uint16), emit
 
 
 @instruction
-def widen_row(_context, source, count, out):  # type: ignore[no-untyped-def]
+def widen_row(_context, source, count, out):
     """out [count] = `count` half-precision numbers side by side as float32, in the widest vectors that fit: for a loop over `widen` each number is alone."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         source, count, out = arguments
 
         def copy(at: Any, lanes: int) -> None:
@@ -189,10 +189,10 @@ def widen_row(_context, source, count, out):  # type: ignore[no-untyped-def]
 
 
 @instruction
-def prefetch(_context, address):  # type: ignore[no-untyped-def]
+def prefetch(_context, address):
     """Asks for the cache line at an address; never faults."""
 
-    def emit(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+    def emit(context, builder, _signature, arguments):
         pointer = ir.IntType(8).as_pointer()
         call = external(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, INT32, INT32, INT32)
         builder.call(call, [builder.inttoptr(arguments[0], pointer), *(ir.Constant(INT32, value) for value in (0, 3, 1))])

@@ -1,6 +1,6 @@
 """Where a replay begins and ends, for every shard. Pure.
 
-Here: points, and the plan: which base, from which offsets, to which. Not here: what people write for a point, asking broker and store
+Here: the plan: which base, from which offsets, to which. Not here: points as people write them, asking broker and store
 (streams/replay/points.py), reading and applying (streams/replay/replay.py).
 Invariants (protocol B15): a replay that begins after offset 0 begins with a snapshot that holds everything before. What retention has removed is named,
 topic by topic, and never skipped.
@@ -13,37 +13,6 @@ from schemas.errors import Incompatible
 from schemas.topics import SHARD_TOPICS
 
 Offsets = Mapping[str, int]  # next offset by source topic
-
-
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """The first record of that time (milliseconds since 1970) or later."""
-
-    time_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class AtOffset:
-    """The same offset in every partition of both topics, or the partition's end where that is lower."""
-
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class AtVector:
-    """An offset for every shard, by topic."""
-
-    offsets: Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """earliest, snapshot, live, end, or a seal as V.R or a version token."""
-
-    name: str
-
-
-Point = AtTime | AtOffset | AtVector | Named
 
 
 @dataclass(frozen=True, slots=True)

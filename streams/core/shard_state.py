@@ -13,7 +13,7 @@ from typing import Any
 from schemas.errors import Corrupted
 from schemas.index.control import Init
 from schemas.index.layout import FORMAT
-from schemas.index.manifest import Part, PartFile
+from schemas.index.manifest import Part, decode_part
 from schemas.topics import SHARD_TOPICS
 
 COMPONENTS_FORMAT = 3  # of the bytes in item_state.py and outbox.py; a directory of another one is refused, not misread
@@ -125,8 +125,7 @@ def decode_shard_version(raw: bytes) -> ShardVersion:
     try:
         fields = json.loads(raw)
         full = fields.pop("full")
-        part = None if full is None else Part(**{**full, "files": tuple(PartFile(**f) for f in full["files"])})
-        return ShardVersion(full=part, **fields)
+        return ShardVersion(full=None if full is None else decode_part(full), **fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted(
             "bad_shard_version", f"a version's entry in the shard does not read: {error}; set its directory aside and rebuild"

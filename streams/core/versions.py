@@ -21,42 +21,13 @@ servers follow stays behind until it is frozen and revived.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import SERVABLE, State
 from schemas.index.manifest import Part
+from streams.core.shard_state import ShardVersion
 
 REWRITE_SHARE = 0.5  # incremental rows over rows of the full part: beyond it a reader has too much to merge
-
-
-class VersionFacts(Protocol):
-    """What a shard knows of a version (streams/shard/shard.py)."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether rows of it are missing here, because the shard's owner had another encoder."""
-        ...
-
-    @property
-    def want_end_offsets(self) -> Mapping[str, int]:
-        """End offsets of the shard's partitions when it first saw the version."""
-        ...
-
-    @property
-    def full(self) -> Part | None:
-        """Its full part, once built."""
-        ...
-
-    @property
-    def sealed_revision(self) -> int:
-        """The last revision sealed here, -1 = none."""
-        ...
-
-    @property
-    def sealed_increments(self) -> int:
-        """Rows of the last sealed incremental part that the full part does not hold."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +36,7 @@ class ShardFacts:
 
     number: int
     next_offsets: Mapping[str, int]
-    versions: Mapping[int, VersionFacts]
+    versions: Mapping[int, ShardVersion]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +153,7 @@ def _plan_version(status: VersionStatus, shard: ShardFacts, foreign: bool, rewri
 
 
 def _plan_seal(
-    status: VersionStatus, shard: ShardFacts, facts: VersionFacts, full: Part, rewrite_share: float
+    status: VersionStatus, shard: ShardFacts, facts: ShardVersion, full: Part, rewrite_share: float
 ) -> Rewrite | SealShard | None:
     wanted = status.wanted_revision
     if wanted is None or facts.sealed_revision >= wanted:
@@ -192,7 +163,7 @@ def _plan_seal(
     return SealShard(shard.number, status.version, wanted) if has_caught_up(shard, facts) else None
 
 
-def has_caught_up(shard: ShardFacts, facts: VersionFacts) -> bool:
+def has_caught_up(shard: ShardFacts, facts: ShardVersion) -> bool:
     """Whether the shard applied what was in its partitions when it first saw the version (B7)."""
     return all(shard.next_offsets.get(topic, 0) >= end for topic, end in facts.want_end_offsets.items())
 

@@ -17,25 +17,44 @@ from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
 from schemas.topics import SHARD_TOPICS
-from streams.core.replay_plan import (
-    AtOffset,
-    AtTime,
-    AtVector,
-    Begin,
-    Named,
-    Offsets,
-    Point,
-    ShardLog,
-    ShardReplay,
-    SnapshotChoice,
-    plan_shard_replay,
-)
+from streams.core.replay_plan import Begin, Offsets, ShardLog, ShardReplay, SnapshotChoice, plan_shard_replay
 from streams.core.shard_state import encode_identity
 from streams.shard.snapshot import list_snapshots
 
 _SEAL = re.compile(r"\d{1,18}\.\d{1,9}(-[0-9a-f]{8}.*)?")
 _OFFSET = re.compile(r"\d{1,18}")
 _VECTOR = re.compile(r"(?:[a-z-]+=\d{1,18}(?:,\d{1,18})*)(?:;[a-z-]+=\d{1,18}(?:,\d{1,18})*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record of that time (milliseconds since 1970) or later."""
+
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    """The same offset in every partition of both topics, or the partition's end where that is lower."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtVector:
+    """An offset for every shard, by topic."""
+
+    offsets: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """earliest, snapshot, live, end, or a seal as V.R or a version token."""
+
+    name: str
+
+
+Point = AtTime | AtOffset | AtVector | Named
 
 
 def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:

@@ -8,9 +8,9 @@ Invariant: both ways give the same components, rows and counts. Within a batch a
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from infra.joined import Joined, join_stored
+from infra.joined import join_stored
+from infra.journaled_rocks import JournaledDatabase
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_change import ItemChange
 from streams.core.item_state import (
@@ -32,14 +32,6 @@ _NO_UPSERTS = Upserts.of([])
 Component = tuple[str, bytes, bytes]  # column family, key, value
 
 
-class StoredRows(Protocol):
-    """What the fold needs of a database: values of a column family by key."""
-
-    def get_joined(self, family: str, keys: Joined) -> Joined:
-        """The values of `keys` in their order, or none, side by side."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class FoldedBatch:
     """Every item of a micro-batch, once: in `items`, or in `upserts` (None if there were too few)."""
@@ -57,7 +49,7 @@ class FoldedBatch:
                 yield EMBEDDINGS, item.key, encode_embedding_component(item.embedding)
 
 
-def fold_batch(decoded: Sequence[DecodedRecord], stored: StoredRows, together: bool) -> FoldedBatch:
+def fold_batch(decoded: Sequence[DecodedRecord], stored: JournaledDatabase, together: bool) -> FoldedBatch:
     """Folds decoded records, each topic's in offset order. `together`: whether the kernels for many upserts are there."""
     upserts, others = split_updates([one.updates for one in decoded]) if together else (_NO_UPSERTS, _in_order(decoded))
     applied: Counter[str] = Counter()
@@ -92,12 +84,12 @@ def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Up
     return (upserts, others) if len(upserts) >= TOGETHER_MIN else (_NO_UPSERTS, [u for one in updates for u in one])
 
 
-def _fold_upserts(upserts: Upserts, stored: StoredRows) -> FoldedUpserts:
+def _fold_upserts(upserts: Upserts, stored: JournaledDatabase) -> FoldedUpserts:
     items, item_U = find_items(upserts)
     return fold_upserts(upserts, items, item_U, stored.get_joined(FEATURES, items), stored.get_joined(EMBEDDINGS, items))
 
 
-def _load_items(updates: Sequence[Update], stored: StoredRows) -> dict[bytes, ItemChange]:
+def _load_items(updates: Sequence[Update], stored: JournaledDatabase) -> dict[bytes, ItemChange]:
     """The stored components of every item that the updates touch."""
     keys = list(dict.fromkeys(update.key for update in updates))
     if not keys:

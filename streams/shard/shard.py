@@ -96,12 +96,8 @@ class Shard:
         self._versions = {v.version: v for v in sorted((decode_shard_version(raw) for _, raw in entries), key=lambda v: v.version)}
 
     def _check_identity(self) -> None:
-        expected, found = encode_identity(self.number, self.init), self._database.get(META, IDENTITY_KEY)
-        if found is None:
-            batch = self._database.new_batch()
-            batch.put(META, IDENTITY_KEY, expected)
-            self._database.write(batch, sync=True)
-        elif found != expected:
+        expected = encode_identity(self.number, self.init)
+        if (found := self._keep_once(IDENTITY_KEY, expected)) != expected:
             raise Incompatible(
                 "other_shard",
                 f"{self._database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory",
@@ -109,17 +105,21 @@ class Shard:
 
     def hold_index(self, index_id: str) -> None:
         """Keeps which index its versions are of; a shard that has none yet takes this one. Raises Incompatible (`other_index_store`)."""
-        found = self._database.get(META, INDEX_KEY)
-        if found is None:
-            batch = self._database.new_batch()
-            batch.put(META, INDEX_KEY, index_id.encode())
-            self._database.write(batch, sync=True)
-        elif found != index_id.encode():
+        if (found := self._keep_once(INDEX_KEY, index_id.encode()).decode()) != index_id:
             raise Incompatible(
                 "other_index_store",
-                f"{self._database.path} has rows and seals of index {found.decode()}, the index store holds index {index_id}, which was begun anew: restore "
+                f"{self._database.path} has rows and seals of index {found}, the index store holds index {index_id}, which was begun anew: restore "
                 "the index store that was there, or work for the new index with another AIF_WORKER__DATA_DIR",
             )
+
+    def _keep_once(self, key: bytes, value: bytes) -> bytes:
+        """What `meta` has under a key; `value`, synced, where there was nothing."""
+        found = self._database.get(META, key)
+        if found is None:
+            batch = self._database.new_batch()
+            batch.put(META, key, value)
+            self._database.write(batch, sync=True)
+        return value if found is None else found
 
     # --- what it holds ---------------------------------------------------------------------------------------------
 

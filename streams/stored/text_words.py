@@ -27,7 +27,7 @@ _TENS = np.array([10.0**k for k in range(WORD_BYTES)])
 
 
 @instruction
-def trailing_zeros(_context, word):  # type: ignore[no-untyped-def]
+def trailing_zeros(_context, word):
     """How many low bits of a uint64 are 0; 64 of 0."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

@@ -7,7 +7,6 @@ depends on it.
 """
 
 import logging
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException
@@ -68,5 +67,5 @@ class VersionMessages:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

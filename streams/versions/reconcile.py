@@ -25,6 +25,7 @@ from infra.index.store import IndexStore
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import EntryKind
+from schemas.index.retention import RetentionRules
 from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.builders.running_jobs import Builders, OwnedShard, RunningJobs
 from streams.core.canary import CanaryRules
@@ -38,7 +39,7 @@ from streams.versions.publication import Publication
 from streams.versions.rollback import RollbackWatch
 from streams.versions.shard_versions import ShardVersions
 from streams.versions.snapshot_keeper import SnapshotKeeper, SnapshotTimes
-from streams.versions.store_keeper import KeepSettings, StoreKeeper
+from streams.versions.store_keeper import StoreKeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class ReconcileSettings:
     retry_s: float = 2.0
     rewrite_share: float = REWRITE_SHARE
     snapshots: SnapshotTimes = field(default_factory=SnapshotTimes)
-    keep: KeepSettings = field(default_factory=KeepSettings)
+    keep: RetentionRules = field(default_factory=lambda: RetentionRules(keep_versions=5, grace_ms=24 * 3_600_000))
     canary: CanaryRules = field(default_factory=lambda: CanaryRules(enabled=False))
     reports: ReportRules = field(default_factory=ReportRules)
 

@@ -6,7 +6,6 @@ which parts the shard itself still uses; what belongs to no shard may be removed
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog, append_entry
@@ -21,25 +20,11 @@ from streams.shard.shard import Shard
 _EVERY_S_MAX = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class KeepSettings:
-    """How many versions can still be promoted, and for how long a file that nothing needs is kept for those who are reading it."""
-
-    versions: int = 5
-    grace_s: float = 24 * 3600.0
-
-    @property
-    def rules(self) -> RetentionRules:
-        """The same in the form that the plans take."""
-        return RetentionRules(self.versions, int(self.grace_s * 1000))
-
-
 class StoreKeeper:
     """One per reconciler, called by its thread."""
 
-    def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, settings: KeepSettings, by: str) -> None:
-        self._control_log, self._store, self._clock, self._settings, self._by = control_log, store, clock, settings, by
-        self._rules = settings.rules
+    def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, rules: RetentionRules, by: str) -> None:
+        self._control_log, self._store, self._clock, self._rules, self._by = control_log, store, clock, rules, by
         self._next_at = float("-inf")
 
     def drop(self) -> list[int]:
@@ -57,7 +42,7 @@ class StoreKeeper:
         """Removes the files that are due, at most every few minutes; how many. Raises what the store raises, and Corrupted for a damaged manifest."""
         if self._clock.monotonic() < self._next_at:
             return 0
-        self._next_at = self._clock.monotonic() + min(_EVERY_S_MAX, self._settings.grace_s / 2)
+        self._next_at = self._clock.monotonic() + min(_EVERY_S_MAX, self._rules.grace_ms / 2_000)
         # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
         used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
         content = read_store_content(self._store, self._control_log.state, used)

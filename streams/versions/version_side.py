@@ -17,6 +17,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store_clock import StoreClock
 from infra.index.version_lag import fetch_lag
 from infra.kafka.reader import SourceRecord
+from schemas.index.retention import RetentionRules
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint
 from streams.builders.pool import BuilderPool
@@ -30,7 +31,6 @@ from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.server_reports import ServerReports
 from streams.versions.snapshot_keeper import SnapshotTimes
-from streams.versions.store_keeper import KeepSettings
 
 _JUDGE_LINGER_S = 60.0  # a checkpoint's canary comes soon after its dry run, and often the next checkpoint
 _log = logging.getLogger("aif.streams.versions")
@@ -135,7 +135,7 @@ def _reconcile_settings(settings: WorkerSettings) -> ReconcileSettings:
         reseal_interval_s=build.revise_every_s,
         build_stall_s_max=build.stall_s_max,
         snapshots=SnapshotTimes(build.snapshot_every_s, build.snapshot_every_updates),
-        keep=KeepSettings(index.keep_versions, index.remove_after_s),
+        keep=RetentionRules(index.keep_versions, int(index.remove_after_s * 1000)),
         canary=settings.canary.rules,
         reports=settings.rollback.rules,
     )

@@ -19,6 +19,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
+from schemas.index.retention import RetentionRules
 from schemas.topics import SHARD_TOPICS
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob, CanaryJob, Job, SealJob
@@ -31,7 +32,6 @@ from streams.shard.start import LogRange, start_shard
 from streams.versions.attempts import StepReport
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.snapshot_keeper import SnapshotTimes
-from streams.versions.store_keeper import KeepSettings
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk
 from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders
@@ -45,7 +45,11 @@ RESEAL_S = 100.0
 SNAPSHOT_S = 60.0
 GRACE_S, KEPT_VERSIONS = 80.0, 3
 _SETTINGS = ReconcileSettings(
-    RESEAL_S, retry_s=0.0, snapshots=SnapshotTimes(SNAPSHOT_S, 30), keep=KeepSettings(KEPT_VERSIONS, GRACE_S), canary=CanaryRules()
+    RESEAL_S,
+    retry_s=0.0,
+    snapshots=SnapshotTimes(SNAPSHOT_S, 30),
+    keep=RetentionRules(KEPT_VERSIONS, int(GRACE_S * 1000)),
+    canary=CanaryRules(),
 )
 
 

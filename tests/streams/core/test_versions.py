@@ -1,8 +1,7 @@
 """The plans for versions, case by case, and the law that following them ends."""
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from schemas.index.control import ControlState, Entry, encode_entry, fold_entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Part
+from streams.core.shard_state import ShardVersion
 from streams.core.versions import (
     Build,
     MarkBehind,
@@ -33,15 +33,7 @@ THEIRS = "torch=2"
 FULL = Part("versions/5/full/00000-a", (), 3)
 
 
-@dataclass(frozen=True)
-class Facts:
-    behind: bool = False
-    want_end_offsets: Mapping[str, int] = field(default_factory=lambda: {"item-features": 10, "new-items": 4})
-    full: Part | None = None
-    sealed_revision: int = -1
-    sealed_increments: int = 0
-
-
+Facts = partial(ShardVersion, 5, "", OURS, want_end_offsets={"item-features": 10, "new-items": 4})
 WANTED = log(want(5))
 LIVE = log(*lived(5))
 REVISED = log(*lived(5), want(5, 1, Cause.REVISE))
@@ -85,7 +77,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("state", "versions", "offsets", "expected"), CASES.values(), ids=CASES)
-def test_a_shard_does(state: ControlState, versions: dict[int, Facts], offsets: dict[str, int], expected: list[object]) -> None:
+def test_a_shard_does(state: ControlState, versions: dict[int, ShardVersion], offsets: dict[str, int], expected: list[object]) -> None:
     assert plan_shard(state, ShardFacts(1, offsets, versions), OURS) == expected
 
 
@@ -106,7 +98,7 @@ LOST_CASES = {  # the checkpoint of 5 cannot be read
 
 
 @pytest.mark.parametrize(("state", "versions", "expected"), LOST_CASES.values(), ids=LOST_CASES)
-def test_a_shard_whose_version_lost_its_checkpoint(state: ControlState, versions: dict[int, Facts], expected: list[object]) -> None:
+def test_a_shard_whose_version_lost_its_checkpoint(state: ControlState, versions: dict[int, ShardVersion], expected: list[object]) -> None:
     assert plan_shard(state, ShardFacts(1, DONE, versions), OURS, lost={5}) == expected
 
 
@@ -189,7 +181,7 @@ def test_what_a_build_waits_for_is_named() -> None:
 @given(st.permutations(range(6)), st.integers(0, 5))
 def test_following_the_plan_ends_with_every_receiving_version_sealed(order: list[int], restarts: int) -> None:
     """Whatever is repeated or forgotten in between: the plan only looks at facts."""
-    versions: dict[int, Facts] = {}
+    versions: dict[int, ShardVersion] = {}
     for step in range(12):
         actions = plan_shard(REVISED, ShardFacts(0, DONE, versions), OURS)
         if not actions:

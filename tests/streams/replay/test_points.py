@@ -6,8 +6,7 @@ import pytest
 
 from schemas.errors import Misconfigured
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.core.replay_plan import AtOffset, AtTime, AtVector, Named, Point
-from streams.replay.points import ReplayPlan, parse_point
+from streams.replay.points import AtOffset, AtTime, AtVector, Named, Point, ReplayPlan, parse_point
 from streams.replay.replay import keep_plan, read_plan
 
 POINTS = {

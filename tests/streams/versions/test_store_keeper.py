@@ -14,7 +14,6 @@ from schemas.index.retention import RetentionRules, plan_removals
 from streams.shard.snapshot import list_snapshots
 from streams.shard.start import LogRange, start_shard
 from streams.versions.snapshot_keeper import SnapshotTimes
-from streams.versions.store_keeper import KeepSettings
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World
 
@@ -38,7 +37,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(world: World) -> None:
-    keep = KeepSettings(versions=2, grace_s=100.0)
+    keep = RetentionRules(2, 100_000)
     worker = Worker(world, keep=keep, snapshots=SnapshotTimes(1e12, 1), reseal_interval_s=1e12)
     live_four_times(world, worker)
     state = ControlLog(world.store).refresh()
@@ -61,7 +60,7 @@ def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(
 
 
 def test_what_a_killed_build_left_goes_and_a_part_that_a_shard_has_not_sealed_yet_stays(world: World) -> None:
-    worker = Worker(world, keep=KeepSettings(5, 100.0))
+    worker = Worker(world, keep=RetentionRules(5, 100_000))
     worker.settle()
     world.want(4)
     worker.settle()
@@ -69,7 +68,7 @@ def test_what_a_killed_build_left_goes_and_a_part_that_a_shard_has_not_sealed_ye
     world.store.put_file("versions/4/full/00000-0123456789ab/000009.sst", world.folder / "orphan")
     worker.close()
     (world.folder / "shard-0").rename(world.folder / "lost")  # a new owner builds its full part again, and seals it at the next revision
-    worker = Worker(world, keep=KeepSettings(5, 100.0), reseal_interval_s=1e12)
+    worker = Worker(world, keep=RetentionRules(5, 100_000), reseal_interval_s=1e12)
     worker.settle()
     full = worker.tasks[0].shard.versions[4].full
     assert full is not None and full != world.manifest(4).seals[0].full

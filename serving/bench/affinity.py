@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class Window:
 
 def measure_affinity(plan: AffinityPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures(AFFINITY, {name: getattr(plan, name) for name in AffinityPlan.__slots__})
+    figures = Figures(AFFINITY, asdict(plan))
     with ExitStack() as opened:
         world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
         cores = os.sched_getaffinity(0)

@@ -19,7 +19,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from serving.core.infer_body import encode_infer_answer
+from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor, encode_raw
 from serving.protocols.proto import open_inference_pb2 as pb
 
@@ -96,11 +96,7 @@ def request_tensors(job: Job, ids_C: np.ndarray) -> list[Tensor]:
 def encode_binary_request(job: Job, ids_C: np.ndarray) -> bytes:
     """The HTTP request with binary tensors, which asks for binary tensors."""
     parameters = {"binary_data_output": True, **{f"context.{name}": value for name, value in job.context.items()}}
-    tensors = request_tensors(job, ids_C)
-    raw, length = encode_infer_answer({"parameters": parameters}, tensors, [True] * len(tensors))
-    assert length is not None, "binary tensors have a header"
-    header = raw[:length].replace(b'"outputs"', b'"inputs"')
-    return encode_http(_INFER, header + raw[length:], len(header))
+    return encode_http(_INFER, *encode_infer_request({"parameters": parameters}, request_tensors(job, ids_C)))
 
 
 def encode_grpc_request(job: Job, ids_C: np.ndarray) -> bytes:

@@ -8,11 +8,10 @@ Here: the plan, and judging answers. Not here: latency while versions flip (swit
 and an answer returns all of its candidates, so a single row of another version, or the model of another, is detected.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from infra.command import say
 from infra.demo.stage import SHARDS, USER_PARTITIONS
 from infra.index.store import open_index_store
 from schemas.token import decode_token
+from serving.bench.inferences import encode_inferences
 from serving.bench.switch import publish_users, wait_version
 from serving.bench.versions import Ranges, VersionWriter, belongs
 
@@ -92,30 +92,18 @@ def decode_scores(body: bytes) -> tuple[int, Sequence[float]]:
 
 def encode_requests(url: str, ids: np.ndarray, plan: MixedPlan) -> tuple[Target, list[bytes]]:
     """One inference per user, each with candidates of its own, all of which are returned."""
-    rng, bodies = np.random.default_rng(2), list[bytes]()
-    for user in range(plan.users):
-        tensors = {
-            "user_id": np.array([user], np.int64),
-            "item_ids": rng.choice(ids, plan.candidates, replace=False),
-            "top_k": np.array([plan.candidates], np.int64),
-        }
-        inputs = [
-            {"name": name, "datatype": "INT64", "shape": [len(one)], "parameters": {"binary_data_size": one.nbytes}}
-            for name, one in tensors.items()
-        ]
-        header = {
-            "inputs": inputs,
-            "outputs": [{"name": "scores", "parameters": {"binary_data": True}}],
-            "parameters": {"context.hour": 20},
-        }
-        bodies.append(json.dumps(header).encode() + b"".join(one.tobytes() for one in tensors.values()))
-    length = len(bodies[0]) - 8 * (plan.candidates + 2)
-    return Target(url, "/v2/models/prerank/infer", (("inference-header-content-length", str(length)),)), bodies
+    rng, top_k = np.random.default_rng(2), np.array([plan.candidates])
+    requests = [
+        {"user_id": np.array([user]), "item_ids": rng.choice(ids, plan.candidates, replace=False), "top_k": top_k}
+        for user in range(plan.users)
+    ]
+    outputs = [{"name": "scores", "parameters": {"binary_data": True}}]
+    return encode_inferences(url, {"outputs": outputs, "parameters": {"context.hour": 20}}, requests)
 
 
 def measure_mixed(plan: MixedPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures(MIXED, {name: getattr(plan, name) for name in MixedPlan.__slots__})
+    figures = Figures(MIXED, asdict(plan))
     with open_bench_stage() as stage:
         say(f"two kinds of version of {plan.items} items ...")
         store = open_index_store(str(stage.directory / "index"))
@@ -137,20 +125,12 @@ def measure_mixed(plan: MixedPlan) -> Figures:
 
 async def _send_all(url: str, writer: VersionWriter, plan: MixedPlan, judged: Judged) -> list[Latencies]:
     """Sends until there are as many answers as the plan wants, while versions are published."""
-    target, bodies = encode_requests(url, writer.ids, plan)
-    publishing, seen = asyncio.create_task(_publish(writer, plan.every_s)), list[Latencies]()
-    while judged.answers < plan.answers:
-        seen.append(await send_in_turns(target, bodies, plan.senders, _WINDOW_S, judged.add))
-        say(f"{judged.answers} answers, {len(judged.versions)} versions, {judged.mixed} mixed")
-        if not seen[-1].count(OK):
-            say("no answer in a whole window: the server is gone")
-            break
-    publishing.cancel()
-    await asyncio.gather(publishing, return_exceptions=True)
+    (target, bodies), seen = encode_requests(url, writer.ids, plan), list[Latencies]()
+    async with writer.publishing(plan.every_s):
+        while judged.answers < plan.answers:
+            seen.append(await send_in_turns(target, bodies, plan.senders, _WINDOW_S, judged.add))
+            say(f"{judged.answers} answers, {len(judged.versions)} versions, {judged.mixed} mixed")
+            if not seen[-1].count(OK):
+                say("no answer in a whole window: the server is gone")
+                break
     return seen
-
-
-async def _publish(writer: VersionWriter, every_s: float) -> None:
-    while True:
-        await asyncio.to_thread(writer.publish)
-        await asyncio.sleep(every_s)

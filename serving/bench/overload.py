@@ -21,18 +21,19 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from infra.bench.declared import Bench, Figure
-from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate, send_in_turns
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
 from infra.bench.paired_turns import merge_turns, ratio_of_turns
 from infra.bench.report import Figures
 from infra.command import say
 from schemas.errors import Unavailable
+from serving.bench.inferences import encode_inferences
 from serving.short_turns import take_short_turns
 
 OVERLOAD_BENCH = Bench(
@@ -119,10 +120,11 @@ class BenchServer:
 
 def measure_overload(plan: OverloadPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures(OVERLOAD_BENCH, {name: getattr(plan, name) for name in OverloadPlan.__slots__})
+    figures = Figures(OVERLOAD_BENCH, asdict(plan))
     with open_server(plan) as server:
         take_short_turns({threading.get_native_id()})
-        target, bodies = encode_inferences(server, plan.users)
+        requests = [{"user_id": np.array([number % plan.users]), "item_ids": ids} for number, ids in enumerate(server.requests)]
+        target, bodies = encode_inferences(server.url, {"parameters": {"binary_data_output": True}}, requests)
         say("each user's half ...")
         for body in bodies:
             run_to_the_microsecond(send_in_turns(target, [body], 1, 0.0))
@@ -164,24 +166,6 @@ def measure_overload(plan: OverloadPlan) -> Figures:
     figures.add("failed", steady.count(FAILED) + flood.count(FAILED))
     figures.add("rss_growth_mb", rss[-1] - rss[0])
     return figures
-
-
-def encode_inferences(server: BenchServer, users: int) -> tuple[Target, list[bytes]]:
-    """One inference for each list of candidates, with the users in turn. All JSON headers have the same length, which an HTTP header has to name."""
-    bodies = []
-    for number, ids in enumerate(server.requests):
-        raw_user, raw_ids = np.array([number % users], np.int64).tobytes(), ids.astype("<i8").tobytes()
-        header = {
-            "inputs": [
-                {"name": "user_id", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": len(raw_user)}},
-                {"name": "item_ids", "datatype": "INT64", "shape": [len(ids)], "parameters": {"binary_data_size": len(raw_ids)}},
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-        bodies.append((json.dumps(header).encode(), raw_user + raw_ids))
-    length = len(bodies[0][0])
-    target = Target(server.url, "/v2/models/prerank/infer", (("inference-header-content-length", str(length)),))
-    return target, [header + raw for header, raw in bodies]
 
 
 @contextmanager

@@ -18,20 +18,14 @@ import numpy as np
 
 from infra.kafka.reader import SourceRecord
 from infra.logs import open_logs
-from infra.metrics import Metrics
 from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import IdKind
 from schemas.limits import MIB, UPDATES_PER_RECORD_MAX
 from schemas.topics import USER_BEHAVIOURS
+from serving.bench.calls import open_bench_calls
 from serving.bench.world import RankWorld, open_rank_world
-from serving.calls.paced_engine import PacedEngine
-from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
-from serving.calls.user_call import UserCall
-from serving.calls.user_halves import Users
 from serving.garbage import calm_collector
-from serving.protocols.front import Front
-from serving.protocols.http_api import HttpApi, Views
 from serving.protocols.listener import Listener
 from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
@@ -43,14 +37,8 @@ STATES_BYTES_MAX = 512 * MIB
 
 
 async def _serve(world: RankWorld, store: UserStore) -> None:
-    metrics = Metrics()
-    paced, settings = PacedEngine(world.engine, metrics), ServeSection(port=0, deadline_ms=2_000)
-    users = Users(store, StatePool(10_000, STATES_BYTES_MAX), IdKind.INT64, metrics)
-    front = Front(lambda: (True, ""), settings, metrics)
-    front.intake.admit = paced.check_queue
-    api, rank_call = HttpApi(front, Views(dict, users.show)), RankCall(paced, users, settings.candidates_max, metrics)
-    api.open_calls(UserCall(paced, users), rank_call)
-    front.open_calls(world.engine, rank_call, IdKind.INT64)
+    settings = ServeSection(port=0, deadline_ms=2_000)
+    _, api = open_bench_calls(world.engine, store, StatePool(10_000, STATES_BYTES_MAX), settings)
     listener = Listener(api, settings.host, settings.port)
     share_the_interpreter()
     calm_collector()

@@ -35,7 +35,6 @@ _SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one
 _INSTALL_S_MAX = 600.0
 _END_S_MAX = 60.0
 _ITEMS_MAX = 200_000  # that Qdrant is filled with: 50 us an item
-_MANY = 10_000  # candidates; with more, fewer calls
 _WARM = 5
 
 
@@ -46,7 +45,7 @@ class PeerFailedError(Exception):
 def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
     """Adds `triton_p50_ms_N` and `qdrant_p50_ms_N` for every number N of candidates."""
     for candidates in plan.candidates:
-        calls = plan.calls if candidates <= _MANY else max(3, plan.calls // 5)
+        calls = plan.calls_of(candidates)
         with tempfile.TemporaryDirectory() as folder:
             write_arrays(world, candidates, Path(folder))
             for peer in PEERS:

@@ -21,25 +21,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infra.bench.report import Figures
-from infra.metrics import Metrics
 from schemas.ids import IdKind, encode_wire_id
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
 from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
+from serving.bench.calls import open_bench_calls
 from serving.bench.client import KINDS, Job
-from serving.calls.paced_engine import PacedEngine
-from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
-from serving.calls.user_call import UserCall
-from serving.calls.user_halves import Users
 from serving.client import AifClient
 from serving.engine.loop import Engine
 from serving.engine.work import RankWork, UserState
 from serving.garbage import calm_collector
-from serving.protocols.front import Front
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
-from serving.protocols.http_api import HttpApi, Views
 from serving.protocols.listener import Listener
 from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
@@ -55,7 +49,6 @@ _LENGTH = 1_000  # behaviours of the user
 _REQUEST = "bench"
 _USER = 1
 _OPEN_S_MAX = 30.0
-_MANY = 10_000  # candidates; with more, fewer calls
 _WARM = 10  # calls of each kind before the first turn
 _FILES = ("ids.npy", "job.json")
 
@@ -83,7 +76,7 @@ def measure_protocols(world: "RankWorld", plan: "Plan", figures: Figures) -> Non
         _make_user(ports, history)
         state = world.user(history)
         for candidates in plan.candidates:
-            calls = plan.calls if candidates <= _MANY else max(3, plan.calls // 5)
+            calls = plan.calls_of(candidates)
             cases = _Cases(world.engine, world.requests(candidates), state, hour)
             with open_client(ports, cases.requests, hour) as ask:
                 taken = _time_in_turns(cases, ask, plan.turns, calls)
@@ -181,14 +174,8 @@ def open_ports(engine: Engine) -> Iterator[Ports]:
 
 async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object], stop: threading.Event) -> None:
     settings = ServeSection(port=0, candidates_max=CANDIDATES_MAX, deadline_ms=DEADLINE_MS_MAX, idle_s=3600)
-    metrics = Metrics()
     store = open_user_store(folder / "users", ViewIdentity("bench", "", IdKind.INT64, 1), StoreBounds())
-    paced, users = PacedEngine(engine, metrics), Users(store, StatePool(16, 1 << 30), IdKind.INT64, metrics)
-    front = Front(lambda: (True, ""), settings, metrics)
-    front.intake.admit = paced.check_queue
-    api, rank_call = HttpApi(front, Views(dict, lambda: None)), RankCall(paced, users, settings.candidates_max, metrics)
-    api.open_calls(UserCall(paced, users), rank_call)
-    front.open_calls(engine, rank_call, IdKind.INT64)
+    front, api = open_bench_calls(engine, store, StatePool(16, 1 << 30), settings)
     listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
     grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
     share_the_interpreter()

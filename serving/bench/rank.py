@@ -116,6 +116,7 @@ RANK = Bench(
 TOP_K = 100
 REST_S = 0.25  # the pause, after which torch's worker threads have stopped spinning
 LENGTH = 1_000  # behaviours, where nothing else is said
+_MANY = 10_000  # candidates
 LONG_TURNS = 6  # turns with a long history: few calls in each, and one ratio per turn
 EQUAL_TIERS = tuple(i / 8 for i in range(1, 9))
 EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
@@ -141,6 +142,10 @@ class Plan:
     candidates: tuple[int, ...]
     turns: int
     calls: int
+
+    def calls_of(self, candidates: int) -> int:
+        """Calls in a turn with so many candidates: of many, fewer."""
+        return self.calls if candidates <= _MANY else max(3, self.calls // 5)
 
 
 def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figures:
@@ -243,7 +248,7 @@ def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Adds the figures of engine and floor for every number of candidates."""
     state = world.user(world.history(LENGTH))
     for candidates in plan.candidates:
-        calls = plan.calls if candidates <= 10_000 else max(3, plan.calls // 5)
+        calls = plan.calls_of(candidates)
         cases = {"engine": engine_case(world, state, candidates), "floor": floor_case(world, candidates)}
         taken = time_in_turns(cases, dataclasses.replace(plan, calls=calls))
         figures.add(f"engine_p50_ms_{candidates}", np.median(taken["engine"]))

@@ -9,10 +9,9 @@ Windows at rest and with switching alternate, because other processes may use th
 whether it mixed versions.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -99,7 +98,7 @@ class _Side:
 
 def measure_switch(plan: SwitchPlan) -> Figures:
     """All figures of the command."""
-    figures = Figures(SWITCH, {name: getattr(plan, name) for name in SwitchPlan.__slots__})
+    figures = Figures(SWITCH, asdict(plan))
     with open_bench_stage() as stage:
         say(f"two kinds of version of {plan.items} items ...")
         writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, plan.items)
@@ -159,18 +158,8 @@ async def _send(target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side:
 
 
 async def _send_while_switching(writer: VersionWriter, target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side: _Side) -> Latencies:
-    """A window in which a new version is published at its start and every few seconds."""
-
-    async def publish() -> None:
-        while True:
-            await asyncio.to_thread(writer.publish)
-            await asyncio.sleep(plan.every_s)
-
-    publishing = asyncio.create_task(publish())
-    seen = await _send(target, bodies, plan, side)
-    publishing.cancel()
-    await asyncio.gather(publishing, return_exceptions=True)
-    return seen
+    async with writer.publishing(plan.every_s):
+        return await _send(target, bodies, plan, side)
 
 
 # --- what the answers say ---------------------------------------------------------------------------------------------------

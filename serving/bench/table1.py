@@ -16,7 +16,7 @@ Source: AIF, Table 1.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -135,7 +135,7 @@ class Way:
 
 def measure_table1(traffic: Traffic, world_items: int, calls: int) -> Figures:
     """All figures of the command."""
-    figures = Figures(TABLE_1, {name: getattr(traffic, name) for name in Traffic.__slots__} | {"world_items": world_items})
+    figures = Figures(TABLE_1, asdict(traffic) | {"world_items": world_items})
     say(f"filling a slot with {world_items} items ...")
     world = open_rank_world(world_items)
     try:

@@ -13,7 +13,7 @@ Source: AIF, Table 4.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import SupportsFloat
 
 import numpy as np
@@ -141,7 +141,7 @@ class _Traffic:
 
 def measure_table4(plan: Table4Plan) -> Figures:
     """All figures of the command."""
-    config = {name: getattr(plan, name) for name in Table4Plan.__slots__}
+    config = asdict(plan)
     say(f"filling a slot with {plan.items} items ...")
     share_the_interpreter()  # as in a server
     world = open_rank_world(plan.items)

@@ -9,9 +9,11 @@ With `two_models` each kind also has a checkpoint of its own, of which one predi
 under the model of the other have scores in neither range. An answer that mixed two versions is therefore always recognised.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,22 @@ class VersionWriter:
         self._log.append(lambda _: self._entry(EntryKind.PROMOTE, version))
         self.next_version += 1
         return version
+
+    @contextlib.asynccontextmanager
+    async def publishing(self, every_s: float) -> AsyncIterator[None]:
+        """While the block runs, a new version is published at its start and every few seconds."""
+
+        async def publish() -> None:
+            while True:
+                await asyncio.to_thread(self.publish)
+                await asyncio.sleep(every_s)
+
+        task = asyncio.create_task(publish())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def _put_checkpoint(self, logit: float) -> CheckpointInfo:
         torch.manual_seed(_SEED)

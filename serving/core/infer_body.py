@@ -59,12 +59,19 @@ def encode_infer_answer(head: Mapping[str, Any], outputs: Sequence[Tensor], bina
     """(body, length of its JSON header, None where the body is JSON alone). `binary[i]`: outputs[i] as raw bytes."""
     described, parts = list[Mapping[str, Any]](), list[bytes]()
     for tensor, raw_wanted in zip(outputs, binary, strict=True):
-        described.append(_encode_output(tensor, parts if raw_wanted else None))
+        described.append(_describe(tensor, parts if raw_wanted else None))
     header = to_json({**head, "outputs": described}, inf_nan_mode="null")
     return b"".join((header, *parts)), len(header) if any(binary) else None
 
 
-def _encode_output(tensor: Tensor, parts: list[bytes] | None) -> Mapping[str, Any]:
+def encode_infer_request(head: Mapping[str, Any], inputs: Sequence[Tensor]) -> tuple[bytes, int]:
+    """(body, length of its JSON header) of a request with every input as raw bytes."""
+    parts = list[bytes]()
+    header = to_json({**head, "inputs": [_describe(one, parts) for one in inputs]})
+    return b"".join((header, *parts)), len(header)
+
+
+def _describe(tensor: Tensor, parts: list[bytes] | None) -> Mapping[str, Any]:
     described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     if parts is None:
         return {**described, "data": encode_data(tensor)}

@@ -1,7 +1,6 @@
 """The peers' part of `aif bench rank`, without the peers: what they are given, how they are asked, and null for one that cannot be had."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from infra.bench.report import Figures
 from serving.bench import peer_runs
 from serving.bench.peer_runs import PEERS, measure_peers, write_arrays
-from serving.bench.rank import RANK
+from serving.bench.rank import RANK, Plan
 
 STAND_IN = """
 import json, sys
@@ -24,11 +23,7 @@ for line in sys.stdin:
 """
 
 
-@dataclass(frozen=True)
-class SmallPlan:
-    candidates: tuple[int, ...] = (5,)
-    turns: int = 2
-    calls: int = 3
+PLAN = Plan((5,), turns=2, calls=3)
 
 
 def small_world(items: int = 40) -> Any:
@@ -63,7 +58,7 @@ def test_a_peer_is_asked_over_its_pipes_and_one_that_dies_is_null(
     monkeypatch.setattr(peer_runs, "SCRIPTS", tmp_path)
     monkeypatch.setattr(peer_runs, "make_environment", lambda: Path(sys.executable))
     figures = Figures(RANK)
-    measure_peers(small_world(), SmallPlan(), figures)  # type: ignore[arg-type]
+    measure_peers(small_world(), PLAN, figures)
     assert (figures.value("triton_p50_ms_5"), figures.value("qdrant_p50_ms_5")) == (7.0, None)
     assert "no room for it here" in capsys.readouterr().err
 
@@ -72,5 +67,5 @@ def test_without_a_way_to_install_them_both_figures_are_null(tmp_path: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     figures = Figures(RANK)
-    measure_peers(small_world(), SmallPlan(), figures)  # type: ignore[arg-type]
+    measure_peers(small_world(), PLAN, figures)
     assert [figures.value(f"{peer}_p50_ms_5") for peer in PEERS] == [None, None]

@@ -10,16 +10,9 @@ from infra.bench.report import Figures
 from schemas.users import BehaviourEvent
 from serving.bench.client import KINDS, HttpConnection, Job, encode_binary_request, encode_http, encode_json_request
 from serving.bench.protocols import measure_protocols, open_ports
-from serving.bench.rank import RANK
+from serving.bench.rank import RANK, Plan
 from serving.engine.work import UserState, UserWork
 from tests.serving.fake_engine import FakeEngine
-
-
-@dataclass(frozen=True)
-class SmallPlan:
-    candidates: tuple[int, ...] = (3, 20)
-    turns: int = 2
-    calls: int = 4
 
 
 @dataclass
@@ -37,7 +30,7 @@ class SmallWorld:
 
 
 def test_every_figure_is_there_for_every_size() -> None:
-    figures, plan = Figures(RANK), SmallPlan()
+    figures, plan = Figures(RANK), Plan((3, 20), turns=2, calls=4)
     measure_protocols(SmallWorld(), plan, figures)  # type: ignore[arg-type]
     for size in plan.candidates:
         for kind in KINDS:

@@ -28,7 +28,7 @@ from infra.processes import wait_until
 from schemas.errors import RejectedInput
 from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from serving.calls.carried_state import CarriedStates
-from serving.core.infer_body import encode_infer_answer
+from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor, encode_raw
 from serving.protocols.proto import open_inference_pb2 as pb
 from serving.settings import ServeSection
@@ -69,10 +69,8 @@ def channel(front: Front) -> Iterator[grpc.Channel]:
 
 
 def binary_body() -> tuple[bytes, dict[str, str]]:
-    raw, length = encode_infer_answer({"parameters": {"context.hour": 3}}, TENSORS, [True] * len(TENSORS))
-    assert length is not None
-    header = raw[:length].replace(b'"outputs"', b'"inputs"')
-    return header + raw[length:], {"inference-header-content-length": str(len(header))}
+    body, length = encode_infer_request({"parameters": {"context.hour": 3}}, TENSORS)
+    return body, {"inference-header-content-length": str(length)}
 
 
 def infer_message() -> bytes:

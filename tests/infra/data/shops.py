@@ -13,6 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.data.mapped_catalogue import MappedCatalogue
+from infra.data.mapping import read_mapping
+
 START = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 START_MS = int(START.timestamp() * 1_000)
 DAY_MS = 86_400_000
@@ -164,6 +167,14 @@ def _write_csv(path: Path, header: list[str], rows: list[list[object]]) -> None:
         writer = csv.writer(file, delimiter=";")
         writer.writerow(header)
         writer.writerows(rows)
+
+
+def open_shop(folder: Path, mapping: str, **files: str) -> MappedCatalogue:
+    """The catalogue of a mapping and of CSV files, each given by its name and text."""
+    for name, text in files.items():
+        (folder / f"{name}.csv").write_text(text)
+    (folder / "shop.toml").write_text(mapping)
+    return MappedCatalogue(read_mapping(folder / "shop.toml"), folder)
 
 
 def write_items(folder: Path, mapping: str, **columns: list[object]) -> Path:

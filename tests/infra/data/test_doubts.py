@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 
 from infra.data.doubts import find_doubts
-from infra.data.mapped_catalogue import MappedCatalogue
-from infra.data.mapping import read_mapping
+from tests.infra.data.shops import open_shop
 
 ITEMS = '[items]\nfile = "log.csv"\nid = "item"\n[items.features]\nsold = { count_days = 28 }\n'
 MAPPING = ITEMS + '[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\n'
+SHOWN = (
+    ITEMS.replace("log", "shown") + '[impressions]\nfile = "shown.csv"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n'
+)
 USERS, DAYS = 20, 100
+LOG = "user,item,at\n" + "".join(f"u{n % 9},i{n % 60},{1_700_000_000 + 40_000 * n}\n" for n in range(300))
+
+
+def check_doubts(folder: Path, words: str, mapping: str, **files: str) -> None:
+    """What is said of this shop has these words; of one without any nothing is said."""
+    doubts = " ".join(find_doubts(open_shop(folder, mapping, **files).sources))
+    assert words in doubts and bool(words) == bool(doubts)
 
 
 @pytest.mark.parametrize(
@@ -36,30 +45,21 @@ def test_a_clock_and_an_order_that_cannot_be_are_named(tmp_path: Path, time: str
     rows = sorted((user, day) if by_user else (day, user) for user in range(USERS) for day in range(DAYS))
     pairs = rows if by_user else [(user, day) for day, user in rows]
     cells = (f"u{user},i{(user + day) % 7},{day},2020-0{1 + day // 28}-{1 + day % 28:02d}\n" for user, day in pairs)
-    (tmp_path / "log.csv").write_text("user,item,day,date\n" + "".join(cells))
-    (tmp_path / "shop.toml").write_text(MAPPING + time)
-    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
-    assert words in doubts and bool(words) == bool(doubts)
+    check_doubts(tmp_path, words, MAPPING + time, log="user,item,day,date\n" + "".join(cells))
 
 
 @pytest.mark.parametrize(("before_s", "is_said"), [(1, True), (43_200, True), (0, False), (-60, False), (200_000, False)])
 def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path: Path, before_s: int, is_said: bool) -> None:
     times = [1_700_000_000 + 40_000 * n for n in range(200)]
     shown = (f"r{n},u{n % 9},i{n % 7 + k},{at},{int(not k)}\n" for n, at in enumerate(times) for k in range(2))
-    (tmp_path / "shown.csv").write_text("request,user,item,at,clicked\n" + "".join(shown))
-    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{at - before_s}\n" for n, at in enumerate(times)))
-    (tmp_path / "items.csv").write_text("item\n" + "".join(f"i{n}\n" for n in range(8)))
-    (tmp_path / "shop.toml").write_text(
-        MAPPING.replace('"log.csv"\nid', '"items.csv"\nid')
-        + 'time = "at"\n[impressions]\nfile = "shown.csv"\nrequest = "request"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n'
-    )
-    doubts = find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources)
+    files = {
+        "shown": "request,user,item,at,clicked\n" + "".join(shown),
+        "log": "user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{at - before_s}\n" for n, at in enumerate(times)),
+        "items": "item\n" + "".join(f"i{n}\n" for n in range(8)),
+    }
+    mapping = MAPPING.replace('"log.csv"\nid', '"items.csv"\nid') + 'time = "at"\n' + SHOWN.partition("}\n")[2] + 'request = "request"\n'
+    doubts = find_doubts(open_shop(tmp_path, mapping, **files).sources)
     assert ["100% of the clicks" in doubt and "same clock" in doubt for doubt in doubts] == [True] * is_said
-
-
-SHOWN = (
-    ITEMS.replace("log", "shown") + '[impressions]\nfile = "shown.csv"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n'
-)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,7 @@ def test_requests_that_hold_clicks_alone_are_named(tmp_path: Path, request_cell:
         for k in range(3):
             click = int(k == n % 3)
             rows.append(f"{request_cell.format(n=n, click=click)},u{n % 9},i{(n + k) % 7},{1_700_000_000 + 40_000 * n + k},{click}\n")
-    (tmp_path / "shown.csv").write_text("request,user,item,at,clicked\n" + "".join(rows))
-    (tmp_path / "shop.toml").write_text(SHOWN + grouped)
-    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
-    assert words in doubts and bool(words) == bool(doubts)
+    check_doubts(tmp_path, words, SHOWN + grouped, shown="request,user,item,at,clicked\n" + "".join(rows))
 
 
 @pytest.mark.parametrize(
@@ -105,17 +102,13 @@ def test_requests_that_hold_clicks_alone_are_named(tmp_path: Path, request_cell:
     ],
 )
 def test_numbers_that_read_as_categories_are_named(tmp_path: Path, cells: Callable[[int], str], column: str, words: str) -> None:
-    (tmp_path / "items.csv").write_text("item,price\n" + "".join(f"i{n},{cells(n)}\n" for n in range(60)))
-    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"u{n % 9},i{n % 60},{1_700_000_000 + 40_000 * n}\n" for n in range(300)))
+    items = "item,price\n" + "".join(f"i{n},{cells(n)}\n" for n in range(60))
     mapping = MAPPING.replace('"log.csv"\nid', '"items.csv"\nid').replace("sold =", f"price = {column}\nsold =") + 'time = "at"\n'
-    (tmp_path / "shop.toml").write_text(mapping)
-    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
-    assert words in doubts and bool(words) == bool(doubts)
+    check_doubts(tmp_path, words, mapping, items=items, log=LOG)
 
 
 @pytest.mark.parametrize("derived", ["sold = { count_days = 28 }", "together = { taken_together = 4 }", ""])
 def test_items_without_anything_that_a_model_sees_are_named(tmp_path: Path, derived: str) -> None:
-    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{1_700_000_000 + 40_000 * n}\n" for n in range(300)))
-    (tmp_path / "shop.toml").write_text(MAPPING.replace("sold = { count_days = 28 }", derived) + 'time = "at"\n')
-    doubts = " ".join(find_doubts(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources))
+    mapping = MAPPING.replace("sold = { count_days = 28 }", derived) + 'time = "at"\n'
+    doubts = " ".join(find_doubts(open_shop(tmp_path, mapping, log=LOG).sources))
     assert ("no features and no embedding" in doubts) is (derived == "")

@@ -8,7 +8,7 @@ import pytest
 
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
-from infra.data.mapping import read_mapping
+from tests.infra.data.shops import open_shop
 
 MAPPING = """[items]\nfile = "log.csv"\nid = "item"\n[items.features]\nsold = { count_days = 28 }\ngenre = "genre"
 [impressions]\nfile = "log.csv"\nrequest = "request"\nuser = "user"\nitem = "item"\ntime = "at"\nclicked = "clicked"\n[impressions.context]\nasked = """
@@ -40,9 +40,7 @@ def _write(folder: Path, mapping: str) -> MappedCatalogue:
             page = "search" if clicks > 2 and n % 4 else "feed"
             genres = (f"g{item(n, k) % 4}", f"shelf {clicked_genre}", f"g{max(shown_genres, key=shown_genres.count)}")
             lines.append(",".join(map(str, (*cells, n % 24 + (k > 3), page, f"v{int(clicked)}", *genres))))
-    (folder / "log.csv").write_text("\n".join(lines) + "\n")
-    (folder / "shop.toml").write_text(mapping)
-    return MappedCatalogue(read_mapping(folder / "shop.toml"), folder)
+    return open_shop(folder, mapping, log="\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(

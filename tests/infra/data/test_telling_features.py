@@ -8,9 +8,9 @@ import numpy as np
 
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
-from infra.data.mapping import read_mapping
 from infra.data.telling_features import category_correlation, find_telling_features, partial_rank_correlation
 from infra.data.whole_period import find_made_of_the_log
+from tests.infra.data.shops import open_shop
 
 ITEMS, USERS, DAYS, HELD_OUT_FROM = 120, 90, 59, 51
 MAPPING = """
@@ -59,9 +59,9 @@ TELLING = {
 }
 
 
-def write_shop(folder: Path, seed: int = 3) -> Path:
+def open_telling_shop(folder: Path) -> MappedCatalogue:
     """Items and users who come and go, with what somebody who knows the whole log would write about them, and what one of the time would."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(3)
     log = []
     rate_DI, rate_DU = (_comes_and_goes(rng, owners) for owners in (ITEMS, USERS))
     for day in range(DAYS):
@@ -87,25 +87,22 @@ def write_shop(folder: Path, seed: int = 3) -> Path:
                 f"m{rng.integers(9)}",
             )
         )
-    _write(folder / "items.csv", "id,total,rank,status,gone,before,price,maker", cells)
+    items = _csv("id,total,rank,status,gone,before,price,maker", cells)
     by_day = Counter((item, day) for _, item, day in log)
     weeks = [
         (i, dates[day], sum(by_day[i, d] for d in range(day, day + 7)), sum(by_day[i, d] for d in range(day - 7, day)))
         for i in range(ITEMS)
         for day in range(2, HELD_OUT_FROM, 7)
     ]
-    _write(folder / "weeks.csv", "id,week,sold_next,sold_last", weeks)
-    _write(
-        folder / "users.csv",
+    users = _csv(
         "id,orders,state,age,city",
         [
             (u, took[u], "left" if seen.get(u, 0) < HELD_OUT_FROM else "here", rng.integers(18, 80), f"c{rng.integers(5)}")
             for u in range(USERS)
         ],
     )
-    _write(folder / "log.csv", "user,item,day", [(user, item, dates[day]) for user, item, day in log])
-    (folder / "shop.toml").write_text(MAPPING)
-    return folder / "shop.toml"
+    days = _csv("user,item,day", [(user, item, dates[day]) for user, item, day in log])
+    return open_shop(folder, MAPPING, items=items, weeks=_csv("id,week,sold_next,sold_last", weeks), users=users, log=days)
 
 
 def _comes_and_goes(rng: np.random.Generator, owners: int) -> np.ndarray:
@@ -115,12 +112,12 @@ def _comes_and_goes(rng: np.random.Generator, owners: int) -> np.ndarray:
     return np.asarray(rate / rate.sum(1, keepdims=True))
 
 
-def _write(path: Path, header: str, rows: Sequence[Sequence[object]]) -> None:
-    path.write_text(header + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+def _csv(header: str, rows: Sequence[Sequence[object]]) -> str:
+    return header + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
 def test_what_knows_the_whole_log_is_told_apart_from_what_was_known(tmp_path: Path) -> None:
-    sources = MappedCatalogue(read_mapping(write_shop(tmp_path)), tmp_path).sources
+    sources = open_telling_shop(tmp_path).sources
     found = find_telling_features(sources)
     assert found.keys() == TELLING and found["[items] features.rank"] == -found["[items] features.total"]
     doubts = find_doubts(sources)
@@ -161,12 +158,10 @@ def test_a_mean_by_category_over_the_whole_period_and_a_hint_among_noise_are_nam
     mean_G = np.bincount(group_I, sold_DI.sum(0), groups) / np.bincount(group_I)
     weight_I = 0.5 * (after_I - after_I.mean()) / after_I.std() + rng.normal(0, 1, items)
     cells = [(i, mean_G[group_I[i]].round(3), weight_I[i], f"m{rng.integers(30)}", rng.integers(1, 90)) for i in range(items)]
-    _write(tmp_path / "items.csv", "id,category_rate,weight,maker,price", cells)
     dates = np.datetime64("2024-01-01") + np.arange(DAYS)
     log = [(int(rng.integers(99)), i, dates[day]) for day in range(DAYS) for i in np.repeat(np.arange(items), sold_DI[day]).tolist()]
-    _write(tmp_path / "log.csv", "user,item,day", log)
-    (tmp_path / "shop.toml").write_text(SUBTLE)
-    sources = MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources
+    items_csv = _csv("id,category_rate,weight,maker,price", cells)
+    sources = open_shop(tmp_path, SUBTLE, items=items_csv, log=_csv("user,item,day", log)).sources
     assert find_made_of_the_log(sources).keys() == {"[items] features.category_rate"}
     assert "[items] features.weight" in find_telling_features(sources) and len(find_doubts(sources)) == 2
     rate, weight = find_doubts(sources)
@@ -180,13 +175,11 @@ def test_what_is_missing_where_there_was_no_past_does_not_tell_the_future(tmp_pa
     log += [(int(rng.integers(60)), int(item), f"2024-01-{day:02d}") for day in range(22, 29) for item in rng.integers(350, 800, 40)]
     old = {item for _, item, day in log if day < "2024-01-22"}
     cells = [(item, rng.integers(1, 90) if item in old else "") for item in range(800)]
-    _write(tmp_path / "items.csv", "id,price", cells)
-    _write(tmp_path / "log.csv", "user,item,day", log)
-    (tmp_path / "shop.toml").write_text(
+    mapping = (
         '[items]\nfile = "items.csv"\nid = "id"\nfeatures = { price = "price" }\n[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\n'
         'time = "day"\n[evaluation]\nfrom = 2024-01-22\n'
     )
-    assert not find_telling_features(MappedCatalogue(read_mapping(tmp_path / "shop.toml"), tmp_path).sources)
+    assert not find_telling_features(open_shop(tmp_path, mapping, items=_csv("id,price", cells), log=_csv("user,item,day", log)).sources)
 
 
 def test_categories_of_which_each_has_one_or_all_rows_say_nothing() -> None:

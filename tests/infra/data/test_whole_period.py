@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from infra.data.doubts import find_doubts
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapped_sources import MappedSources
-from infra.data.mapping import read_mapping
 from infra.data.whole_period import find_made_of_the_log, gamma
+from tests.infra.data.shops import open_shop
 
 ITEMS, BRANDS, REQUESTS, SHOWN = 300, 40, 1_500, 8
 COLUMNS = (
@@ -46,15 +45,14 @@ def _write(folder: Path) -> MappedSources:
     columns += [rng.integers(100, 999, ITEMS) / 100, np.array([f"m{n}" for n in rng.integers(0, 8, ITEMS)])]
     items = zip(*columns, strict=True)
     lines = [",".join(map(str, (i, f"b{brand_I[i]}", *cells))) for i, cells in enumerate(items)]
-    (folder / "items.csv").write_text("\n".join(["id,brand," + ",".join(COLUMNS), *lines]) + "\n")
     log = [
         f"{r},u{r % 50},{item},{1_700_000_000 + 100 * r},{int(clicked)}"
         for r in range(REQUESTS)
         for item, clicked in zip(shown_RS[r].tolist(), clicked_RS[r].tolist(), strict=True)
     ]
-    (folder / "log.csv").write_text("\n".join(["request,user,item,at,clicked", *log]) + "\n")
-    (folder / "shop.toml").write_text(MAPPING.format(features="\n".join(f'{name} = "{name}"' for name in COLUMNS)))
-    return MappedCatalogue(read_mapping(folder / "shop.toml"), folder).sources
+    files = {"items": ["id,brand," + ",".join(COLUMNS), *lines], "log": ["request,user,item,at,clicked", *log]}
+    mapping = MAPPING.format(features="\n".join(f'{name} = "{name}"' for name in COLUMNS))
+    return open_shop(folder, mapping, **{name: "\n".join(rows) + "\n" for name, rows in files.items()}).sources
 
 
 def _tiers(rate_I: np.ndarray) -> np.ndarray:

@@ -9,13 +9,14 @@ Measure: Goodman and Kruskal's gamma of column and rate over pairs of groups. Cl
 Arrays: I items, G groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from infra.data.interactions import Interactions, read_interactions
+from infra.data.interactions import IdPlaces, read_times
 from infra.data.mapped_sources import MappedSources
+from infra.data.shown_impressions import ShownRows
 from infra.data.telling_features import undated_columns
 
 MADE_OF = 0.9  # gamma from which on a column follows a rate
@@ -29,7 +30,9 @@ def find_made_of_the_log(sources: MappedSources) -> dict[str, tuple[float, float
     """The columns, such as "[items] features.rate", each with its gamma with a rate of all time and with that until the evaluation time."""
     if sources.period is None or sources.end_ms <= sources.now_ms:
         return {}
-    counts = [_counts(sources, log) for log in _logs(sources)]
+    counts = [_counts(sources, ((block.item_X, block.time_X) for block in sources.positives.blocks()))]
+    if sources.shown is not None:
+        counts.append(_counts(sources, _shown(sources.shown, sources)))
     places = np.sort(np.random.default_rng(_SEED).permutation(counts[0].shape[1])[:_ITEMS_MOST])
     counts, rows = [count_2I[:, places] for count_2I in counts], sources.states.told_at(places, sources.now_ms)
     columns = {name: np.array([row.get(name) for row in rows], object) for name in undated_columns(sources)}
@@ -43,22 +46,27 @@ def find_made_of_the_log(sources: MappedSources) -> dict[str, tuple[float, float
     return found
 
 
-def _logs(sources: MappedSources) -> list[Interactions]:
-    """What was taken and, where the files tell it, what was shown."""
-    if sources.shown is None:
-        return [sources.positives]
-    return [sources.positives, read_interactions(sources.shown.table, sources.id_kind, sources.item_rows.ids, sources.bounds)]
+def _counts(sources: MappedSources, told: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """[2, I]: how often each item is told of with its place and time, at any time and before the evaluation time."""
+    count_2I = np.zeros((2, len(sources.item_rows.ids)), np.int64)
+    for item_X, time_X in told:
+        known_X = (item_X >= 0) & (item_X < count_2I.shape[1])
+        for count_I, chosen_X in zip(count_2I, (known_X, known_X & (time_X < sources.now_ms)), strict=True):
+            count_I += np.bincount(item_X[chosen_X], minlength=len(count_I))
+    return count_2I
 
 
-def _counts(sources: MappedSources, log: Interactions) -> np.ndarray:
-    """[2, I]: how often each item is in a log, at any time and before the evaluation time."""
-    items, count_2I = len(sources.item_rows.ids), []
-    for last in (len(log), log.before(sources.now_ms)):
-        count_I = np.zeros(items, np.int64)
-        for block in log.blocks(0, last):
-            count_I += np.bincount(block.item_X[block.item_X < items], minlength=items)
-        count_2I.append(count_I)
-    return np.stack(count_2I)
+def _shown(shown: ShownRows, sources: MappedSources) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Places and times of what was shown, as the file has it: to be counted it needs no order, which would be a sort of the whole log."""
+    items, users, first = IdPlaces(sources.id_kind, sources.item_rows.ids), IdPlaces(sources.id_kind), 0
+    for rows in shown.table.blocks():
+        place_R, user_R = (
+            places.encode(rows.array(role), shown.table.id_forms[role]) for role, places in (("item", items), ("user", users))
+        )
+        time_R = read_times(rows, "time", first)
+        first += len(rows)
+        usable_R = (user_R >= 0) & (time_R >= 0)
+        yield place_R[usable_R], time_R[usable_R]
 
 
 def _codes(cells: np.ndarray) -> np.ndarray:

@@ -31,8 +31,7 @@ from faust.types import TP
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.limits import RECORD_BYTES_MAX
-from streams.core.batching import plan_batches
-from streams.core.gaps import Partition
+from streams.core.batching import Partition, plan_batches
 from streams.faust_consumer import RunConsumer, RunsInTurn
 from streams.fetched_records import accept_any_header_names
 

@@ -19,7 +19,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible
 from schemas.index.control import ControlState
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
-from streams.core.gaps import GapWatch, Partition, Remedy, plan_runs
+from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
 from streams.shard.start import LogRange, fetch_log_ranges, start_shard
 from streams.shard.task import ShardTask
 

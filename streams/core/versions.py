@@ -19,7 +19,7 @@ A version that is behind in a shard starts again there if it is built or revived
 servers follow stays behind until it is frozen and revived.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from schemas.index.control import ControlState, VersionStatus
@@ -205,9 +205,3 @@ def plan_revisions(state: ControlState, published_ms: Mapping[int, int], now_ms:
         for s in sorted(idle, key=lambda s: s.version)
         if now_ms - published_ms.get(s.version, s.published_at_ms) >= interval_ms
     ]
-
-
-def plan_blocked(state: ControlState, sealed: Mapping[Revision, Sequence[int]]) -> dict[Revision, list[int]]:
-    """For each wanted revision the shards that have not sealed it yet: what a build waits for (B10)."""
-    shards = range(state.init.shards if state.init is not None else 0)
-    return {wanted: [n for n in shards if n not in sealed.get(wanted, ())] for wanted in plan_publications(state)}

@@ -152,12 +152,10 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
-    from schemas.ids import IdKind
-    from streams.training.snapshot import LogAddress, SnapshotEvents, write_snapshot
+    from streams.training.snapshot import SnapshotEvents, write_snapshot
+    from streams.training.topic_events import LogAddress
 
-    settings = read_settings()
-    index, kafka = settings.index, settings.kafka
-    log = LogAddress(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+    log = LogAddress.of(read_settings())
     wanted = log.range_now() if like is None else SnapshotEvents(like).range
     counts: dict[str, int] = {}
 

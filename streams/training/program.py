@@ -17,7 +17,6 @@ from infra.bench.report import Figures
 from infra.kafka.publisher import Publisher
 from infra.settings import ProcessSettings
 from schemas.errors import Incompatible, Misconfigured
-from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -30,7 +29,7 @@ from streams.training.model_file import read_model_file, read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import start_from_similarity
 from streams.training.snapshot import SnapshotEvents
-from streams.training.topic_events import TopicEvents
+from streams.training.topic_events import LogAddress, TopicEvents
 from streams.training.trainer import WARM_RATE, TrainReport, fit
 from streams.training.trainer_state import StateFile
 
@@ -145,8 +144,7 @@ def _open_source(settings: ProcessSettings, plan: TrainPlan, refused: RefusedImp
     """The topics, or what was exported of them."""
     if plan.snapshot is not None:
         return SnapshotEvents(plan.snapshot)
-    index, kafka, refuse = settings.index, settings.kafka, refused.refuse if refused is not None else None
-    return TopicEvents(settings.bootstrap_servers(), kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind), refuse)
+    return TopicEvents(LogAddress.of(settings), refused.refuse if refused is not None else None)
 
 
 @collector_paused()

@@ -13,7 +13,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.files import fsync_folder, sha256_of_file
-from infra.kafka.admin import start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted, Misconfigured
 from schemas.ids import IdKind
 from schemas.topics import TOPICS
 from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.impressions import Events
-from streams.training.topic_events import as_text, fetch_ends, partitions_of
+from streams.training.topic_events import LogAddress, LogRange, partitions_of
 
 FORMAT = 1
 MANIFEST = "snapshot.json"
@@ -38,30 +36,6 @@ SCHEMA = pa.schema(
 )
 _GROUP_RECORDS, _GROUP_BYTES = 8_192, 32 << 20
 _COMPACTED = frozenset(topic.name for topic in TOPICS if topic.compacted)
-
-
-@dataclass(frozen=True)
-class LogRange:
-    """A range of the log: offsets by topic and partition, from `begins` to before `ends`."""
-
-    begins: Offsets
-    ends: Offsets
-
-
-@dataclass(frozen=True)
-class LogAddress:
-    """Where the log is, and the identity of the index, which says how to read it."""
-
-    bootstrap: str
-    prefix: str
-    shards: int
-    user_partitions: int
-    kind: IdKind
-
-    def range_now(self) -> LogRange:
-        """Everything that the log holds now."""
-        ends = fetch_ends(self.bootstrap, self.prefix)
-        return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
 
 
 def write_snapshot(directory: Path, log: LogAddress, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:

@@ -6,11 +6,13 @@ end offsets that were read at the start, so it also ends on a busy log.
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import wait_until
+from infra.settings import ProcessSettings
 from schemas.ids import IdKind
 from schemas.topics import IMPRESSIONS
 from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets, Refuse
@@ -20,12 +22,42 @@ _WAIT_S_MAX = 900.0
 _POLL_S = 0.2
 
 
+@dataclass(frozen=True)
+class LogRange:
+    """A range of the log: offsets by topic and partition, from `begins` to before `ends`."""
+
+    begins: Offsets
+    ends: Offsets
+
+
+@dataclass(frozen=True)
+class LogAddress:
+    """Where the log is, and the identity of the index, which says how to read it."""
+
+    bootstrap: str
+    prefix: str
+    shards: int
+    user_partitions: int
+    kind: IdKind
+
+    @classmethod
+    def of(cls, settings: ProcessSettings) -> "LogAddress":
+        """The one that the settings of a process name."""
+        index = settings.index
+        return cls(settings.bootstrap_servers(), settings.kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+
+    def range_now(self) -> LogRange:
+        """Everything that the log holds now."""
+        ends = fetch_ends(self.bootstrap, self.prefix)
+        return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
+
+
 class TopicEvents:
     """Reads the topics of one index. `decoder` counts what was refused."""
 
-    def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
-        self._bootstrap, self._prefix = bootstrap, prefix
-        self.decoder = EventDecoder(shards, user_partitions, kind, refuse)
+    def __init__(self, log: LogAddress, refuse: Refuse | None = None) -> None:
+        self._bootstrap, self._prefix = log.bootstrap, log.prefix
+        self.decoder = EventDecoder(log.shards, log.user_partitions, log.kind, refuse)
 
     def wait_for_impressions(self, records: int) -> None:
         """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from infra.clock import Clock
 from schemas.errors import AifError
 from schemas.events import IndexEvent
-from streams.core.versions import Revision
 
 _TOLD_FOR_S = 60.0
 
@@ -23,7 +22,6 @@ class StepReport:
     errors         what failed in this step
     news           those of them that were not told lately: a store that is away fails every attempt anew, a few seconds apart
     build_seconds  for each full part taken in: the time from its checkpoint to the part
-    blocked        for each wanted revision: the shards that have not sealed it
     """
 
     done: dict[str, int] = field(default_factory=dict)
@@ -31,7 +29,6 @@ class StepReport:
     errors: list[str] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
-    blocked: dict[Revision, list[int]] = field(default_factory=dict)
 
     def count(self, kind: str) -> None:
         """One more of `kind`."""

@@ -30,7 +30,7 @@ from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.builders.running_jobs import Builders, OwnedShard, RunningJobs
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportHistory, ReportRules
-from streams.core.versions import REWRITE_SHARE, Revision, plan_blocked, plan_publications
+from streams.core.versions import REWRITE_SHARE, Revision, plan_publications
 from streams.encoders import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import Attempts, StepReport
@@ -118,28 +118,20 @@ class Reconciler:
         for task in self._owned():
             self._attempts.attempt(("shard", task.number), functools.partial(self._shards.step, state, task))
         self._shards.drop_lost({task.number for task in self._owned()})
-        sealed = self._publish_all(state)
+        for wanted in plan_publications(state):
+            self._attempts.attempt(wanted, functools.partial(self._publish, state, wanted))
         self._attempts.attempt("rollback", self._roll_back)
         self._attempts.attempt("promote", self._promote)
         self._attempts.attempt("revise", self._revise)
         self._attempts.attempt("keep", self._keep)
-        report.blocked = {wanted: missing for wanted, missing in plan_blocked(self._control_log.state, sealed).items() if missing}
         return report
 
-    def _publish_all(self, state: ControlState) -> dict[Revision, list[int]]:
-        """Publishes what every shard has sealed; for each wanted revision without a manifest, the shards that have sealed it."""
-        sealed: dict[Revision, list[int]] = {}
-        for wanted in plan_publications(state):
-            self._attempts.attempt(wanted, functools.partial(self._publish, state, wanted, sealed))
-        return sealed
-
-    def _publish(self, state: ControlState, wanted: Revision, sealed: dict[Revision, list[int]]) -> None:
+    def _publish(self, state: ControlState, wanted: Revision) -> None:
         """Makes the manifest from a complete set of seals if there is none yet, then writes its `publish` entry."""
         status = state.versions[wanted.version]
         manifest = self._publication.read_manifest_bytes(wanted)
         if manifest is None:
             seals = self._publication.read_seals(status, wanted)
-            sealed[wanted] = sorted(seals)
             assert state.init is not None
             if len(seals) < state.init.shards:
                 return

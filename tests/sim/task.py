@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible, Unavailable
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from streams.core.gaps import GapWatch, Remedy
+from streams.core.batching import GapWatch, Remedy
 from streams.shard.shard import Shard
 from tests.sim.world import Violation
 

@@ -14,7 +14,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.errors import Incompatible, Unavailable
 from schemas.topics import ITEM_FEATURES
 from streams import faust_shell
-from streams.core.gaps import Partition
+from streams.core.batching import Partition
 from streams.faust_shell import ShellApp, _Arrivals, add_agent, make_app
 
 WAIT_S = 60.0

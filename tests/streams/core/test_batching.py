@@ -1,4 +1,4 @@
-"""Duplicates, holes and cuts of micro-batches."""
+"""Duplicates, holes and cuts of micro-batches. A hole is fetched again once, then refused; records of before a seek do not count as the second time."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Incompatible
-from streams.core.batching import plan_batches, plan_fresh
+from streams.core.batching import GapWatch, Remedy, plan_batches, plan_fresh, plan_runs
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
@@ -39,3 +39,32 @@ def test_batches_are_the_records_in_order_none_too_large_and_none_needlessly_sma
     assert all(0 < len(batch) <= (records_max or len(batch)) for batch in batches)
     for batch, after in itertools.pairwise(batches):
         assert sum(batch) + after[0] > bound or len(batch) == records_max
+
+
+P = ("item-features", 0)
+
+
+def test_the_first_hole_asks_for_a_seek_and_the_same_hole_again_for_a_stop() -> None:
+    watch = GapWatch()
+    assert watch.choose_remedy(P, [7, 8]) is Remedy.SEEK
+    assert watch.choose_remedy(P, [9]) is Remedy.WAIT  # fetched before the seek
+    assert watch.choose_remedy(P, [7, 8]) is Remedy.STOP
+
+
+def test_a_hole_that_closed_may_open_again_elsewhere() -> None:
+    watch = GapWatch()
+    assert watch.choose_remedy(P, [7]) is Remedy.SEEK
+    watch.passed(P)
+    assert watch.choose_remedy(P, [20]) is Remedy.SEEK
+    assert watch.choose_remedy(("new-items", 0), [3]) is Remedy.SEEK
+
+
+@given(st.lists(st.integers(0, 50), max_size=30))
+def test_runs_ascend_and_together_are_everything(offsets: list[int]) -> None:
+    runs = [offsets[cut] for cut in plan_runs(offsets)]
+    assert [o for run in runs for o in run] == offsets
+    assert all(run == sorted(set(run)) for run in runs)
+
+
+def test_a_move_of_the_consumer_begins_a_run() -> None:
+    assert plan_runs([110, 111, 0, 1, 2]) == [slice(0, 2), slice(2, 5)]

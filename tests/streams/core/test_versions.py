@@ -20,7 +20,6 @@ from streams.core.versions import (
     ShardFacts,
     Start,
     Stop,
-    plan_blocked,
     plan_promotion,
     plan_publications,
     plan_revisions,
@@ -172,10 +171,6 @@ def test_a_revision_is_due_by_the_store_s_time_of_the_last_publish() -> None:
     assert plan_revisions(REVISED, {}, 9_999, 1_000) == []
     assert plan_revisions(WANTED, {}, 9_999, 1_000) == []
     assert [r.version for r in plan_revisions(FROZEN, {}, 9_999, 1_000)] == [6, 7]
-
-
-def test_what_a_build_waits_for_is_named() -> None:
-    assert plan_blocked(WANTED, {Revision(5, 0): [1]}) == {Revision(5, 0): [0]}
 
 
 @given(st.permutations(range(6)), st.integers(0, 5))

@@ -20,7 +20,8 @@ from schemas.events import CheckpointRecord, decode_record
 from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.program import TrainPlan, run_training
-from streams.training.snapshot import LogAddress, write_snapshot
+from streams.training.snapshot import write_snapshot
+from streams.training.topic_events import LogAddress
 from tests.schemas.catalogue import small_schema
 from tests.streams.training.shop import publish_shop
 

@@ -90,8 +90,8 @@ def test_a_shard_seals_only_after_it_applied_what_was_there_when_it_saw_the_vers
     task = worker.tasks[0]
     task.consume = lambda: None  # type: ignore[method-assign]
     for _ in range(5):
-        report = worker.step()
-    assert current(world).versions[4].state is State.WANTED and list(report.blocked.values()) == [[0]]
+        worker.step()
+    assert current(world).versions[4].state is State.WANTED
     del task.consume  # type: ignore[method-assign]
     worker.step()
     worker.settle()

@@ -7,6 +7,9 @@ the snapshots in the store. Not here: the refusals (streams/shard/start.py, stre
 
 from collections.abc import Mapping
 
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka.admin import AdminClient
+
 from infra.index.delta_tail import DeltaTail
 from infra.index.store import IndexStore
 from infra.kafka.admin import start_offsets
@@ -22,7 +25,8 @@ Offsets = Mapping[str, int]  # by source topic
 def find_gaps(bootstrap: str, prefix: str, store: IndexStore, deadline_s: float) -> tuple[list[str], list[str]]:
     """What is gone before its shard had it, and what is gone that no snapshot has, shard by shard. Raises Unavailable."""
     starts = {topic: start_offsets(bootstrap, prefix + topic, deadline_s=deadline_s) for topic in SHARD_TOPICS}
-    told = _read_told(bootstrap, prefix, deadline_s)
+    # index-deltas forgets sooner than its sources: after a long absence only the group knows how far a shard was.
+    told = _fetch_committed(bootstrap, prefix, deadline_s) | _read_told(bootstrap, prefix, deadline_s)
     gone, bare = [], []
     for shard in sorted(starts[SHARD_TOPICS[0]]):
         start = {topic: starts[topic][shard] for topic in SHARD_TOPICS}
@@ -48,6 +52,20 @@ def _read_told(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offs
         for header in tail.read():
             told[header.shard] = max(told.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
     return {shard: dict(zip(SHARD_TOPICS, offsets, strict=True)) for shard, offsets in told.items()}
+
+
+def _fetch_committed(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:
+    """By shard the next offsets that the workers' group has committed, a moment behind the shard's own; without the shards that nobody has had yet."""
+    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    group = f"{prefix}shards"
+    try:
+        asked = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=deadline_s)
+        places = asked[group].result().topic_partitions
+    except KafkaException:  # no worker was ever here
+        return {}
+    offsets = {(place.topic.removeprefix(prefix), place.partition): place.offset for place in places}
+    shards = {shard for topic, shard in offsets if topic in SHARD_TOPICS and all(offsets.get((t, shard), -1) >= 0 for t in SHARD_TOPICS)}
+    return {shard: {topic: offsets[topic, shard] for topic in SHARD_TOPICS} for shard in shards}
 
 
 def _snapshot_offsets(store: IndexStore, shard: int) -> list[Offsets]:

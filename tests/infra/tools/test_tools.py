@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from rich.console import Console
 from typer.testing import CliRunner
@@ -187,6 +187,9 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
         future.result(30)
     state, found = look()
     assert state == "warn" and "shard 0: the log begins at {'item-features': 30, 'new-items': 0}" in found and "shard 1" in found
+    committed = [TopicPartition(f"{prefix}{topic}", 1, offset) for topic, offset in (("item-features", 20), ("new-items", 0))]
+    Consumer({"bootstrap.servers": bootstrap_servers, "group.id": f"{prefix}shards"}).commit(offsets=committed, asynchronous=False)
+    assert look() == ("fail", "shard 1: item-features 20 to 24 are gone"), "readers are told nothing any more"
     snapshot = ShardSnapshot(0, "0123456789ab", "index", (), {"item-features": 33, "new-items": 0}, 33)
     open_index_store(str(tmp_path / "store")).put_bytes(f"{snapshot.directory}/snapshot.json", encode_snapshot(snapshot))
     produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 1, 12))

@@ -281,12 +281,15 @@ def open_read_only(path: Path) -> Database:
 
 
 def _check_raw_mode(path: Path) -> None:
-    """A directory of another mode holds pickles: refuse before anything is read from it."""
+    """A directory of another mode holds pickles: refuse before anything is read from it.
+
+    The file is rewritten at every open, so a disk that is full just then leaves half of it. It says nothing of the rows, and is written anew.
+    """
     try:
         raw_mode = json.loads((path / _CONFIG_NAME).read_bytes())["raw_mode"]
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except OSError as error:
         raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; rebuild the directory") from error
     if raw_mode is not True:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")

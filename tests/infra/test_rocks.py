@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -98,6 +99,19 @@ def test_a_database_that_was_not_written_in_raw_mode_is_refused(tmp_path: Path) 
     for open_it in (open_database, open_read_only):
         with pytest.raises(Incompatible, match="not_raw_mode"):
             open_it(tmp_path / "db")
+
+
+@pytest.mark.parametrize("left", [b"", b'{"raw_mo'])
+def test_what_a_full_disk_leaves_of_a_file_without_rows_does_not_cost_the_rows(left: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with contextlib.closing(open_database(path, ["a"])) as database:
+        batch = database.new_batch()
+        batch.put("a", b"k", b"v")
+        database.write(batch)
+    (path / "rocksdict-config.json").write_bytes(left)  # it is rewritten at every open
+    with contextlib.closing(open_database(path, ["a"])) as database:
+        assert database.get("a", b"k") == b"v"
+    assert json.loads((path / "rocksdict-config.json").read_bytes())["raw_mode"]
 
 
 def test_flipped_bytes_in_a_table_file_never_make_a_scan_shorter_in_silence(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class HeldRows:
         arena_T, entries_E = self._arena_T, self._entries_E[: self._entries]
         kept_E = entries_E[entries_E[:, _UNSETTLED] != 0] if only_unsettled else entries_E
         live = int((kept_E[:, _KEY_END] - kept_E[:, _KEY]).sum() + (kept_E[:, _ROOM_END] - kept_E[:, _VALUE])[kept_E[:, _VALUE] >= 0].sum())
-        self._make(max(_ENTRIES_MIN, 2 * (len(kept_E) + rows)), max(_BYTES_MIN, 2 * (live + size)))
+        self._make(max(len(self._entries_E), 2 * (len(kept_E) + rows)), max(len(arena_T), 2 * (live + size)))
         self._entries, self._used = _move(arena_T, np.ascontiguousarray(kept_E), self._arena_T, self._entries_E, self._slots_S)
 
     def settle(self) -> None:

@@ -53,6 +53,11 @@ class Joined(NamedTuple):
 
     def present(self) -> list[bytes]:
         """The same where none is missing."""
+        sizes_R = self.ends_R - self.starts_R
+        if self.rows and (size := int(sizes_R[0])) and (sizes_R == size).all():  # keys: a tenth of the time
+            packed_T = np.empty(size * self.rows, np.uint8)
+            pack_into(self, packed_T, 0)
+            return cast("list[bytes]", packed_T.view(f"V{size}").tolist())
         return cast("list[bytes]", self.to_list())
 
 

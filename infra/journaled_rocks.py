@@ -102,6 +102,7 @@ class JournaledDatabase:
 
     def __init__(self, database: Database, families: Sequence[str]) -> None:
         self._database, self._families = database, tuple(families)
+        database.keep_no_blocks(families)
         self._load()
 
     def _load(self) -> None:

@@ -62,3 +62,9 @@ def test_rows_of_one_size_and_a_buffer_that_nobody_writes() -> None:
     assert rows.present() == [b"ab", b"cd", b"ef"] and rows.take(np.array([2, 0])).present() == [b"ef", b"ab"]
     assert not rows.bytes_T.flags.writeable and not read_only(np.zeros(2)).flags.writeable
     assert Joined(rows.bytes_T, np.array([-1]), np.array([-1])).to_list() == [None]
+
+
+@given(st.lists(st.binary(max_size=3), max_size=6) | st.lists(st.binary(min_size=2, max_size=2), max_size=6))
+def test_values_that_are_all_there_become_the_objects_that_they_were_made_of_also_in_another_order(values: list[bytes]) -> None:
+    assert join_stored(values).present() == values
+    assert join_stored(values).take(np.arange(len(values))[::-1]).present() == values[::-1]

@@ -250,3 +250,20 @@ def test_pages_of_a_scan_are_its_rows_and_end_where_it_ends(tmp_path: Path) -> N
             pages.append([key for key, _ in page])
         assert pages == [[b"2", b"3", b"4", b"5"], [b"6", b"7"]]
         assert scan.take(4) == [] and list(database.scan(start=b"2", end=b"8")) != []
+
+
+def test_reads_by_key_of_a_family_whose_owner_holds_rows_leave_no_blocks_in_memory_also_after_it_was_opened_again(tmp_path: Path) -> None:
+    with _filled(tmp_path / "db") as database:
+        database.keep_no_blocks(["a"])
+        database.ingest_rows("b", [(_key(i), os.urandom(100)) for i in range(2_000)])
+        database.flush()
+        database.reopen()
+        before = _block_bytes(database)
+        assert None not in database.multi_get("a", [_key(i) for i in range(2_000)])
+        assert _block_bytes(database) - before < 4_096
+        assert None not in database.multi_get("b", [_key(i) for i in range(2_000)])
+        assert _block_bytes(database) - before > 100_000
+
+
+def _block_bytes(database: Database) -> int:
+    return database._families["a"].property_int_value("rocksdb.block-cache-usage") or 0

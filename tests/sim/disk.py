@@ -206,6 +206,9 @@ class MemoryDatabase:
     def estimate_rows(self, family: str) -> tuple[int, int]:
         return len(self.directory.families[family]), 0
 
+    def keep_no_blocks(self, families: Sequence[str]) -> None:
+        """Nothing of it can be seen."""
+
     def begin_flush(self) -> None:
         """Nothing of it can be seen."""
 

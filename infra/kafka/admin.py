@@ -90,15 +90,13 @@ def plan_topics(found: Mapping[str, FoundTopic], shards: int, user_partitions: i
     return changes
 
 
-def apply_topics(
-    bootstrap: str, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = (), deadline_s: float = _DEADLINE_S
-) -> list[TopicChange]:
+def apply_topics(bootstrap: str, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = ()) -> list[TopicChange]:
     """Make the broker's topics those of the table. Returns the changes that were made.
 
     `allow` may name GROW, CLEANUP, and SHRINK, which deletes the topic with its records and makes it again. Raises Incompatible (`topic_change_refused`) before
     anything is changed, Unavailable (`kafka_unreachable`, `kafka_timed_out`).
     """
-    broker = _Broker(bootstrap, deadline_s)
+    broker = _Broker(bootstrap, _DEADLINE_S)
     changes = plan_topics(broker.topics(prefix), shards, user_partitions)
     refused = [c for c in changes if c.kind in NEEDS_PERMISSION - set(allow)]
     if refused:
@@ -120,9 +118,9 @@ def fetch_topics(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S
     return _Broker(bootstrap, deadline_s).topics(prefix)
 
 
-def topic_ids(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, str]:
+def topic_ids(bootstrap: str, prefix: str) -> dict[str, str]:
     """Kafka's id of every topic of the table that exists, by name without prefix. A topic that was made again has another id."""
-    return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix, deadline_s=deadline_s).items()}
+    return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix).items()}
 
 
 def check_topic_id(bootstrap: str, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:

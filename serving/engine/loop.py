@@ -51,9 +51,9 @@ Piece = tuple[Future[Any], UserWork | RankWork]
 class Engine:
     """One thread; every public method may be called from any thread. Only `offer_changes` ever blocks, and only a follower calls it."""
 
-    def __init__(self, device: str = "cpu", queue_max: int = QUEUED_REQUESTS_MAX, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, device: str = "cpu", queue_max: int = QUEUED_REQUESTS_MAX) -> None:
         self.device = device
-        self._queue_max, self._clock = queue_max, clock
+        self._queue_max = queue_max
         self._wake = threading.Condition()
         self._messages: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._portions: deque[Portion] = deque()
@@ -183,7 +183,7 @@ class Engine:
             return True
 
     def _admit(self, resident: Resident) -> None:
-        resident.state_made_s = self._clock()
+        resident.state_made_s = time.monotonic()
         self._residents = {**self._residents, resident.version: resident}
 
     def _install(self, resident: Resident) -> None:
@@ -191,7 +191,7 @@ class Engine:
             self._admit(resident)
         former, self._current = self._current, resident
         if former is not None:
-            former.state_made_s = self._clock()
+            former.state_made_s = time.monotonic()
         self._flips += 1
 
     def _release(self, version: int, grace_s: float) -> bool:
@@ -199,7 +199,7 @@ class Engine:
         if resident is None:
             return True
         named = any(_version_of(work) == version for _, work in list(self._work))
-        if resident is self._current or named or self._clock() - resident.state_made_s < grace_s:
+        if resident is self._current or named or time.monotonic() - resident.state_made_s < grace_s:
             return False
         self._residents = {v: r for v, r in self._residents.items() if v != version}
         return True
@@ -328,7 +328,7 @@ class Engine:
 
     def _make_state(self, resident: Resident, work: UserWork) -> UserState:
         state = resident.scorer.user_state(work)
-        resident.state_made_s = self._clock()
+        resident.state_made_s = time.monotonic()
         return state
 
     def _state_for(self, work: RankWork) -> tuple[Resident, UserState, bool]:

@@ -3,24 +3,17 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from infra.index.control_log import ControlLog
-from infra.index.store import open_index_store
 from infra.processes import Child, free_ports, start_child, wait_ready, wait_until
 from schemas.ids import Id
 from serving.client import AifClient
 from serving.merger.merger import Merged, Merger
-from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import make_version
-from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
+from tests.serving.server_process import AIF, WAIT_S, publish_index
 
-SERVE = [sys.executable, "-c", "from infra.cli import main; main()", "serve", "--device", "cpu", "--grpc-port", "0"]
-WAIT_S = 120.0
 SERVERS, USERS, PARTITIONS = 2, 8, 64
 NEW_USER = 1_001  # no server has a state of this one
 
@@ -28,22 +21,16 @@ NEW_USER = 1_001  # no server has a state of this one
 class Fleet:
     """The processes, each on a port that it keeps."""
 
-    def __init__(self, folder: Path, bootstrap: str, prefix: str) -> None:
-        self.folder = folder
-        self.variables = {
-            "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
-            "AIF_KAFKA__TOPIC_PREFIX": prefix,
-            "AIF_INDEX__STORE": str(folder / "store"),
-            "AIF_USERS__DATA_DIR": str(folder / "users"),
-            "AIF_SERVE__LEAVE_S": "1",
-        }
+    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+        self.folder, self.variables = folder, variables | {"AIF_SERVE__LEAVE_S": "1"}
         self.children: dict[str, Child] = {}
         for port in free_ports(SERVERS):
             self.start(f"http://127.0.0.1:{port}")
 
     def start(self, url: str) -> None:
         port = url.rpartition(":")[2]
-        self.children[url] = start_child("server", [*SERVE, "--port", port], self.folder / f"server-{port}.log", environment=self.variables)
+        command = [*AIF, "serve", "--device", "cpu", "--grpc-port", "0", "--port", port]
+        self.children[url] = start_child("server", command, self.folder / f"server-{port}.log", environment=self.variables)
 
     def wait(self, url: str) -> None:
         with AifClient(url) as client:
@@ -67,12 +54,8 @@ class Fleet:
 @pytest.mark.campaign
 @pytest.mark.timeout(900)  # six starts of a process, each of which imports torch
 def test_a_rolling_restart_and_a_kill_between_the_calls_lose_nothing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
-    version, store = make_version(SPECS["full"], 60), open_index_store(str(tmp_path / "store"))
-    log = ControlLog(store)
-    write_identity(log, version)
-    publish_version(store, log, version, 5)
-    DeltaWriter(bootstrap_servers, topic_prefix)
-    fleet = Fleet(tmp_path, bootstrap_servers, topic_prefix)
+    version, variables = publish_index(tmp_path, bootstrap_servers, topic_prefix)
+    fleet = Fleet(tmp_path, variables)
     try:
         for url in fleet.children:
             fleet.wait(url)

@@ -5,38 +5,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from infra.index.control_log import ControlLog
-from infra.index.store import open_index_store
-from infra.processes import Child, free_ports, start_child, wait_ready, wait_until
+from infra.processes import Child, free_ports, wait_ready, wait_until
 from infra.settings import load_settings
 from schemas.errors import Misconfigured, Unavailable
 from serving.client import AifClient
 from serving.server import RankingServer
 from serving.settings import ServerSettings
-from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import make_version
-from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
+from tests.serving.server_process import AIF, WAIT_S, publish_index, run_server
 
-AIF = [sys.executable, "-c", "from infra.cli import main; main()"]
 NVIDIA = Path("/dev/nvidiactl")
-WAIT_S = 120.0  # a first run compiles the kernels
-
-
-def environment(folder: Path, bootstrap: str, prefix: str) -> dict[str, str]:
-    return {
-        "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
-        "AIF_KAFKA__TOPIC_PREFIX": prefix,
-        "AIF_INDEX__STORE": str(folder / "store"),
-        "AIF_USERS__DATA_DIR": str(folder / "users"),
-        "AIF_SERVE__DEADLINE_MS": "20000",
-        "PYTHONFAULTHANDLER": "1",
-    }
 
 
 def wait_ended(child: Child, deadline_s: float) -> None:
@@ -54,23 +36,11 @@ def run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.Comple
 
 
 def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
-    version, store = make_version(SPECS["full"], 60), open_index_store(str(tmp_path / "store"))
-    log = ControlLog(store)
-    write_identity(log, version)
-    publish_version(store, log, version, 5)
-    DeltaWriter(bootstrap_servers, topic_prefix)
-    variables = environment(tmp_path, bootstrap_servers, topic_prefix)
-    address, [grpc_port] = tmp_path / "address.json", free_ports(1)
-    child = start_child(
-        "server",
-        [*AIF, "serve", "--port", "0", "--grpc-port", str(grpc_port), "--device", "cpu", "--address-file", str(address)],
-        tmp_path / "server.log",
-        environment=variables,
-    )
-    try:
-        wait_ready(child, address.exists, WAIT_S)
-        url = json.loads(address.read_text())["url"]
-        assert json.loads(address.read_text())["grpc"] == f"127.0.0.1:{grpc_port}"
+    version, variables = publish_index(tmp_path, bootstrap_servers, topic_prefix)
+    [grpc_port] = free_ports(1)
+    with run_server(tmp_path, variables, "--grpc-port", str(grpc_port)) as server:
+        child, url = server.child, server.url
+        assert server.grpc == f"127.0.0.1:{grpc_port}"
         with AifClient(url) as client:
             wait_ready(child, client.ready, WAIT_S)
         answer = json.loads(run(["query", "1", "--random", "20", "--top-k", "3", "--url", url, "--json"], variables).stdout)
@@ -91,30 +61,17 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         assert refused.returncode == 1 and "bad_request: user_id" in refused.stderr and "Traceback" not in refused.stderr
         failed = run(["query", "1", "--items", str(chosen), "--url", url], variables)
         assert failed.returncode == 1 and "server_unreachable" in failed.stderr and "aif serve" in failed.stderr
-    finally:
-        child.kill()
 
 
 def test_a_cold_start_on_a_damaged_only_version_is_named_to_whoever_asks(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
-    version, store = make_version(SPECS["full"], 60), open_index_store(str(tmp_path / "store"))
-    log, address = ControlLog(store), tmp_path / "address.json"
-    write_identity(log, version)
-    publish_version(store, log, version, 5)
+    version, variables = publish_index(tmp_path, bootstrap_servers, topic_prefix)
     table = max((tmp_path / "store").rglob("*.sst"), key=lambda path: path.stat().st_size)
     table.chmod(0o600)
     table.write_bytes(table.read_bytes()[:-1] + b"?")
-    DeltaWriter(bootstrap_servers, topic_prefix)
-    variables = environment(tmp_path, bootstrap_servers, topic_prefix)
-    command = [*AIF, "serve", "--port", "0", "--device", "cpu", "--address-file", str(address)]
-    child = start_child("server", command, tmp_path / "server.log", environment=variables)
-    try:
-        wait_ready(child, address.exists, WAIT_S)
-        with AifClient(json.loads(address.read_text())["url"]) as client:
-            wait_ready(child, lambda: "bad_part_file" in client.status()["not_ready_because"], WAIT_S)
-            with pytest.raises(Unavailable, match="no_version: no version is live yet; bad_part_file: .*" + table.name):
-                client.rank(1, version.ids[:3])
-    finally:
-        child.kill()
+    with run_server(tmp_path, variables) as server, AifClient(server.url) as client:
+        wait_ready(server.child, lambda: "bad_part_file" in client.status()["not_ready_because"], WAIT_S)
+        with pytest.raises(Unavailable, match="no_version: no version is live yet; bad_part_file: .*" + table.name):
+            client.rank(1, version.ids[:3])
 
 
 @pytest.mark.parametrize(

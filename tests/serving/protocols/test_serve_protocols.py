@@ -13,14 +13,10 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from infra.index.control_log import ControlLog
-from infra.index.store import open_index_store
-from infra.processes import Child, start_child, wait_ready, wait_until
+from infra.processes import Child, wait_ready, wait_until
 from serving.client import AifClient
-from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import Version, make_version
-from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
-from tests.serving.test_serve_process import AIF, WAIT_S, environment
+from tests.serving.engine.samples import Version
+from tests.serving.server_process import WAIT_S, publish_index, run_server
 
 TOKEN = "a-token-of-enough-letters"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -42,24 +38,13 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, bootstrap_servers: str) -> Iterator[Running]:
-    folder, prefix = tmp_path_factory.mktemp("protocols"), f"protocols-{os.getpid()}."
-    version, store = make_version(SPECS["full"], 60), open_index_store(str(folder / "store"))
-    log, address = ControlLog(store), folder / "address.json"
-    write_identity(log, version)
-    publish_version(store, log, version, 5)
-    DeltaWriter(bootstrap_servers, prefix)
-    variables = environment(folder, bootstrap_servers, prefix) | {"AIF_SERVE__TOKEN": TOKEN, "AIF_SERVE__DRAIN_S": "10"}
-    command = [*AIF, "serve", "--port", "0", "--device", "cpu", "--address-file", str(address)]
-    child = start_child("server", command, folder / "server.log", environment=variables)
-    try:
-        wait_ready(child, address.exists, WAIT_S)
-        found = json.loads(address.read_text())
-        served = Running(child, found["url"], found["grpc"], version)
+    folder = tmp_path_factory.mktemp("protocols")
+    version, variables = publish_index(folder, bootstrap_servers, f"protocols-{os.getpid()}.")
+    with run_server(folder, variables | {"AIF_SERVE__TOKEN": TOKEN, "AIF_SERVE__DRAIN_S": "10"}) as server:
+        served = Running(server.child, server.url, server.grpc, version)
         with served.client as client:
-            wait_ready(child, client.ready, WAIT_S)
+            wait_ready(server.child, client.ready, WAIT_S)
         yield served
-    finally:
-        child.kill()
 
 
 def ask(module: Any, address: str, items: list[int], **options: Any) -> Any:

@@ -16,7 +16,7 @@ from infra.data.inferred_schema import infer_width
 from infra.data.interactions import IdPlaces
 from infra.data.mapping import DataMapping
 from infra.data.tables import LoadedRows, LoadedTable
-from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder
+from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
 from schemas.errors import Misconfigured
 from schemas.ids import Id, IdKind
 from schemas.limits import EMBEDDING_WIDTH_MAX
@@ -48,7 +48,16 @@ class ItemEmbeddings:
         return width
 
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:
-        """The embeddings of some places; None where there is none."""
+        """The embeddings of some places as they are published: with the items' marks where the mapping wants these. None where there is none."""
+        plain = self._plain_vectors(places)
+        if not self._mapping.apart:
+            return plain
+        known = [at for at, vector in enumerate(plain) if vector is not None]
+        marked = mark_items(np.array([plain[at] for at in known]).reshape(len(known), self.width), [self.ids[places[at]] for at in known])
+        found = dict(zip(known, marked.tolist(), strict=True))
+        return [found.get(at) for at in range(len(plain))]
+
+    def _plain_vectors(self, places: np.ndarray) -> list[list[float] | None]:
         rows = self._rows(places)
         if self._mapping.text is None:
             return decode_rows_of_vectors(rows, self._column, self.width, self._mapping.embedding_name)
@@ -60,12 +69,12 @@ class ItemEmbeddings:
         return self._table.rows(self._table.spool.take(self._row_P[places]))
 
     def matrix(self, ids: Sequence[Id]) -> np.ndarray:
-        """Embeddings of these items, zeros where one has none: [len(ids), width] float32."""
+        """Embeddings of these items without marks, zeros where one has none: [len(ids), width] float32."""
         matrix = np.zeros((len(ids), self.width), np.float32)
         wanted = np.array([(row, self.place[item]) for row, item in enumerate(ids) if item in self.place], np.int64).reshape(-1, 2)
         for first in range(0, len(wanted), _CHUNK):
             rows, places = wanted[first : first + _CHUNK].T
-            known = [(row, vector) for row, vector in zip(rows.tolist(), self.vectors(places), strict=True) if vector is not None]
+            known = [(row, vector) for row, vector in zip(rows.tolist(), self._plain_vectors(places), strict=True) if vector is not None]
             if known:
                 matrix[[row for row, _ in known]] = [vector for _, vector in known]
         return matrix

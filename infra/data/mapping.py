@@ -154,6 +154,7 @@ class DataMapping:
     known_after_days       a row of `item_history` is known so many days after its time
     embedding_width        None: found in the data
     text                   how embeddings are made from text; None: they are read
+    apart                  each embedding has a small part of its item's own
     """
 
     path: Path
@@ -167,6 +168,7 @@ class DataMapping:
     embedding_name: str
     embedding_width: int | None
     text: TextEmbedding | None
+    apart: bool
     users: Source | None
     behaviours: Source | None
     impressions: Source | None
@@ -198,7 +200,7 @@ def read_mapping(path: Path) -> DataMapping:
     every_days = parts["items"].number("every_days", 7.0)
     known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
     items = _read_source(parts["items"], ("id",), ("time", "created"))
-    embeddings, text, embedding_name, width = _read_embeddings(parts["embeddings"], items)
+    embeddings, text, apart, embedding_name, width = _read_embeddings(parts["embeddings"], items)
     impressions, sampling = _read_impressions(parts["impressions"])
     return DataMapping(
         path=path,
@@ -212,6 +214,7 @@ def read_mapping(path: Path) -> DataMapping:
         embedding_name=embedding_name,
         embedding_width=width,
         text=text,
+        apart=apart,
         users=_optional_source(parts["users"], ("id",)),
         behaviours=_optional_source(parts["behaviours"], ("user", "item"), ("time", "kind")),
         impressions=impressions,
@@ -303,11 +306,12 @@ def _read_outcomes(section: Section) -> dict[str, Column]:
     return {OUTCOME + name: read_column(section, name, section.any(name)) for name in section.raw}
 
 
-def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, TextEmbedding | None, str, int | None]:
+def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, TextEmbedding | None, bool, str, int | None]:
     """The section [embeddings]: its file and id default to those of [items]."""
     if not section.given:
-        return None, None, "embedding", None
+        return None, None, False, "embedding", None
     name, width, text = section.text("name", "embedding"), section.optional_count("width"), section.texts("text", ())
+    apart = section.flag("apart", bool(text))
     separator = section.any("separator")
     forms = {key: section.any(key) for key in ("column", "columns", "prefix") if key in section.raw}
     if len(forms) + bool(text) != 1:
@@ -319,7 +323,7 @@ def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, Te
     where = source.where or (items.where if same_file else ())
     form = items.form if same_file and not set(FORMAT_KEYS) & set(section.raw) else source.form
     source = dataclasses.replace(source, roles={**source.roles, "vector": vector}, where=where, form=form)
-    return source, TextEmbedding(tuple(text), width or TEXT_WIDTH) if text else None, name, width
+    return source, TextEmbedding(tuple(text), width or TEXT_WIDTH) if text else None, apart, name, width
 
 
 def _optional_source(section: Section, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Source | None:

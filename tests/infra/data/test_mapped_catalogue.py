@@ -328,6 +328,29 @@ def test_items_alone_can_be_imported_and_say_what_training_needs(tmp_path: Path)
     assert len(list(catalogue.arrivals(3, 1))) == 3
 
 
+def test_items_of_one_text_have_embeddings_of_their_own_and_one_cluster(tmp_path: Path) -> None:
+    names = ["ice", "ice", "blue tea pot", "red tea pot"]
+    features = '[items.features]\ngroup = { clusters = 3 }\n[embeddings]\ntext = "name"\nwidth = 8\n'
+    text = '[items]\nfile = "items.csv"\nid = "id"\n' + features
+    catalogue = open_mapping(tmp_path, write_items(tmp_path, text, id=[1, 2, 3, 4], name=names))
+    ice, other, *_ = (n.embedding for n in catalogue.new_items())
+    assert ice != other and np.dot(ice, other) > 0.9 * np.linalg.norm(ice) * np.linalg.norm(other)
+    groups = [u.features["group"] for u in catalogue.items()]
+    assert groups[0] == groups[1] and len(set(groups)) == 3
+    together = open_mapping(tmp_path, write_items(tmp_path, text + "apart = false\n", id=[1, 2, 3, 4], name=names))
+    ice, other, *_ = (n.embedding for n in together.new_items())
+    assert ice == other
+
+
+def test_vectors_that_are_read_stay_as_they_are_unless_the_mapping_wants_them_apart(tmp_path: Path) -> None:
+    text = '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n'
+    columns = {"id": [1, 2], "v": ["[10.0, 20.0, 5.0]"] * 2}
+    read = [n.embedding for n in open_mapping(tmp_path, write_items(tmp_path, text, **columns)).new_items()]
+    assert read == [[10.0, 20.0, 5.0]] * 2
+    one, other = (n.embedding for n in open_mapping(tmp_path, write_items(tmp_path, text + "apart = true\n", **columns)).new_items())
+    assert one != other and np.linalg.norm(np.subtract(one, other)) < 10
+
+
 def test_items_alone_are_told_with_all_that_their_dates_and_properties_say(tmp_path: Path) -> None:
     text = (
         '[items]\nfile = "items.csv"\nid = "id"\ncreated = "since"\n[item_history]\nfile = "items.csv"\nid = "id"\nknown_after_days = 1\n'

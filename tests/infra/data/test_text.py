@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from infra.data.text import TextEmbedder, cluster_embeddings
+from infra.data.text import TextEmbedder, cluster_embeddings, mark_items
 from schemas.errors import Misconfigured
+from schemas.model.lsh import encode_signatures, lsh_similarity, make_w_hash
 
 TEXTS = ["blue tea pot", "red tea pot", "green tea cup", "garden gnome", "garden bench green", "wooden garden gnome"]
 
@@ -32,3 +33,18 @@ def test_clusters_are_deterministic_and_never_more_than_there_are_points() -> No
     assert np.array_equal(groups, cluster_embeddings(points, np.ones(15, bool), 8))
     assert len(set(groups.tolist())) == 3 and all(len(set(groups[i : i + 5].tolist())) == 1 for i in (0, 5, 10))
     assert cluster_embeddings(points, np.zeros(15, bool), 8).tolist() == [0] * 15
+
+
+def test_items_of_one_text_differ_by_their_ids_and_stay_near() -> None:
+    text_TE, ids = np.repeat(np.eye(1, 96), 50, axis=0), [*range(49), "gnome"]
+    marked, w_hash = mark_items(text_TE, ids), make_w_hash(0, 128, 96)
+    signatures = encode_signatures(marked, w_hash)
+    of_two = lsh_similarity(signatures, signatures)[np.triu_indices(50, 1)]
+    # SimTier's tier of equal signatures holds the very item, the one below it the others of its text.
+    assert of_two.max() < 1 and np.quantile(of_two, 0.01) >= 0.88 and of_two.mean() > 0.93
+    assert np.array_equal(marked[7:9], mark_items(text_TE[:2], ids[7:9])), "as each time, whatever is asked with it"
+
+
+def test_items_of_texts_without_a_known_word_are_not_equal() -> None:
+    marked = mark_items(np.zeros((2, 16)), ["a", "b"])
+    assert marked.any(axis=1).all() and not np.array_equal(*encode_signatures(marked, make_w_hash(0, 64, 16)))

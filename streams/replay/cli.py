@@ -107,8 +107,10 @@ class _Run:
         from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
         from schemas.model.checkpoint import read_checkpoint
         from streams.encoder import EncoderCache, RowEncoder
+        from streams.stored.kernels import load_kernels
 
         if file is not None:
+            load_kernels()
             record = read_checkpoint_pointer(file)
             return record, RowEncoder(-1, read_checkpoint(file.read_bytes(), record.sha256))
         status = self._status_of_target()

@@ -15,12 +15,12 @@ from typing import Any, overload
 
 import numpy as np
 
-from infra.joined import join_stored
+from infra.joined import is_same, join_stored
 from schemas.model.compiled import int64, kernel, part
 from schemas.model.compiled import uint64 as U
 from streams.core.item_state import decode_raw_features
 from streams.stored.decimal_numbers import to_double
-from streams.stored.text_words import WORD_BYTES, are_equal, divide_by_tens, order_of, read_short_number
+from streams.stored.text_words import WORD_BYTES, divide_by_tens, order_of, read_short_number
 
 ABSENT, WHOLE, FLOAT, TEXT, BOOLEAN, LIST = range(6)  # kinds of cells; null counts as absent
 
@@ -85,7 +85,7 @@ def read_cells(texts: FeatureTexts, names: Sequence[str]) -> Cells:
     )
     raw = [name.encode() for name in names]
     ends = np.cumsum([0, *map(len, raw)], dtype=np.int64)
-    wanted = np.frombuffer(b"".join(raw) + bytes(WORD_BYTES), np.uint8)  # the last name is read as words, too
+    wanted = np.frombuffer(b"".join(raw), np.uint8)
     _read_texts(
         texts.text_T,
         texts.starts_R,
@@ -116,16 +116,9 @@ def _find_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_e
 @part
 def _pass_name(text: np.ndarray, begin: int, end: int, names: np.ndarray, name_ends_F1: np.ndarray, f: int) -> int:
     """The place of the closing quote if the text at `begin` is the wanted name `f`, as it mostly is; else -1."""
-    name = name_ends_F1[f]
-    at_end = begin + name_ends_F1[f + 1] - name
-    if at_end >= end or text[at_end] != _QUOTE:
-        return _BAD
-    if at_end + WORD_BYTES <= text.shape[0]:
-        return at_end if are_equal(text, begin, names, name, at_end - begin) else _BAD
-    for i in range(at_end - begin):
-        if text[begin + i] != names[name + i]:
-            return _BAD
-    return at_end
+    name, name_end = name_ends_F1[f], name_ends_F1[f + 1]
+    at_end = begin + name_end - name
+    return at_end if at_end < end and text[at_end] == _QUOTE and is_same(text, begin, at_end, names, name, name_end) else _BAD
 
 
 @part

@@ -1,9 +1,9 @@
 """Records of item-features that publishers wrote plainly, many of them read in one compiled pass.
 
-Here: `read_plain_records`, and loading its kernel in a thread. Not here: one record, and what plain means (record_texts.py); the models that judge every
+Here: `read_plain_records`. Not here: one record, and what plain means (record_texts.py); the models that judge every
 other record (streams/shard/decode.py).
 Together, a record with one update costs a quarter of what it costs alone, because the arrays and the call are made once.
-Invariant: until the kernel is loaded nothing is read here, so a worker that starts does not wait for a compiler.
+Invariant: until the kernel is loaded (kernels.py) nothing is read here, so a worker that starts does not wait for a compiler.
 
 Arrays: T bytes, N records, U updates of all of them, with 9 numbers each, N1 = N + 1 counts.
 """
@@ -22,6 +22,7 @@ from streams.stored.record_texts import COLUMNS, ID_BEGIN, ID_END, ITEM, RAW_BEG
 from streams.stored.upserts import UpsertColumns
 
 _SIGN_BIT = np.uint64(1 << 63)
+_loaded = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,7 @@ class PlainRecords:
 def read_plain_records(values: Sequence[bytes], kind: IdKind, partition: int, partitions: int) -> PlainRecords | None:
     """What is plain of these records, all of which came in `partition` of `partitions`. The models of schemas/events.py judge the others, and all records as
     long as the kernel is not loaded (None)."""
-    if not _loading.is_loaded:
-        _loading.begin()
+    if not _loaded.is_set():
         return None
     joined = join_stored(values)
     fields_U9 = np.empty((len(joined.bytes_T) // UPDATE_BYTES_MIN + 1, COLUMNS), np.int64)
@@ -111,30 +111,7 @@ def _read_records(
 
 
 def load_records() -> None:
-    """Takes the kernel from numba's cache, or compiles it, and waits for it."""
-    _loading.begin().join()
-
-
-class _Loading:
-    """Loads the kernel in a thread of its own. A worker that starts does not wait for it, because the models judge in the same way."""
-
-    def __init__(self) -> None:
-        self.is_loaded = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> threading.Thread:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._load, name="load-kernels", daemon=True)
-                self._thread.start()
-            return self._thread
-
-    def _load(self) -> None:
-        joined = join_stored([b"{}"])
-        fields_U9, raw_T, counts_N = np.empty((1, COLUMNS), np.int64), np.empty(2, np.uint8), np.empty(1, np.int64)
-        _read_records(*joined, False, 0, 1, fields_U9, raw_T, counts_N, *_new_entries())
-        self.is_loaded = True
-
-
-_loading = _Loading()
+    """Takes the kernel from numba's cache, or compiles it."""
+    fields_U9, raw_T, counts_N = np.empty((1, COLUMNS), np.int64), np.empty(2, np.uint8), np.empty(1, np.int64)
+    _read_records(*join_stored([b"{}"]), False, 0, 1, fields_U9, raw_T, counts_N, *_new_entries())
+    _loaded.set()

@@ -1,7 +1,7 @@
-"""Text in a buffer, eight characters at a time: names are compared, and short decimal numbers are read, without a branch for each character.
+"""Text in a buffer: two names are ordered, and short decimal numbers are read eight characters at a time, without a branch for each.
 
-Here: compiled functions that read words of eight bytes, so eight bytes must be readable from the place that they are given; and the order of two names,
-which reads single bytes. Not here: longer numbers and whole texts (feature_texts.py), numbers that two words do not decide (decimal_numbers.py).
+Here: `order_of`, which reads single bytes, and `read_short_number`, which reads a word of eight, so eight bytes must be readable from its place. Not here:
+longer numbers and whole texts (feature_texts.py), numbers that two words do not decide (decimal_numbers.py).
 A number of at most seven digits and a point fits into one word: its digits are moved together, and three products make them a whole number. Where the
 point is and where the number ends is found by arithmetic, because a branch on the length would be mispredicted and cost more than the reading.
 Source: D. Lemire, Number Parsing at a Gigabyte per Second, 2021 (eight digits at once).
@@ -35,17 +35,6 @@ def trailing_zeros(_context, word):
         return builder.call(count, [arguments[0], ir.Constant(ir.IntType(1), 0)])
 
     return types.int64(types.uint64), emit
-
-
-@part
-def are_equal(text: np.ndarray, at: int, name: np.ndarray, name_at: int, length: int) -> bool:
-    """Whether two runs of `length` bytes are the same. Eight bytes must be readable from the last of each."""
-    one, other = address(text) + at, address(name) + name_at
-    while length >= WORD_BYTES:
-        if load_word(one) != load_word(other):
-            return False
-        one, other, length = one + WORD_BYTES, other + WORD_BYTES, length - WORD_BYTES
-    return length == 0 or (load_word(one) ^ load_word(other)) << U(64 - 8 * length) == U(0)
 
 
 @part

@@ -63,7 +63,7 @@ def test_a_log_that_does_not_hold_the_next_record_is_refused_and_the_directory_l
     start(tmp_path / "s").close()
 
 
-@pytest.mark.parametrize("damage", ["manifest", "current", "config", "table", "state"])
+@pytest.mark.parametrize("damage", ["manifest", "current", "table", "state"])
 def test_a_directory_that_does_not_open_is_set_aside_and_rebuilt_from_0(damage: str, tmp_path: Path) -> None:
     fill(tmp_path / "s")
     if damage == "state":
@@ -148,7 +148,7 @@ def _spoil_file(directory: Path, which: str) -> None:
         shard = open_shard(directory, 0, INIT, ManualClock())
         shard._database.flush()
         shard.close()
-    pattern = {"manifest": "MANIFEST-*", "current": "CURRENT", "config": "rocksdict-config.json", "table": "*.sst"}[which]
+    pattern = {"manifest": "MANIFEST-*", "current": "CURRENT", "table": "*.sst"}[which]
     for path in directory.glob(pattern):
         if which == "table":
             path.unlink()

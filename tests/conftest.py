@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _on_demand is not None:
         _on_demand.end()
         _on_demand = None
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> Iterator[Callable[[], Path]]:
+    """Folders whose files wait for no disk, for tests that open hundreds of databases and cut no power."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield lambda: Path(tempfile.mkdtemp(dir=folder))
 
 
 @pytest.fixture(scope="session")

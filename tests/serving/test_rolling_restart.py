@@ -63,7 +63,7 @@ def test_a_rolling_restart_and_a_kill_between_the_calls_lose_nothing(tmp_path: P
         assert len(answered) > 100 and {len(merged.answer.items) for merged in answered} == {20}
         assert {merged.answer.version_token for merged in answered} == {answered[0].answer.version_token}
         killed = asyncio.run(kill_between_the_calls(fleet, version.ids[:20]))
-        assert (killed.attempts, killed.answer.rung, killed.answer.degraded) == (2, "inline", ["cold_user"])
+        assert (killed.attempts, killed.answer.rung, killed.answer.degraded) == (2, "inline", ["unsigned_items", "cold_user"])
     finally:
         fleet.kill()
 

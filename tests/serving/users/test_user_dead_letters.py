@@ -96,9 +96,9 @@ STEPS = st.lists(
 @settings(max_examples=20)
 @given(steps=STEPS, shows=st.booleans())
 def test_every_refused_update_has_a_letter_of_its_bytes_whatever_is_killed_and_only_a_kill_or_a_blind_look_doubles_one(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Any]], shows: bool
+    in_memory: Callable[[], Path], steps: list[tuple[str, Any]], shows: bool
 ) -> None:
-    folder, broker = tmp_path_factory.mktemp("view"), Broker() if shows else Blind()
+    folder, broker = in_memory(), Broker() if shows else Blind()
     store, records, expected, kills = open_view(folder, IdKind.INT64, 2), dict[tuple[str, int], SourceRecord](), set[Place](), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(user_dead_letters, "_SETTLE_S_MAX", 0.0)

@@ -156,7 +156,7 @@ def logs(draw: st.DrawFn) -> list[tuple[int, list[tuple[int, int | None]]]]:
 
 @given(log=logs(), cuts=st.sets(st.integers(0, 11)), reads=st.sets(st.integers(0, 11)), room=st.integers(1, 200))
 def test_the_view_is_the_fold_of_the_log_whatever_the_batches_restarts_and_memory(
-    tmp_path_factory: pytest.TempPathFactory,
+    in_memory: Callable[[], Path],
     log: list[tuple[int, list[tuple[int, int | None]]]],
     cuts: set[int],
     reads: set[int],
@@ -164,7 +164,7 @@ def test_the_view_is_the_fold_of_the_log_whatever_the_batches_restarts_and_memor
 ) -> None:
     users = [user for user in range(60) if home(user) == 0][:4]
     expected = {user: UserHistory() for user in users}
-    folder, bounds = tmp_path_factory.mktemp("view"), StoreBounds(decoded_users_max=2, decoded_behaviours_max=room)
+    folder, bounds = in_memory(), StoreBounds(decoded_users_max=2, decoded_behaviours_max=room)
     store = open_view(folder, IdKind.INT64, M, bounds)
     pending: list[SourceRecord] = []
     for offset, steps in log:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,7 +101,7 @@ SHARES = 4  # of the actions: one test for all of them opens 600 databases, and 
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("after", [False, True])
 def test_a_kill_at_any_action_and_a_restart_still_end_published_once(
-    after: bool, share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    after: bool, share: int, in_memory: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a kill loses nothing that was not synced, and no power is cut here
     total = actions_of_a_life()
@@ -109,7 +110,8 @@ def test_a_kill_at_any_action_and_a_restart_still_end_published_once(
     for target, name in WATCHED:
         switch.watch(target, name, monkeypatch)
     for at in range(share, total, SHARES):
-        world = World(tmp_path / f"{at}")
+        folder = in_memory()
+        world = World(folder)
         fill(world)
         switch.at, switch.after, switch.count = at, after, 0
         worker = Worker(world)
@@ -128,7 +130,8 @@ def test_a_kill_at_any_action_and_a_restart_still_end_published_once(
         seal = world.manifest(4).seals[0]
         assert seal.digest == world.oracle_shard(0, 4, seal.source_offsets).hexdigest, at
         assert world.reader(4) == world.oracle(4), at
-        assert not list((tmp_path / f"{at}").glob("scratch-*/*"))
+        assert not list(folder.glob("scratch-*/*"))
+        shutil.rmtree(folder)
 
 
 def test_workers_that_reconcile_at_once_publish_one_manifest(tmp_path: Path) -> None:

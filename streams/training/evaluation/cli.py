@@ -53,7 +53,9 @@ def tables(
 def data(
     directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV, JSON-lines or Parquet files.")],
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the training (700).")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the training (as many as learn each request twice, 100 to 2,000).")
+    ] = None,
     loss: Annotated[str | None, typer.Option(help="copr, click or softmax (which suits positives with sampled negatives).")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-6, help="Highest learning rate (0.002).")] = None,
     batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (16).")] = None,

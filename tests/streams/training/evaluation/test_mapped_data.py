@@ -23,6 +23,7 @@ from streams.training.evaluation.mapped_data import (
     model_scores,
     plain_scores,
     run_data,
+    with_an_end,
 )
 from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import join_events
@@ -124,3 +125,10 @@ def test_the_command_line_comes_before_the_mapping_and_the_mapping_before_what_i
     assert (chosen.steps, chosen.batch_requests, chosen.learning_rate) == (9, 7, 2e-3)
     assert (chosen.click, chosen.softmax, chosen.copr) == (1.0, 0.0, 0.0)
     assert DataOptions(Path(), Path()).train({}).softmax == 1.0
+
+
+def test_steps_that_nobody_chose_are_as_many_as_learn_each_request_twice() -> None:
+    usual = DataOptions(Path(), Path()).train({})
+    assert [with_an_end(usual, {}, requests).steps for requests in (0, 500, 5_600, 10**6)] == [100, 100, 700, 2_000]
+    assert with_an_end(dataclasses.replace(usual, steps=9), {"steps": 9}, 5_600).steps == 9
+    assert with_an_end(usual, {"seconds": 3.0}, 5_600).steps == 0, "a fit that ends by the clock"

@@ -21,6 +21,7 @@ _COLUMNS = 7
 _SLACK_BYTES = 8  # a value may grow by so much in its place
 _ENTRIES_MIN, _BYTES_MIN = 16, 1 << 12
 _WORD_BYTES = 8
+_NOWHERE = np.empty(0, np.int64)
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -54,6 +55,10 @@ class HeldRows:
         starts_R, ends_R = np.empty(keys.rows, np.int64), np.empty(keys.rows, np.int64)
         _get(self._arena_T, self._entries_E, self._slots_S, *keys, NONE if self.is_complete else UNKNOWN, starts_R, ends_R)
         return Joined(self._readable_T, starts_R, ends_R)
+
+    def unknown(self, found: Joined) -> np.ndarray:
+        """Places in what `get` gave whose keys are not held: int64, ascending."""
+        return _NOWHERE if self.is_complete else np.flatnonzero(found.starts_R == UNKNOWN)
 
     def put(self, keys: Joined, values: Joined, settled: bool) -> None:
         """Holds the value, or that there is none, of each key. A row that was not settled does not become so."""

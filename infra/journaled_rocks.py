@@ -12,13 +12,13 @@ are there already (I1). A checkpoint holds no journal: its readers know nothing 
 
 import heapq
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from infra.held_rows import ROW_COST_BYTES, UNKNOWN, HeldRows
+from infra.held_rows import ROW_COST_BYTES, HeldRows
 from infra.joined import Joined, join_runs, join_some, join_stored, pack_into
 from infra.rocks import Batch, Database, DiskFacts
 from infra.rocks_scan import Scan
@@ -38,11 +38,11 @@ Rows = tuple[Joined, Joined]  # keys and values
 class JournaledBatch:
     """Changes that become visible together, in the order of the calls. Made by `JournaledDatabase.new_batch`, used once."""
 
-    __slots__ = ("_runs", "_single", "plain", "removes")
+    __slots__ = ("_families", "_runs", "_single", "plain", "removes")
 
-    def __init__(self, plain: Batch, families: Iterable[str]) -> None:
-        self.plain = plain
-        self._runs: dict[str, list[Rows]] = {family: [] for family in families}
+    def __init__(self, plain: Batch, families: Sequence[str]) -> None:
+        self.plain, self._families = plain, families
+        self._runs: dict[str, list[Rows]] = {}
         self._single: dict[str, tuple[list[bytes], list[bytes]]] = {}
         self.removes: set[str] = set()  # journaled families that it takes rows out of
 
@@ -51,7 +51,7 @@ class JournaledBatch:
 
     def put(self, family: str, key: bytes, value: bytes) -> None:
         """Set `key`."""
-        if family not in self._runs:
+        if family not in self._families:
             self.plain.put(family, key, value)
         else:
             keys, values = self._single.setdefault(family, ([], []))
@@ -60,16 +60,19 @@ class JournaledBatch:
 
     def put_joined(self, family: str, keys: Joined, values: Joined) -> None:
         """Set each of `keys`, in a journaled family, after those that were put one by one. Both stay as they are until the batch is written."""
-        self._runs[family].append((keys, values))
+        self._runs.setdefault(family, []).append((keys, values))
 
     def rows(self) -> dict[str, Rows]:
         """What it sets in each journaled family, in order."""
-        if not self._single and not any(self._runs.values()):
-            return {}
-        runs = {family: list(runs) for family, runs in self._runs.items()}
-        for family, (keys, values) in self._single.items():
-            runs[family].insert(0, (join_stored(keys), join_stored(values)))
-        return {family: (join_runs([k for k, _ in some]), join_runs([v for _, v in some])) for family, some in runs.items() if some}
+        found: dict[str, Rows] = {}
+        for family in self._families if self._single or self._runs else ():
+            runs = list(self._runs.get(family, ()))
+            if family in self._single:
+                keys, values = self._single[family]
+                runs.insert(0, (join_stored(keys), join_stored(values)))
+            if runs:
+                found[family] = join_runs([k for k, _ in runs]), join_runs([v for _, v in runs])
+        return found
 
     def delete(self, family: str, key: bytes) -> None:
         """Remove `key`."""
@@ -82,18 +85,18 @@ class JournaledBatch:
         self.plain.delete_range(family, start, end)
 
     def _begin_removal(self, family: str) -> None:
-        if family in self._runs:
+        if family in self._families:
             self.unjournal(family)
             self.removes.add(family)
 
     def unjournal(self, family: str) -> None:
         """What was set in a journaled family so far is written the plain way, before what follows."""
-        if not self._runs[family] and family not in self._single:
+        if family not in self._runs and family not in self._single:
             return
         keys, values = self.rows()[family]
         for key, value in zip(keys.present(), values.present(), strict=True):
             self.plain.put(family, key, value)
-        self._runs[family].clear()
+        self._runs.pop(family, None)
         self._single.pop(family, None)
 
 
@@ -147,20 +150,21 @@ class JournaledDatabase:
 
     def get_joined(self, family: str, keys: Joined) -> Joined:
         """The value of each key, or none, in a journaled family. Good until the next write."""
-        found = self._held[family].get(keys)
-        if self._held[family].is_complete or not (found.starts_R == UNKNOWN).any():
+        held = self._held[family]
+        found = held.get(keys)
+        missing = held.unknown(found)
+        if not len(missing):
             return found
         if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
             self._let_go()
-            found = self._held[family].get(keys)
-        if np.count_nonzero(found.starts_R == UNKNOWN) >= _READ_ALL_MIN and self._fits():
+            missing = held.unknown(held.get(keys))
+        if len(missing) >= _READ_ALL_MIN and self._fits():
             self._read_all(family)
-            found = self._held[family].get(keys)
-        missing = keys.take(np.flatnonzero(found.starts_R == UNKNOWN))
-        if missing.rows:
-            values = join_some(self._database.multi_get(family, missing.present()))
-            self._held[family].put(missing, values, settled=True)
-        return self._held[family].get(keys)
+            missing = held.unknown(held.get(keys))
+        if len(missing):
+            asked = keys.take(missing)
+            held.put(asked, join_some(self._database.multi_get(family, asked.present())), settled=True)
+        return held.get(keys)
 
     def _fits(self) -> bool:
         """Whether memory has room for every family that is not held whole, as far as RocksDB can say."""
@@ -173,7 +177,7 @@ class JournaledDatabase:
         held, scan = self._held[family], self._database.scan(family)
         while page := scan.take(_READ_ALL_PAGE):
             keys, values = join_stored([key for key, _ in page]), join_stored([value for _, value in page])
-            older = np.flatnonzero(held.get(keys).starts_R == UNKNOWN)  # what is held may be newer
+            older = held.unknown(held.get(keys))  # what is held may be newer
             held.put(keys.take(older), values.take(older), settled=True)
             if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
                 scan.close()

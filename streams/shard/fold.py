@@ -104,11 +104,9 @@ def _load_items(updates: Sequence[Update], stored: JournaledDatabase) -> dict[by
 
 def _count(decoded: Sequence[DecodedRecord], applied: Counter[str]) -> dict[str, TopicCounts]:
     """By topic; what was neither applied nor rejected was superseded."""
-    consumed: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    for one in decoded:
-        consumed[one.record.topic] += len(one)
-        rejected[one.record.topic] += len(one.rejected)
-    return {
-        t: TopicCounts(consumed[t], applied[t], consumed[t] - applied[t] - rejected[t], rejected[t]) for t in (ITEM_FEATURES, NEW_ITEMS)
-    }
+    counts = {}
+    for topic in (ITEM_FEATURES, NEW_ITEMS):
+        some = [one for one in decoded if one.record.topic == topic]
+        consumed, rejected = sum(map(len, some)), sum([len(one.rejected) for one in some])
+        counts[topic] = TopicCounts(consumed, applied[topic], consumed - applied[topic] - rejected, rejected)
+    return counts

@@ -51,11 +51,12 @@ class Attempts:
 
     def attempt(self, key: Hashable, act: Callable[[], None]) -> None:
         """Calls `act`, unless what has this key failed a moment ago. An error goes into the report; AssertionError is raised."""
-        if key in self._retry_at and self._clock.monotonic() < self._retry_at[key]:
+        if self._retry_at and self._clock.monotonic() < self._retry_at.get(key, 0.0):
             return
         try:
             act()
-            self._retry_at.pop(key, None)
+            if self._retry_at:  # most often nothing has failed, and keys take longer to hash than to look at this
+                self._retry_at.pop(key, None)
         except AssertionError:
             raise
         except Exception as error:

@@ -13,12 +13,13 @@ Read it in this order:
     oracle.py    what must be true: a plain fold of the topics that shares no code with the system
     checks.py    the invariants, during a history and when it has come to rest
     history.py   one seed = one history
-    haste.py     what pure functions gave before, and (quick_json.py) a cheaper way to small documents
+    haste.py     what pure functions gave before, and cheaper ways to small documents (quick_json.py) and to few rows (plain_rows.py)
     campaign.py  many of them, on all cores
     plants.py    bugs to be found, one switch each
     __main__.py  `python -m tests.sim --histories N | --seed S [--plant NAME]`
 
 What is real: of streams/shard all but the task and the sender, streams/versions, of streams/builders the parts, the seals and the running jobs,
 infra/index/control_log.py, streams/core, schemas/index. What is modelled: threads, Faust, the producer, RocksDB, part files, the
-checkpoint's own checks, the engine's tables. test_fakes.py holds the models to the real things.
+checkpoint's own checks, the engine's tables; in three histories of four also the arena of rows in memory and the reading of what the shell has written
+itself. test_fakes.py holds the models to the real things.
 """

@@ -171,5 +171,5 @@ def replaced(replacements: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
 def simulated(world: World, disks: dict[str, Disk]) -> Iterator[Boundary]:
     """See the module."""
     boundary = Boundary(world, disks)
-    with replaced(_replacements(boundary) + shortcuts(is_compiled=world.seed % 4 == 2)):
+    with replaced(_replacements(boundary) + shortcuts(is_literal=world.seed % 4 == 2)):
         yield boundary

@@ -149,7 +149,7 @@ def check_shard(world: World, task: Task) -> None:
 def _check_components(oracle: ShardOracle, task: Task) -> None:
     database = task.shard._database
     held = {k: decode_features_component(v) for k, v in database.scan(FEATURES)}
-    for key in held.keys() | oracle.features[-1].keys():
+    for key in {**held, **oracle.features[-1]}:
         found, expected = held.get(key), oracle.features[-1].get(key)
         same = (
             found and expected and (found.order, found.changed, found.dead) == (expected.order, expected.changed, expected.features is None)
@@ -184,7 +184,7 @@ def check_view(oracle: ShardOracle, encoder: SimEncoder, offsets: Mapping[str, i
     view = oracle.view(offsets)
     expected = {k: ((*e.order, input_hash_of(e), 0), _row_bytes(encoder, e)) for k, e in view.items() if e.features is not None}
     found = {k: held for k, held in rows.items() if held[1] is not None}
-    for key in expected.keys() | found.keys():
+    for key in expected | found:
         require(
             found.get(key) == expected.get(key),
             invariant,

@@ -59,39 +59,40 @@ class MemoryScan(Iterator[tuple[bytes, bytes]]):
 
 
 class Directory:
-    """The bytes of one database. `tail` = what was written since the last synced write, oldest first; `owner` has it open for writing."""
+    """The bytes of one database: what it began with, and every write since, of which the first so many are synced. `owner` has it open for writing."""
 
-    def __init__(self, families: Iterable[str] = ()) -> None:
+    def __init__(self, begun: Families) -> None:
         self.owner: MemoryDatabase | None = None
-        self.families: Families = {name: {} for name in families}
-        self._durable: Families = {name: {} for name in self.families}
-        self.tail: list[list[Change]] = []
+        self.families = _copy(begun)
+        self._begun, self._writes, self._synced = begun, list[list[Change]](), 0
 
     def write(self, changes: list[Change], sync: bool) -> None:
-        """All of `changes`."""
+        """All of `changes`. Synced: they and everything before them survive a power cut."""
         _apply(self.families, changes)
-        self.tail.append(changes)
+        self._writes.append(changes)
         if sync:
-            self.sync()
+            self._synced = len(self._writes)
 
-    def sync(self) -> None:
-        """Everything so far survives a power cut."""
-        for changes in self.tail:
-            _apply(self._durable, changes)
-        self.tail = []
+    @property
+    def unsynced(self) -> int:
+        """How many writes a power cut may take."""
+        return len(self._writes) - self._synced
 
     def lose_tail(self, kept: int) -> None:
         """A power cut after which the first `kept` of the unsynced writes are there."""
-        self.tail = self.tail[:kept]
-        self.sync()
-        self.families = {name: dict(values) for name, values in self._durable.items()}
+        del self._writes[self._synced + kept :]
+        self._synced = len(self._writes)
+        self.families = _copy(self._begun)
+        for changes in self._writes:
+            _apply(self.families, changes)
 
     def copy(self) -> "Directory":
         """The same bytes, durable, on their own from now on."""
-        made = Directory()
-        made.families = {name: dict(values) for name, values in self.families.items()}
-        made._durable = {name: dict(values) for name, values in self.families.items()}
-        return made
+        return Directory(_copy(self.families))
+
+
+def _copy(families: Families) -> Families:
+    return {name: dict(values) for name, values in families.items()}
 
 
 def _apply(families: Families, changes: list[Change]) -> None:
@@ -115,7 +116,7 @@ class Disk:
     def lose_tails(self, choose: Callable[[int], int]) -> None:
         """A power cut; `choose(n)` says how many of n unsynced writes of a directory survive."""
         for directory in self.directories.values():
-            directory.lose_tail(choose(len(directory.tail)))
+            directory.lose_tail(choose(directory.unsynced))
 
     def free(self) -> None:
         """Its processes are dead: nobody holds a directory."""
@@ -234,5 +235,8 @@ def open_memory_database(
     path: Path, families: Sequence[str], disk: Disk, point: BeforeWrite = lambda _: None, find_fault: FindFault = lambda: None
 ) -> MemoryDatabase:
     """Opens or creates."""
-    directory = disk.directories.setdefault(str(path), Directory(families))
+    name = str(path)
+    directory = disk.directories.get(name)
+    if directory is None:
+        directory = disk.directories[name] = Directory({family: {} for family in families})
     return MemoryDatabase(path, disk, directory, point, find_fault=find_fault)

@@ -6,8 +6,9 @@ Here: replacements with the same results (test_fakes.py compares them; a change 
 import dataclasses
 import functools
 import operator
+import random
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,28 +19,38 @@ import infra.journaled_rocks
 import schemas.index.control
 import schemas.index.control_entry
 import schemas.index.manifest
+import streams.builders.sealer
 import streams.core.shard_state
+import streams.core.versions
 import streams.shard.decode
 import streams.shard.fold
+import streams.shard.outbox
+import streams.shard.reader
 import streams.shard.rows
 import streams.shard.shard
 import streams.shard.snapshot
 import streams.stored.upserts
 import streams.versions.attempts
+import streams.versions.promotion
 import streams.versions.publication
+import streams.versions.reconcile
 from infra.index.control_log import ControlLog, control_path
 from infra.joined import Joined, join_stored
-from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows
+from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows, decode_journal_entry
 from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent, decode_updates
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, decode_entry, fold_entry
 from schemas.index.layout import RowLayout, decode_layout
-from schemas.index.manifest import decode_manifest, decode_seal
-from schemas.index.snapshot import decode_snapshot
+from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest, encode_seal
+from schemas.index.snapshot import decode_snapshot, encode_snapshot
 from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import FeaturesUpdate
+from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
+from streams.core.shard_state import decode_shard_state, decode_shard_version, encode_shard_state, encode_shard_version
+from streams.core.versions import plan_promotion, plan_publications, plan_wish
 from streams.stored.plain_records import load_records
+from tests.sim.plain_rows import PlainHeldRows, PlainRows, join_plain_runs, pack_plain_changes, prefix_plain
 from tests.sim.quick_json import QuickEncoder, QuickJson
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
@@ -111,6 +122,32 @@ def shared_fold() -> Callable[[ControlState, int, bytes], ControlState]:
         return found[1]
 
     return fold
+
+
+def once_per_state(plan: Callable[[ControlState], Any]) -> Callable[[ControlState], Any]:
+    """A plan for the readers of one log, which they make of the same states again and again."""
+    known: dict[int, tuple[ControlState, Any]] = {}
+
+    def look_up(state: ControlState) -> Any:
+        found = known.get(id(state))
+        if found is None or found[0] is not state:
+            found = known[id(state)] = state, plan(state)
+        return found[1]
+
+    return look_up
+
+
+class QuickRandom(random.Random):
+    """random.Random, whose order of shuffled things takes no calls: the same order from the same numbers."""
+
+    def shuffle(self, some: MutableSequence[Any]) -> None:
+        draw = self.getrandbits
+        for last in range(len(some) - 1, 0, -1):
+            bits = (last + 1).bit_length()
+            at = draw(bits)
+            while at > last:
+                at = draw(bits)
+            some[last], some[at] = some[at], some[last]
 
 
 class QuickLog(ControlLog):
@@ -190,29 +227,97 @@ def join_known(values: Sequence[bytes]) -> Joined:
 _layouts: list[tuple[Mapping[str, Any], RowLayout]] = []
 
 
-def shortcuts(is_compiled: bool) -> list[tuple[Any, str, object]]:
-    """Replacements for one history. `is_compiled`: what the shell does in compiled passes over a batch is left to it."""
+# --- codecs ---------------------------------------------------------------------------------------------------------------
+
+
+def remembered(encode: Callable[..., bytes], decode: Callable[..., Any]) -> tuple[Callable[..., bytes], Callable[..., Any]]:
+    """A codec for one history, in which what was written is given to its readers as it is: they get what decoding it would give (test_fakes.py), and
+    nobody changes it. What is compared with a digest is decoded."""
+    written: dict[bytes, Any] = {}
+    decode = functools.cache(decode)
+
+    def write(value: Any) -> bytes:
+        raw = encode(value)
+        written[raw] = value
+        return raw
+
+    def read(raw: bytes, *digest: object) -> Any:
+        return decode(raw, *digest) if digest or raw not in written else written[raw]
+
+    return write, read
+
+
+def remembered_outbox() -> tuple[Callable[..., bytes], Callable[..., OutboxEntry]]:
+    """The same for entries of an outbox, whose keys hold a part of them; those whose value is in another entry are decoded."""
+    written: dict[tuple[bytes, bytes], OutboxEntry] = {}
+
+    def write(entry: OutboxEntry, value_at: int | None = None) -> bytes:
+        raw = encode_outbox_entry(entry, value_at)
+        if value_at is None:
+            written[encode_outbox_key(entry.sequence), raw] = entry
+        return raw
+
+    def read(key: bytes, raw: bytes) -> OutboxEntry:
+        return written.get((key, raw)) or decode_outbox_entry(key, raw)
+
+    return write, read
+
+
+def _codecs() -> Iterator[tuple[Any, str, object]]:
+    for encode, decode, writers, readers in _CODECS:
+        write, read = remembered(encode, decode)
+        yield from ((module, encode.__name__, write) for module in writers)
+        yield from ((module, decode.__name__, read) for module in readers)
+    write, read = remembered(encode_plain_journal_entry, decode_journal_entry)
+    yield from ((infra.journaled_rocks, "encode_journal_entry", write), (infra.journaled_rocks, "decode_journal_entry", read))
+    write, read = remembered_outbox()
+    yield from ((streams.shard.outbox, "encode_outbox_entry", write), (streams.shard.outbox, "decode_outbox_entry", read))
+
+
+def _decoded_once() -> Iterator[tuple[Any, str, object]]:
+    for _, decode, _, readers in _CODECS:
+        known = functools.cache(decode)
+        yield from ((module, decode.__name__, known) for module in readers)
+
+
+def shortcuts(is_literal: bool) -> list[tuple[Any, str, object]]:
+    """Replacements for one history. `is_literal`: rows, journal and codecs are left as they are, compiled passes over a batch as well."""
     load_records()  # a kernel that comes in the middle would be another history's
-    cached_manifest, cached_seal = functools.cache(decode_manifest), functools.cache(decode_seal)
-    cached_snapshot = functools.cache(decode_snapshot)
-    few: list[tuple[Any, str, object]] = [
-        (streams.shard.decode, "_decode_plain_records", decode_each_record),
-        (infra.journaled_rocks, "encode_journal_entry", encode_plain_journal_entry),
-    ]
     return [
         *_ALWAYS,
-        *([] if is_compiled else few),
         (infra.index.control_log, "fold_entry", shared_fold()),
-        (infra.index.parts, "decode_manifest", cached_manifest),
-        (infra.index.retention, "decode_manifest", cached_manifest),
-        (infra.index.retention, "decode_seal", cached_seal),
-        (infra.index.retention, "decode_snapshot", cached_snapshot),
-        (streams.versions.publication, "decode_manifest", cached_manifest),
-        (streams.versions.publication, "decode_seal", cached_seal),
-        (streams.shard.snapshot, "decode_snapshot", cached_snapshot),
+        (streams.core.versions, "plan_publications", publications := once_per_state(plan_publications)),
+        (streams.versions.reconcile, "plan_publications", publications),
+        (streams.versions.promotion, "plan_promotion", once_per_state(plan_promotion)),
+        (streams.versions.promotion, "plan_wish", once_per_state(plan_wish)),
+        *(_decoded_once() if is_literal else (*_PLAIN_ROWS, *_codecs())),
     ]
 
 
+_CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [  # with who writes and who reads
+    (encode_shard_state, decode_shard_state, (streams.shard.shard,), (streams.shard.shard, streams.shard.reader)),
+    (encode_shard_version, decode_shard_version, (streams.shard.shard,), (streams.shard.shard, streams.shard.reader)),
+    (
+        encode_manifest,
+        decode_manifest,
+        (streams.versions.publication,),
+        (infra.index.parts, infra.index.retention, streams.versions.publication),
+    ),
+    (encode_seal, decode_seal, (streams.builders.sealer,), (infra.index.retention, streams.versions.publication)),
+    (encode_snapshot, decode_snapshot, (), (infra.index.retention, streams.shard.snapshot)),
+]
+_PLAIN_ROWS: list[tuple[Any, str, object]] = [
+    (streams.shard.decode, "_decode_plain_records", decode_each_record),
+    (infra.journaled_rocks, "HeldRows", PlainHeldRows),
+    (infra.journaled_rocks, "join_some", PlainRows),
+    *(
+        (module, "join_stored", PlainRows)
+        for module in (infra.journaled_rocks, streams.shard.shard, streams.shard.rows, streams.shard.fold)
+    ),
+    *((module, "join_runs", join_plain_runs) for module in (infra.journaled_rocks, streams.shard.rows)),
+    (streams.shard.shard, "prefix_each", prefix_plain),
+    (streams.shard.shard, "pack_changes", pack_plain_changes),
+]
 _ALWAYS: list[tuple[Any, str, object]] = [
     (dataclasses, "asdict", fast_asdict),
     (dataclasses, "replace", fast_replace),

@@ -16,7 +16,7 @@ from schemas.index.manifest import Seal
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.audit.version_rows import order_advances
 from tests.sim.haste import QuickLog
-from tests.sim.world import Violation, World
+from tests.sim.world import Violation, World, read_delta
 
 SLOTS = 2
 _ORDER = struct.Struct("<qqHqHQB")
@@ -184,7 +184,7 @@ class Server:
 
     def _follow(self, resident: Resident, shard: int, end: int) -> None:
         log = self.world.topics[INDEX_DELTAS, shard]
-        for record in log.records[resident.positions[shard] : end]:
+        for record in map(read_delta, log.records[resident.positions[shard] : end]):
             if record.header.version == resident.version:
                 for key, value in record.changes:
                     resident.apply(shard, key, value)

@@ -7,10 +7,9 @@ of several processes that only meet in store and topics is possible, without thr
 A process is an object with a `name` and `die()`. A thread of it is a (name, what) pair; one that is in the middle of a step is not entered again.
 """
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,18 +19,19 @@ from infra.kafka.dead_letters import Headers, decode_dead_letter
 from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent
 from schemas.ids import IdKind, encode_index_key, partition_of
-from schemas.index.control import Entry, Init, encode_entry
-from schemas.index.layout import RowLayout, decode_delta
+from schemas.index.control import ControlState, Entry, Init, encode_entry, fold_entry
+from schemas.index.layout import DeltaRecord, RowLayout, decode_delta
 from schemas.index.lifecycle import EntryKind
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from tests.sim.encoder import LAYOUT
-from tests.sim.haste import QuickLog
+from tests.sim.haste import QuickLog, QuickRandom
 from tests.sim.oracle import ShardOracle
 from tests.sim.quick_json import QuickEncoder
 from tests.sim.store import MemoryStore
 
 Partition = tuple[str, int]
 DEPTH_MAX = 2  # a step inside a step
+_DELTAS_MAX = 1_000
 
 
 class Violation(BaseException):
@@ -102,7 +102,7 @@ class World:
     """See the module. `say` is the trace of the history."""
 
     def __init__(self, seed: int, shards: int, chances: Chances, traced: bool = False) -> None:
-        self.seed, self.random = seed, random.Random(seed)
+        self.seed, self.random = seed, QuickRandom(seed)
         self.chances, self.calm = chances, False
         self.clock = Clock()
         self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)
@@ -128,7 +128,7 @@ class World:
         self._busy: set[tuple[str, str]] = set()
         self.store.place(control_path(0), _init_entry(shards))
         self.log = QuickLog(self.store)  # type: ignore[arg-type]  # of nobody: for the checks
-        self.index_id = self.log.refresh().index_id
+        self.index_id = _index_id(shards)
 
     # --- steps and points ------------------------------------------------------------------------------------------------
 
@@ -282,8 +282,8 @@ class World:
         self.want_ends.setdefault(version, [self.ends(shard) for shard in range(self.shards)])
 
     def send_delta(self, shard: int, value: bytes) -> None:
-        """The broker has taken a record of index-deltas. Kept decoded, because several readers follow."""
-        self.topics[INDEX_DELTAS, shard].append(decode_delta(_ANY_VERSION, value))
+        """The broker has taken a record of index-deltas."""
+        self.topics[INDEX_DELTAS, shard].append(value)
 
     def send_dead_letter(self, headers: Headers) -> None:
         """The broker has taken a dead letter."""
@@ -298,6 +298,12 @@ class World:
         """streams/shard/log_ends.py `LogEnds`."""
         self.data_point("the end of index-deltas")
         return self.topics[INDEX_DELTAS, shard].end
+
+
+@lru_cache(_DELTAS_MAX)
+def read_delta(value: bytes) -> DeltaRecord:
+    """A record of index-deltas, which several readers follow, and often none."""
+    return decode_delta(_ANY_VERSION, value)
 
 
 class _Layouts(dict[int, RowLayout]):
@@ -326,6 +332,11 @@ def _ids(shards: int, shard: int, count: int) -> list[int]:
 @cache
 def _init(shards: int) -> Init:
     return Init(shards, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})
+
+
+@cache
+def _index_id(shards: int) -> str:
+    return fold_entry(ControlState(), 0, _init_entry(shards)).index_id
 
 
 @cache

@@ -19,6 +19,7 @@ import signal
 import statistics
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 from infra.bench.crash_fold import DeadLetter, count_topic
 from infra.bench.crash_traffic import Traffic
 from infra.bench.declared import Bench, Figure
+from infra.bench.faulty_disk import build_faulty_disk, has_compiler
 from infra.bench.report import Figures
 from infra.bench.stage import AppliedWatch, BenchStage, open_bench_stage, started_by, tell
 from infra.broker.server import start_broker
@@ -41,8 +43,8 @@ from schemas.topics import SHARD_TOPICS
 CRASH = Bench(
     "bench crash",
     "Kills under traffic of every kind of update and of bad records: kill -9 at named failpoints (infra/failpoints.py) and at any "
-    "moment, SIGSTOP for 1.5 session timeouts and CONT, kill -9 of the broker, a disk that is full or broken for three seconds; new "
-    "checkpoints in between. Nothing is done by hand: what ends is started again.",
+    "moment, SIGSTOP for 1.5 session timeouts and CONT, kill -9 of the broker, a disk that is full or broken for three seconds, or on which one in ten "
+    "writes, syncs, renames and links fails; new checkpoints in between. Nothing is done by hand: what ends is started again.",
     (
         Figure("kills", "count", "what was done, in all"),
         Figure("kills_{kind}", "count", "the same by kind"),
@@ -88,9 +90,11 @@ _CATCH_UP_S_MAX = 120.0
 _RANDOM_S = (0.2, 4.0)
 _PASSES_MAX = dict.fromkeys(WRITING, 40) | dict.fromkeys(VERSIONING, 3) | {"before-checkpoint": 2}
 _DISK_FAILS_S = 3.0  # for so long
-FAILPOINT, MOMENT, FREEZE, BROKER, FULL, BROKEN, BUILDER = "failpoint", "moment", "freeze", "broker", "disk_full", "disk_broken", "builder"
-_WEIGHTS = {FAILPOINT: 48, MOMENT: 33, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3, BUILDER: 4}
-_DISK_FAULTS = {FULL: DISK_FULL, BROKEN: DISK_BROKEN}
+_CALL_FAILS_EVERY = 10
+FAILPOINT, MOMENT, FREEZE, BROKER, BUILDER = "failpoint", "moment", "freeze", "broker", "builder"
+FULL, BROKEN, FLAKY = "disk_full", "disk_broken", "disk_flaky"
+_WEIGHTS = {FAILPOINT: 48, MOMENT: 33, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3, BUILDER: 4, FLAKY: 3}
+_DISK_FAULTS = {FULL: DISK_FULL, BROKEN: DISK_BROKEN, FLAKY: "flaky"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +108,16 @@ class Plan:
 
     @property
     def new_version(self) -> bool:
-        return self.name in VERSIONING or self.name == "before-checkpoint" or self.kind == BUILDER
+        return self.name in VERSIONING or self.name == "before-checkpoint" or self.kind in (BUILDER, FLAKY)
 
 
-def plan_kills(kills: int, seed: int) -> list[Plan]:
+def plan_kills(kills: int, seed: int, weights: Mapping[str, int] = _WEIGHTS) -> list[Plan]:
     """The campaign. Every kind is in it where there is room: failpoints first, then the rest in proportion, shuffled."""
     chance = random.Random(seed)
     names = [*WRITING, *VERSIONING]
     plans = []
     for n in range(kills):
-        kind = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0] if n >= len(_WEIGHTS) else list(_WEIGHTS)[n]
+        kind = chance.choices(list(weights), list(weights.values()))[0] if n >= len(weights) else list(weights)[n]
         if kind == FAILPOINT:
             name = chance.choice(names)
             plans.append(Plan(kind, name, chance.randint(1, _PASSES_MAX[name])))
@@ -130,6 +134,7 @@ class Campaign:
     stage: BenchStage
     catalogue: Catalogue
     watch: AppliedWatch
+    preloaded: Mapping[str, str]  # environment of a disk on which single calls fail
     catch_up_s: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     versions: int = 1
@@ -139,8 +144,7 @@ class Campaign:
 
     def start_worker(self, plan: Plan | None) -> None:
         """A worker with the next plan's failpoint armed."""
-        self._disk.mkdir(exist_ok=True)
-        environment = {DISK_VARIABLE: str(self._disk)}
+        environment = {DISK_VARIABLE: str(self._disk), **self.preloaded}
         if plan is not None and plan.kind == FAILPOINT:
             self._fired.unlink(missing_ok=True)
             environment[VARIABLE] = f"{plan.name}:{plan.passes}:{self._fired}"
@@ -153,7 +157,7 @@ class Campaign:
 
     @property
     def _disk(self) -> Path:
-        return self.stage.directory / "failing-disk"
+        return failing_disk_folder(self.stage)
 
     def kill(self, plan: Plan, following: Plan | None) -> None:
         """Carries out one plan and waits until everything published before it is applied again."""
@@ -161,7 +165,7 @@ class Campaign:
         if plan.new_version:
             self.stage.publish_model(self.catalogue, seed=self.versions)
             self.versions += 1
-        if plan.kind in (FREEZE, BROKER, FULL, BROKEN, BUILDER):
+        if plan.kind not in (FAILPOINT, MOMENT):
             time.sleep(plan.after_s)
             acts = {FREEZE: self._freeze, BROKER: self._kill_broker, BUILDER: lambda: self._kill_builder(plan)}
             began, ends = (acts.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind])))()
@@ -221,7 +225,7 @@ class Campaign:
         return began, self._ends_from_now()
 
     def _fail_disk(self, fault: str) -> tuple[float, dict[int, tuple[int, ...]]]:
-        """Every write of the worker and its builders fails for a while. What it consumes meanwhile it has to consume again."""
+        """Every write of the worker and its builders fails for a while, or some calls do. What it consumes meanwhile it has to consume again."""
         switch = self._disk / fault
         switch.touch()
         time.sleep(_DISK_FAILS_S)
@@ -247,15 +251,24 @@ class Campaign:
         self.stage.stop_worker(self.worker)
 
 
+def failing_disk_folder(stage: BenchStage) -> Path:
+    """Where the files lie that let disks fail."""
+    return stage.directory / "failing-disk"
+
+
 def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Figures:
     """The whole campaign. Raises Unavailable where a recovery did not come by itself."""
     config: dict[str, Any] = {"kills": kills, "seed": seed, "items": items, "updates_per_s": updates_per_s}
     figures = Figures(CRASH, {**config, "session_timeout_s": SESSION_TIMEOUT_S})
-    catalogue, plans = open_world(items), plan_kills(kills, seed)
+    flaky = has_compiler()
+    catalogue, plans = open_world(items), plan_kills(kills, seed, {k: w for k, w in _WEIGHTS.items() if flaky or k != FLAKY})
     settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
     with open_bench_stage(**settings) as stage, AppliedWatch(stage) as watch:
         stage.publish_catalogue(catalogue)
-        campaign = Campaign(stage, catalogue, watch)
+        failing = failing_disk_folder(stage)
+        failing.mkdir()
+        preloaded = build_faulty_disk(stage.directory, failing / _DISK_FAULTS[FLAKY], _CALL_FAILS_EVERY) if flaky else {}
+        campaign = Campaign(stage, catalogue, watch, preloaded)
         campaign.start_worker(None)
         stage.wait_live(stage.publish_model(catalogue), campaign.worker)
         with Traffic(stage, catalogue, updates_per_s, seed) as traffic:

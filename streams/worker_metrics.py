@@ -20,8 +20,6 @@ EndOffsets = Callable[[str], Mapping[int, int]]  # by whole topic name
 Place = tuple[str, int]  # topic, shard
 _SEEN_MAX = 1_000  # observations of one partition's end that are kept
 _CLOCK_AHEAD_MS = 1_000
-_OF_DISK = ("shard_keys", "shard_bytes", "shard_compaction_debt_bytes")
-_OF_PLACES = ("shard_offset", "lag_records", "lag_seconds")
 
 
 class LagClock:
@@ -50,8 +48,7 @@ class WorkerMetrics:
         self._metrics, self._clock = metrics, clock or SystemClock()
         self._clocks: dict[Place, LagClock] = {}  # of the shards shown now
         self._rejected: dict[str, int] = {}
-        self._sized: set[int] = set()
-        self._watched: set[int] = set()
+        self._shown: dict[str, frozenset[tuple[object, ...]]] = {}  # labels of each gauge
         self.show_wanted(None)
         self.note_answer()
         metrics.gauge("broker_silent_seconds").set_function(lambda: self._clock.monotonic() - self._answered_s)
@@ -89,40 +86,30 @@ class WorkerMetrics:
 
     def show_disk(self, shards: Mapping[int, DiskFacts]) -> None:
         """Size and compaction debt of every shard owned; those of a shard that was given away disappear."""
-        for shard, facts in shards.items():
-            for name, value in (("keys", facts.keys), ("bytes", facts.bytes), ("compaction_debt_bytes", facts.compaction_debt_bytes)):
-                self._metrics.gauge(f"shard_{name}").labels(shard).set(value)
-        for shard in self._sized - shards.keys():
-            for name in _OF_DISK:
-                self._metrics.gauge(name).remove(shard)
-        self._sized = set(shards)
+        for name in ("keys", "bytes", "compaction_debt_bytes"):
+            self._show(f"shard_{name}", {(shard,): getattr(facts, name) for shard, facts in shards.items()})
 
     def show_disk_faults(self, shards: Mapping[int, bool]) -> None:
         """1 for an owned shard whose disk takes no writes, else 0."""
-        gauge = self._metrics.gauge("shard_disk_fault")
-        for shard, waits in shards.items():
-            gauge.labels(shard).set(waits)
-        for shard in self._watched - shards.keys():
-            gauge.remove(shard)
-        self._watched = set(shards)
+        self._show("shard_disk_fault", {(shard,): waits for shard, waits in shards.items()})
 
     def show_offsets(self, prefix: str, shards: Sequence[tuple[int, Mapping[str, int]]], ends: EndOffsets, now: float) -> None:
         """Offsets and lag of every owned (shard, next offsets); those of a shard that was given away disappear. `now` is monotonic."""
-        clocks: dict[Place, LagClock] = {}
-        gauge = self._metrics.gauge
-        for topic in SHARD_TOPICS:
-            end = ends(prefix + topic) if shards else {}
-            for shard, next_offsets in shards:
-                place = topic, shard
-                clock = self._clocks.pop(place, None) or LagClock()
-                clocks[place] = clock
-                gauge("shard_offset").labels(*place).set(next_offsets[topic])
-                gauge("lag_records").labels(*place).set(max(0, end[shard] - next_offsets[topic]))
-                gauge("lag_seconds").labels(*place).set(clock.lag_s(next_offsets[topic], end[shard], now))
-        for gone in self._clocks:
-            for name in _OF_PLACES:
-                gauge(name).remove(*gone)
-        self._clocks = clocks
+        end_of = {topic: ends(prefix + topic) if shards else {} for topic in SHARD_TOPICS}
+        places = {(topic, shard): (next_offsets[topic], end_of[topic][shard]) for topic in SHARD_TOPICS for shard, next_offsets in shards}
+        self._clocks = {place: self._clocks.get(place) or LagClock() for place in places}
+        self._show("shard_offset", {place: offset for place, (offset, _) in places.items()})
+        self._show("lag_records", {place: max(0, end - offset) for place, (offset, end) in places.items()})
+        self._show("lag_seconds", {place: self._clocks[place].lag_s(offset, end, now) for place, (offset, end) in places.items()})
+
+    def _show(self, name: str, values: Mapping[tuple[object, ...], float]) -> None:
+        """The values of a gauge by its labels; those that it had before and has no more disappear."""
+        gauge = self._metrics.gauge(name)
+        for labels, value in values.items():
+            gauge.labels(*labels).set(value)
+        for gone in self._shown.get(name, frozenset()) - values.keys():
+            gauge.remove(*gone)
+        self._shown[name] = frozenset(values)
 
     def show_wanted(self, version: int | None) -> None:
         """The version that builds."""

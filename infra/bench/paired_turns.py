@@ -9,31 +9,22 @@ Source: Efron, "Bootstrap methods" (1979); percentile interval.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from infra.bench.load import OK, Latencies
+from infra.bench.report import Interval
 
 _DRAWS = 400
 _PERCENTILES = (2.5, 97.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio, and the bounds of its 95% interval; not a number where there were no answers."""
-
-    value: float
-    low: float
-    high: float
-
-
-def ratio_of_turns(over: Sequence[Latencies], under: Sequence[Latencies], share: float) -> Ratio:
+def ratio_of_turns(over: Sequence[Latencies], under: Sequence[Latencies], share: float) -> Interval:
     """The quantile `share` of all answers in `over`, divided by that of `under`; over[i] and under[i] are neighbours in time."""
     turns, rng = len(over), np.random.default_rng(0)
     drawn = [_ratio(over, under, rng.integers(0, turns, turns), share) for _ in range(_DRAWS)]
     low, high = np.percentile(drawn, _PERCENTILES)
-    return Ratio(_ratio(over, under, range(turns), share), float(low), float(high))
+    return Interval(_ratio(over, under, range(turns), share), float(low), float(high))
 
 
 def merge_turns(turns: Sequence[Latencies]) -> Latencies:

@@ -16,22 +16,20 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from infra.bench.declared import Bench
 
 _LIBRARIES = ("aif", "torch", "numpy", "numba", "rocksdict", "faust-streaming", "confluent-kafka")
 
 
-class Interval(Protocol):
-    """A number with bounds."""
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and the bounds of its interval; not a number where nothing was measured."""
 
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
+    value: float
+    low: float
+    high: float
 
 
 def describe_machine() -> dict[str, Any]:

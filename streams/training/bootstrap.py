@@ -7,24 +7,15 @@ Arrays: U users, R resamples.  Source: AIF, section 5.1 (1,000 resamples, 95%).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from infra.bench.report import Interval
 from schemas.errors import Misconfigured
 from streams.training.metrics import UserValues
 
 RESAMPLES = 1_000
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure and the bounds of its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Bootstrap:

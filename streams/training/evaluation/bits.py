@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from infra.bench.report import Interval
 from schemas.model.lsh import POPCOUNT_256, encode_signatures, make_w_hash
-from streams.training.bootstrap import Interval
 
 ALLOWED_PT = (0.1, 0.25, 0.5, 1.0)
 _PAIRS, _HASHES = 400, 60

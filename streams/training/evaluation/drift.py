@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from infra.bench.declared import Bench, Figure
-from infra.bench.report import Figures
+from infra.bench.report import Figures, Interval
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID
 from infra.data.world_drift import DriftingCatalogue
@@ -31,7 +31,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from schemas.users import UserHistory
-from streams.training.bootstrap import Bootstrap, Interval
+from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.questions import ask, score_questions
 from streams.training.evaluation.teacher import teachers_choice
 from streams.training.following.learner import OnlineLearner

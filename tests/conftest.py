@@ -23,6 +23,7 @@ from xdist.scheduler import LoadScopeScheduling
 from infra.broker.record import running_broker
 from infra.broker.server import Broker, start_broker
 from infra.processes import wait_until
+from tests.memory import MEMORY
 
 # The machine is shared and noisy: no example is judged by its time, and every run draws the same examples.
 settings.register_profile("aif", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -150,7 +151,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def in_memory() -> Iterator[Callable[[], Path]]:
     """Folders whose files wait for no disk, for tests that open hundreds of databases and cut no power."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         yield lambda: Path(tempfile.mkdtemp(dir=folder))
 
 

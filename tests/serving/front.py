@@ -30,6 +30,7 @@ from serving.protocols.listener import Listener, Tls
 from serving.settings import ServeSection
 from serving.users.user_store import StoreBounds, UserStore
 from serving.users.user_store_start import ViewIdentity, open_user_store
+from tests.memory import MEMORY
 
 USER_PARTITIONS = 4
 
@@ -85,7 +86,7 @@ def open_front(
     tls: Tls | None = None,
     carried: CarriedStates | None = None,
 ) -> Iterator[Front]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_view(Path(folder), id_kind, USER_PARTITIONS)) as store:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder, contextlib.closing(open_view(Path(folder), id_kind, USER_PARTITIONS)) as store:
         yield from _open_front(engine, id_kind, settings, states, index, tls, store, carried)
 
 

@@ -20,6 +20,7 @@ from streams.shard.fold import TOGETHER_MIN, split_updates
 from streams.shard.shard import INCREMENTS, Shard, increment_prefix
 from streams.stored.kernels import load_kernels
 from streams.stored.upserts import Upserts
+from tests.memory import MEMORY
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,
@@ -84,7 +85,7 @@ def test_a_shard_is_the_same_whether_upserts_are_folded_together_or_one_by_one(g
     load_kernels()
     told = []
     for together_min in (1, 1_000):
-        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=MEMORY) as folder:
             patch.setattr(shard_fold, "TOGETHER_MIN", together_min)
             told.append(lived(Path(folder), given))
     assert told[0] == told[1]

@@ -26,6 +26,7 @@ from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
 from streams.shard.reader import StoredItem, open_shard_reader
 from streams.shard.shard import Shard
+from tests.memory import MEMORY
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,
@@ -233,7 +234,7 @@ def follow(deltas: Sequence[bytes]) -> dict[bytes, bytes]:
 @LAW
 @given(logs(), steps("crash before", "crash after"))
 def test_any_batching_interleaving_redelivery_and_crash_gives_the_same_shard(log: Log, plan: list[Step]) -> None:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
         expected = straight(log, Path(name) / "straight")
@@ -249,7 +250,7 @@ def test_any_batching_interleaving_redelivery_and_crash_gives_the_same_shard(log
 @given(logs(), steps("crash before", "crash after"))
 def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan: list[Step]) -> None:
     held, counts = oracle(log)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
         assert shard.counters == counts
@@ -266,7 +267,7 @@ def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan:
 @LAW
 @given(logs(), steps("crash before", "crash after"))
 def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_of_the_items(log: Log, plan: list[Step]) -> None:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
         items = read_items(shard, Path(name))
@@ -281,7 +282,7 @@ def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_
 @settings(LAW, max_examples=60)
 @given(logs(), steps("save", "rewind", "save", "rewind", "crash after"))
 def test_a_reader_ends_with_the_rows_of_the_shard_also_when_the_shard_lived_twice(log: Log, plan: list[Step]) -> None:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
         assert contents(follow(run.deltas)) == contents(rows_of(shard, VERSION))

@@ -1,6 +1,6 @@
 """Where call 2 gets its user half from: the best rung of the ladder that can be taken.
 
-Here: describing the situation, taking a rung, going on to the next if it fails. Not here: which rungs a situation allows (core/ladder.py), the ranking
+Here: describing the situation, taking a rung, going on to the next if it fails. Not here: which rung a situation allows (core/ladder.py), the ranking
 (rank_call.py).
 If a state is kept, call 2 never reads the disk (protocol C7): whether the state is fresh is checked against the history in memory, and if the history is
 not in memory, any state within the pool's TTL will do. Only the rungs that compute a user half read the history.
@@ -16,7 +16,7 @@ from serving.calls.paced_engine import PacedEngine
 from serving.calls.state_pool import Lease, StateKey, prior_key
 from serving.calls.user_flights import Flight
 from serving.calls.user_halves import Asked, FoundUser, Users
-from serving.core.ladder import DEGRADED, Rung, Situation, plan_rungs
+from serving.core.ladder import DEGRADED, Rung, Situation, choose_rung
 from serving.engine.work import UserState, UserWork
 
 _RANKING_SHARE = 0.2  # share of the request's time that a wait leaves for ranking, unless ranking is known to take longer
@@ -57,10 +57,10 @@ class UserRungs:
         flight = self._users.flights.find(asked.key(version.version)) or self._users.flights.find(self._own_key(asked, version.version))
         while True:
             situation = self._situation(asked, version, candidates, deadline, flight, pinned)
-            rungs = plan_rungs(situation)
-            if rungs[0] in DEGRADED:
+            rung = choose_rung(situation)
+            if rung in DEGRADED:
                 self._engine.doubt("user", self._behaviours(asked))
-            half = await self._take(rungs[0], asked, version, flight, situation, deadline, pinned)
+            half = await self._take(rung, asked, version, flight, situation, deadline, pinned)
             if half is not None:
                 return half
             flight = None

@@ -9,8 +9,9 @@
     profile_only  made from the profile alone                                      all behaviours
     item_prior    the empty user's half: items are ranked by themselves            everything about the user
 
-Here: which rungs a situation allows, best first. Not here: taking them (serving/calls/user_rungs.py), predicted times (core/admission.py).
-The last rung is always allowed: a worse answer is better than none, and the answer names its rung.
+Here: the best rung that a situation allows. Not here: taking it (serving/calls/user_rungs.py), predicted times (core/admission.py).
+A state that is there is taken whatever the time (the first two rungs), so the table begins with what a call without one can do. Its last rung is always
+allowed: a worse answer is better than none, and the answer names its rung.
 """
 
 import enum
@@ -40,7 +41,7 @@ DEGRADED: Mapping[Rung, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What call 2 finds. Times are predictions in ms; work submitted now begins after `queue_ms`.
+    """What a call 2 without a state finds. Times are predictions in ms; work submitted now begins after `queue_ms`.
 
     flight_ms: until the running call 1 ends, None if none runs. has_last: an older state on a resident version is kept.
     """
@@ -50,8 +51,6 @@ class Situation:
     rank_ms: float = 0.0
     inline_ms: float = 0.0
     profile_ms: float = 0.0
-    has_carried: bool = False
-    has_state: bool = False
     flight_ms: float | None = None
     has_last: bool = False
 
@@ -61,8 +60,6 @@ class Situation:
 
 
 _TABLE: Sequence[tuple[Rung, Callable[[Situation], bool]]] = (
-    (Rung.CARRIED, lambda s: s.has_carried),
-    (Rung.CACHED, lambda s: s.has_state),
     (Rung.WAITED, lambda s: s.flight_ms is not None and max(s.flight_ms, s.queue_ms) + s.rank_ms <= s.left_ms),
     (Rung.INLINE, lambda s: s.has_time_for(s.inline_ms)),
     (Rung.LAST_CACHED, lambda s: s.has_last),
@@ -71,6 +68,6 @@ _TABLE: Sequence[tuple[Rung, Callable[[Situation], bool]]] = (
 )
 
 
-def plan_rungs(situation: Situation) -> list[Rung]:
-    """The rungs that are allowed, best first; never empty."""
-    return [rung for rung, allows in _TABLE if allows(situation)]
+def choose_rung(situation: Situation) -> Rung:
+    """The best rung that is allowed."""
+    return next(rung for rung, allows in _TABLE if allows(situation))

@@ -31,8 +31,9 @@ class ServeSection(Section):
     idle_s: float = Field(10.0, ge=0.1, le=3600)  # a connection is closed if it sends no request, or reads no answer, for this long
     access_log: bool = False  # log a line per request of both ports at level info instead of debug
     report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0 = no reports, so no automatic rollback
-    # After SIGTERM: how long to answer while not ready, so that load balancers can send requests elsewhere.
-    leave_s: float = Field(0.0, ge=0, le=60)
+    # After SIGTERM: how long to answer while not ready, so that load balancers can send requests elsewhere. Each answer closes its connection meanwhile:
+    # without it, a server that ends cuts the request of every second busy connection, which its client had just sent.
+    leave_s: float = Field(0.25, ge=0, le=60)
     drain_s: float = Field(5.0, ge=0, le=60)  # after that: how long to wait for running requests
 
 

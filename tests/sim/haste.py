@@ -6,9 +6,8 @@ Here: replacements with the same results (test_fakes.py compares them; a change 
 import dataclasses
 import functools
 import operator
-import random
 import struct
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,7 +20,6 @@ import schemas.index.control_entry
 import schemas.index.manifest
 import streams.builders.sealer
 import streams.core.shard_state
-import streams.core.versions
 import streams.shard.decode
 import streams.shard.fold
 import streams.shard.outbox
@@ -31,9 +29,7 @@ import streams.shard.shard
 import streams.shard.snapshot
 import streams.stored.upserts
 import streams.versions.attempts
-import streams.versions.promotion
 import streams.versions.publication
-import streams.versions.reconcile
 from infra.index.control_log import ControlLog, control_path
 from infra.joined import Joined, join_stored
 from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows, decode_journal_entry
@@ -48,7 +44,6 @@ from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import FeaturesUpdate
 from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
 from streams.core.shard_state import decode_shard_state, decode_shard_version, encode_shard_state, encode_shard_version
-from streams.core.versions import plan_promotion, plan_publications, plan_wish
 from streams.stored.plain_records import load_records
 from tests.sim.plain_rows import PlainHeldRows, PlainRows, join_plain_runs, pack_plain_changes, prefix_plain
 from tests.sim.quick_json import QuickEncoder, QuickJson
@@ -122,32 +117,6 @@ def shared_fold() -> Callable[[ControlState, int, bytes], ControlState]:
         return found[1]
 
     return fold
-
-
-def once_per_state(plan: Callable[[ControlState], Any]) -> Callable[[ControlState], Any]:
-    """A plan for the readers of one log, which they make of the same states again and again."""
-    known: dict[int, tuple[ControlState, Any]] = {}
-
-    def look_up(state: ControlState) -> Any:
-        found = known.get(id(state))
-        if found is None or found[0] is not state:
-            found = known[id(state)] = state, plan(state)
-        return found[1]
-
-    return look_up
-
-
-class QuickRandom(random.Random):
-    """random.Random, whose order of shuffled things takes no calls: the same order from the same numbers."""
-
-    def shuffle(self, some: MutableSequence[Any]) -> None:
-        draw = self.getrandbits
-        for last in range(len(some) - 1, 0, -1):
-            bits = (last + 1).bit_length()
-            at = draw(bits)
-            while at > last:
-                at = draw(bits)
-            some[last], some[at] = some[at], some[last]
 
 
 class QuickLog(ControlLog):
@@ -286,10 +255,6 @@ def shortcuts(is_literal: bool) -> list[tuple[Any, str, object]]:
     return [
         *_ALWAYS,
         (infra.index.control_log, "fold_entry", shared_fold()),
-        (streams.core.versions, "plan_publications", publications := once_per_state(plan_publications)),
-        (streams.versions.reconcile, "plan_publications", publications),
-        (streams.versions.promotion, "plan_promotion", once_per_state(plan_promotion)),
-        (streams.versions.promotion, "plan_wish", once_per_state(plan_wish)),
         *(_decoded_once() if is_literal else (*_PLAIN_ROWS, *_codecs())),
     ]
 

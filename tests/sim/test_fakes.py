@@ -33,7 +33,6 @@ from tests.sim.disk import Disk, open_memory_database
 from tests.sim.encoder import LAYOUT
 from tests.sim.haste import (
     _ALWAYS,
-    QuickRandom,
     decode_each_record,
     encode_plain_journal_entry,
     fast_asdict,
@@ -311,16 +310,6 @@ def test_what_was_written_is_what_would_be_read(monkeypatch: pytest.MonkeyPatch)
 
 def without_arrays(found: Any) -> Any:
     return {family: [run.to_list() for run in rows] for family, rows in found.items()} if isinstance(found, dict) else found
-
-
-def test_things_are_shuffled_as_random_does() -> None:
-    quick, real = QuickRandom(7), random.Random(7)
-    for size in range(40):
-        one, other = list(range(size)), list(range(size))
-        quick.shuffle(one)
-        real.shuffle(other)
-        assert one == other
-    assert quick.getstate() == real.getstate()
 
 
 def test_a_record_read_alone_is_read_as_in_a_batch() -> None:

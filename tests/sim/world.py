@@ -7,6 +7,7 @@ of several processes that only meet in store and topics is possible, without thr
 A process is an object with a `name` and `die()`. A thread of it is a (name, what) pair; one that is in the middle of a step is not entered again.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -24,7 +25,7 @@ from schemas.index.layout import DeltaRecord, RowLayout, decode_delta
 from schemas.index.lifecycle import EntryKind
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from tests.sim.encoder import LAYOUT
-from tests.sim.haste import QuickLog, QuickRandom
+from tests.sim.haste import QuickLog
 from tests.sim.oracle import ShardOracle
 from tests.sim.quick_json import QuickEncoder
 from tests.sim.store import MemoryStore
@@ -102,7 +103,7 @@ class World:
     """See the module. `say` is the trace of the history."""
 
     def __init__(self, seed: int, shards: int, chances: Chances, traced: bool = False) -> None:
-        self.seed, self.random = seed, QuickRandom(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.chances, self.calm = chances, False
         self.clock = Clock()
         self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)

@@ -5,4 +5,5 @@ import shutil
 
 _SHARED = "/dev/shm"
 _FREE_BYTES_MIN = 2 << 30  # a container may have 64 MiB of it
-MEMORY = _SHARED if os.access(_SHARED, os.W_OK) and shutil.disk_usage(_SHARED).free >= _FREE_BYTES_MIN else None  # None: the usual temporary folder
+_HAS_ROOM = os.access(_SHARED, os.W_OK) and shutil.disk_usage(_SHARED).free >= _FREE_BYTES_MIN
+MEMORY = _SHARED if _HAS_ROOM else None  # None: the system's temporary folder

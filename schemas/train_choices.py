@@ -14,16 +14,20 @@ from schemas.errors import Misconfigured, suggest
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 
 STARTS = ("random", "similarity")
+PASSES_STEPS_MIN, PASSES_STEPS_MAX = 100, 2_000
 _BATCH_REQUESTS_MAX = 4_096
 _HALF_LIFE_DAYS_MIN = 0.01
 _FITS_MAX = 100
+_PASSES_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainChoices:
-    """`steps` ends a fit, or else `seconds`. Weights of losses: 0 leaves one out.
+    """`steps` ends a fit, else `passes`, or else `seconds`. Weights of losses: 0 leaves one out.
 
+    passes          as many steps as learn each request so often, within PASSES_STEPS_MIN and PASSES_STEPS_MAX: few requests are learnt by heart by a
+                    number of steps that many need (docs/EXPERIMENTS.md)
     start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
     behaviours_max  of a user's history in a batch: the latest
     fits            so many fits from the same weights, each with batches of its own, one after the other; the mean of their weights is the model
@@ -38,6 +42,7 @@ class TrainChoices:
     batch_requests: int = 32
     behaviours_max: int = 256
     steps: int = 0
+    passes: int = 0
     seconds: float = 20.0
     fits: int = 1
     half_life_days: float = 0.0
@@ -55,7 +60,8 @@ class TrainChoices:
         _require(
             "behaviours_max", self.behaviours_max, 1 <= self.behaviours_max <= BEHAVIOURS_PER_USER_MAX, f"1 to {BEHAVIOURS_PER_USER_MAX}"
         )
-        _require("steps", self.steps, self.steps >= 0, "from 0 (0: `seconds` is the limit)")
+        _require("steps", self.steps, self.steps >= 0, "from 0 (0: `passes` or `seconds` is the limit)")
+        _require("passes", self.passes, 0 <= self.passes <= _PASSES_MAX, f"0 to {_PASSES_MAX} (0: `seconds` is the limit)")
         _require("seconds", self.seconds, self.seconds > 0, "above 0")
         _require("fits", self.fits, 1 <= self.fits <= _FITS_MAX, f"1 to {_FITS_MAX}")
         half_life = self.half_life_days
@@ -67,7 +73,8 @@ class TrainChoices:
         _require("click", self.click, any(weights[:3]), "a weight above 0 where copr and softmax are 0: nothing would be learnt")
 
     def replaced(self, given: Mapping[str, Any]) -> "TrainChoices":
-        """These with some others. Raises Misconfigured (`bad_train_choice`) naming the choice, with the nearest name for an unknown one."""
+        """These with some others; what is to end the fit by those ends it. Raises Misconfigured (`bad_train_choice`) naming the choice, with the nearest
+        name for an unknown one."""
         known = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in given.items():
             if name not in known:
@@ -75,7 +82,18 @@ class TrainChoices:
             if type(value) is not type(known[name]) and not (type(value) is int and isinstance(known[name], float)):
                 raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected a value like {known[name]!r}")
         plain: dict[str, Any] = {name: float(value) if isinstance(known[name], float) else value for name, value in given.items()}
+        if given.keys() & {"passes", "seconds"}:
+            plain.setdefault("steps", 0)
+        if "seconds" in given:
+            plain.setdefault("passes", 0)
         return dataclasses.replace(self, **plain)
+
+    def with_steps(self, requests: int) -> "TrainChoices":
+        """These with the steps that `passes` over so many requests come to, where `passes` ends the fit."""
+        if self.steps or not self.passes:
+            return self
+        steps = self.passes * requests // self.batch_requests
+        return dataclasses.replace(self, steps=min(max(steps, PASSES_STEPS_MIN), PASSES_STEPS_MAX))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint's card."""
@@ -107,3 +125,9 @@ def _decode_value(name: str, text: str, kind: Any) -> Any:
 def _require(name: str, value: object, fits: bool, expected: str) -> None:
     if not fits:
         raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected {expected}")
+
+
+# For catalogues and histories from files: positives with sampled negatives, ranked by how likely they are.
+FOR_MAPPED_DATA = TrainChoices(
+    passes=2, learning_rate=2e-3, batch_requests=16, behaviours_max=1_000, start="similarity", copr=0.0, click=0.0, softmax=1.0
+)

@@ -59,13 +59,16 @@ class Evaluation:
 class Catalogue(Protocol):
     """A source of events. Each call returns a new iterator, in publish order; the same source always yields the same events.
 
-    `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}).
+    `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}), `train` such for TrainChoices.
     """
 
     name: str
 
     @property
     def model(self) -> Mapping[str, Any]: ...
+
+    @property
+    def train(self) -> Mapping[str, Any]: ...
 
     @property
     def schema(self) -> FeatureSchema: ...

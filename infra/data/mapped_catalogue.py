@@ -41,9 +41,11 @@ from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewI
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import Id
 from schemas.model.score import bid_exponent
+from schemas.train_choices import FOR_MAPPED_DATA, TrainChoices
 
 _CHUNK = 4_096
 _EVALUATION_SEED = 1
+_HASH_BITS = 256  # what is lost to the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
 E = TypeVar("E", bound=BaseModel)
 
 
@@ -77,11 +79,17 @@ class MappedCatalogue:
     def model(self) -> Mapping[str, Any]:
         """Choices that suit the data, and the mapping's own. A model has a task for each outcome that the impressions tell."""
         outcomes = self.mapping.impressions.outcomes if self.mapping.impressions is not None else ()
-        default = {"rank_by": "ecpm" if self.sources.roles["bid"] else "click"} | ({"tasks": ("click", *outcomes)} if outcomes else {})
-        chosen = {**default, **self.mapping.model}
+        default = {"rank_by": "ecpm" if self.sources.roles["bid"] else "click", "hash_bits": _HASH_BITS}
+        chosen = {**default, **({"tasks": ("click", *outcomes)} if outcomes else {}), **self.mapping.model}
         if untold := set(chosen.get("tasks", ())[1:]) - set(outcomes):
             raise self.sources.reject("[model] tasks", f"names {min(untold)!r}, which no column of [impressions.outcomes] tells")
         return chosen
+
+    @property
+    def train(self) -> Mapping[str, Any]:
+        """Choices that suit the data, and the mapping's own. Where a bid is multiplied with them, what is learnt has to be probabilities."""
+        default = FOR_MAPPED_DATA.to_dict() | ({"click": 1.0} if bid_exponent(self.model["rank_by"]) > 0 else {})
+        return TrainChoices().replaced(default).replaced(self.mapping.train).to_dict()
 
     @property
     def item_count(self) -> int:

@@ -57,6 +57,7 @@ class WorldCatalogue:
 
     name = "world"
     model: Mapping[str, Any] = {"rank_by": "ecpm"}
+    train: Mapping[str, Any] = {}
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -163,9 +163,9 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
     Where the number of impressions is known it can start beside their publication, because they are published last.
     """
     model = stage.directory / "model.json"
-    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model)}))
+    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.train)}))
     files = ("--model", str(model), "--out", str(stage.checkpoint_directory))
-    limits = ("--seconds", str(train_s), "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
+    limits = ("--seconds", str(train_s), "--set", "fits=1", "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
     wait = ("--wait-impressions", str(catalogue.impression_count or 0))
     return stage.start("train", "train", *files, *limits, *wait, "--json")
 

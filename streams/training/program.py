@@ -86,7 +86,8 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
         kept = StateFile(plan.state) if plan.state is not None else None
         refused = RefusedImpressions(settings.bootstrap_servers(), settings.kafka.topic_prefix) if plan.snapshot is None else None
         data, known = _read(_open_source(settings, plan, refused), network, plan.wait_impressions, kept)
-        states = _open_states(plan, network, data, known) if kept is not None else None
+        chosen = plan.train.with_steps(len(data))
+        states = _open_states(plan, chosen, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)
         figures.add("requests", len(data))
         figures.add("skipped_items", data.skipped_items)
@@ -95,11 +96,11 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             figures.add("dead_lettered", refused.sent)
         for number in range(1 + plan.more):
             try:
-                report = _fit(network, data, plan, number, progress, states if number == 0 else None)
+                report = _fit(network, data, plan, chosen, number, progress, states if number == 0 else None)
             except KeyboardInterrupt:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
-            path = _write(network, plan, number, _card(data, known, plan, report))
+            path = _write(network, plan, number, _card(data, known, plan, chosen, report))
             progress.console.print(
                 f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
             )
@@ -160,12 +161,12 @@ def _read(
     return join_events(network.spec, network.w_hash_KM, events), known
 
 
-def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, known: DataRange) -> StateFile:
+def _open_states(plan: TrainPlan, chosen: TrainChoices, network: AifNetwork, data: TrainingSet, known: DataRange) -> StateFile:
     """Where the first fit keeps its state. Raises Misconfigured (`state_needs_steps`), Incompatible (`other_run`)."""
     assert plan.state is not None
-    if not plan.train.steps:
+    if not chosen.steps:
         raise Misconfigured("state_needs_steps", "--state goes on exactly only where --steps ends the fit: seconds are not the same twice")
-    run = {"train": plan.train.to_dict(), "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
+    run = {"train": chosen.to_dict(), "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
     states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(known.offsets)})
     kept = states.read()
     if kept is not None and kept.about != states.about:
@@ -178,9 +179,11 @@ def _open_states(plan: TrainPlan, network: AifNetwork, data: TrainingSet, known:
     return states
 
 
-def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, progress: Progress, states: StateFile | None) -> TrainReport:
-    """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where given, are the only limit."""
-    first, chosen = number == 0, plan.train
+def _fit(
+    network: AifNetwork, data: TrainingSet, plan: TrainPlan, chosen: TrainChoices, number: int, progress: Progress, states: StateFile | None
+) -> TrainReport:
+    """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where chosen, are the only limit."""
+    first = number == 0
     task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
     if not first or plan.warm_start is not None:
         chosen = dataclasses.replace(chosen, learning_rate=chosen.learning_rate * WARM_RATE)
@@ -201,14 +204,14 @@ def _fit(network: AifNetwork, data: TrainingSet, plan: TrainPlan, number: int, p
     return report
 
 
-def _card(data: TrainingSet, known: DataRange, plan: TrainPlan, report: TrainReport) -> dict[str, Any]:
+def _card(data: TrainingSet, known: DataRange, plan: TrainPlan, chosen: TrainChoices, report: TrainReport) -> dict[str, Any]:
     """What the checkpoint says of itself: the range of its data, how it was trained, what came of it."""
     return {
         "data": known.to_dict() | {"digest": data.digest, "skipped_items": data.skipped_items},
         "requests": len(data),
         "steps": report.steps,
         "seconds": round(report.seconds, 3),
-        "train": plan.train.to_dict(),
+        "train": chosen.to_dict(),
         "warm_start": None if plan.warm_start is None else plan.warm_start.name,
         "copr": report.copr,
         "click": report.click,

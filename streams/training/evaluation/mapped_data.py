@@ -86,15 +86,10 @@ LOSSES: Mapping[str, LossWeights] = {
     "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0),
 }
 
-USUAL = TrainChoices(learning_rate=2e-3, batch_requests=16, behaviours_max=1_000, start="similarity", copr=0.0, click=0.0, softmax=1.0)
-# Where nobody says how long: what 600 requests know is learnt by heart in 700 steps, and what 20,000 know is not yet learnt (docs/EXPERIMENTS.md).
-USUAL_PASSES, USUAL_STEPS_MIN, USUAL_STEPS_MAX = 2, 100, 2_000
-HASH_BITS = 256
-
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The options of `aif eval data`; see its help. None: the mapping's value, or else the default for mapped data (`USUAL`)."""
+    """The options of `aif eval data`; see its help. None: the mapping's value, or else the default for mapped data."""
 
     directory: Path
     mapping: Path
@@ -116,20 +111,12 @@ class DataOptions:
         named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
         return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))
 
-    def train(self, of_mapping: Mapping[str, Any]) -> TrainChoices:
-        """How to train: the command line's choices, else those of the mapping's [train], else `USUAL`."""
+    def train(self, of_catalogue: Mapping[str, Any]) -> TrainChoices:
+        """How to train: the command line's choices, else the catalogue's."""
         weights = dataclasses.asdict(LOSSES[self.loss]) if self.loss is not None else {}
         names = ("steps", "learning_rate", "batch_requests", "seed")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return USUAL.replaced(of_mapping).replaced(weights | named)
-
-
-def with_an_end(chosen: TrainChoices, of_mapping: Mapping[str, Any], requests: int) -> TrainChoices:
-    """The choices with as many steps as learn each request twice, within bounds, where neither steps nor seconds were chosen."""
-    if chosen.steps or "seconds" in of_mapping:
-        return chosen
-    steps = USUAL_PASSES * requests // chosen.batch_requests
-    return dataclasses.replace(chosen, steps=min(max(steps, USUAL_STEPS_MIN), USUAL_STEPS_MAX))
+        return TrainChoices().replaced(of_catalogue).replaced(weights | named)
 
 
 @dataclass(frozen=True)
@@ -158,14 +145,14 @@ def run_data(options: DataOptions) -> Figures:
     """
     torch.set_num_threads(1)
     mapping = options.mapped()
-    chosen = options.train(mapping.train)
-    torch.manual_seed(chosen.seed)
     with open_progress() as progress:
         catalogue = MappedCatalogue(mapping, options.directory, tell=tell_rows(progress))
+        chosen = options.train(catalogue.train)
+        torch.manual_seed(chosen.seed)
         for doubt in find_doubts(catalogue.sources):
             say(f"warning: {doubt}")
         network, data = _join(catalogue, options, chosen, progress)
-        chosen = with_an_end(chosen, mapping.train, len(data))
+        chosen = chosen.with_steps(len(data))
         if mapping.impressions is None and (times := chosen.steps * chosen.batch_requests / max(1, len(data))) > SEEN_OFTEN:
             say(f"warning: {len(data):,} sampled requests are few: each is learnt {times:.0f} times; a shorter window_days gives more")
         task = progress.add_task("percent of the training", total=100)
@@ -189,7 +176,7 @@ def run_data(options: DataOptions) -> Figures:
 def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress) -> tuple[AifNetwork, TrainingSet]:
     """An untrained network of the catalogue's spec, and the training set."""
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
-    spec = apply_choices(default_spec(catalogue.schema), {"hash_bits": HASH_BITS, **catalogue.model, **named})
+    spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, **named})
     # One kind after the other becomes columns: as events, what is read is several times as large, and never lies in memory as a whole.
     items = build_item_table(
         spec, _w_hash(spec), counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None

@@ -27,7 +27,7 @@ from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, trai
 from streams.training.trainer_state import TrainerState
 
 # choices of [train] that have no meaning for a training that continues a model and has no end
-OF_A_FIT = frozenset({"steps", "seconds", "start", "half_life_days", "fits"})
+OF_A_FIT = frozenset({"steps", "passes", "seconds", "start", "half_life_days", "fits"})
 _DEFAULT_CHOICES = TrainChoices()
 _WARM_UP_STEPS = 20  # steps in which the rate rises, because the moments of a new optimiser are not estimates yet
 

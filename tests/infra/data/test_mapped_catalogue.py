@@ -1,5 +1,6 @@
 """Laws of catalogues from files, on two made-up shops of different shapes."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import Kind, Scope
 from schemas.ids import IdKind
+from schemas.train_choices import FOR_MAPPED_DATA, TrainChoices
 from tests.infra.data.shops import (
     DAY_MS,
     NUMBER_ITEMS,
@@ -197,6 +199,14 @@ def test_changes_move_a_price_and_come_later(shop: Path) -> None:
             assert change.version > before.version
             assert change.features[name] != before.features.get(name)
     assert max(c.version for c in catalogue.price_changes(30, 1)) < min(c.version for c in catalogue.price_changes(30, 2))
+
+
+def test_what_a_mapping_says_of_training_comes_before_what_suits_mapped_data(tmp_path: Path) -> None:
+    text = '[items]\nfile = "items.csv"\nid = "id"\n'
+    own = "[train]\nseconds = 3\nlearning_rate = 0.01\n"
+    usual, chosen = (TrainChoices().replaced(_open(write_items(tmp_path, text + one, id=[1])).train) for one in ("", own))
+    assert usual == FOR_MAPPED_DATA
+    assert chosen == dataclasses.replace(FOR_MAPPED_DATA, passes=0, seconds=3.0, learning_rate=0.01)
 
 
 def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:

@@ -122,6 +122,16 @@ def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults
             decode_assignments([text])
 
 
+def test_a_fit_ends_by_what_was_named_last() -> None:
+    passes = TrainChoices(seconds=3.0).replaced({"passes": 2, "batch_requests": 16})
+    assert [passes.with_steps(requests).steps for requests in (0, 500, 5_600, 10**6)] == [100, 100, 700, 2_000]
+    assert passes.replaced({"steps": 9}).with_steps(5_600).steps == 9
+    by_the_clock = passes.replaced({"seconds": 4.0})
+    assert by_the_clock.with_steps(5_600) == by_the_clock == TrainChoices(seconds=4.0, batch_requests=16)
+    assert TrainChoices(steps=9).replaced({"passes": 2}).steps == TrainChoices(steps=9).replaced({"seconds": 2}).steps == 0
+    assert TrainChoices().replaced({"steps": 9, "passes": 2, "seconds": 5}).with_steps(5_600).steps == 9
+
+
 def test_only_a_dry_run_needs_no_folder_for_checkpoints(tmp_path: Path) -> None:
     refused = CliRunner().invoke(build_app(), ["train", "--seconds", "1"])
     assert refused.exit_code == 2 and "folder for the checkpoints" in refused.stderr

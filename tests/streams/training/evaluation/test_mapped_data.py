@@ -23,7 +23,6 @@ from streams.training.evaluation.mapped_data import (
     model_scores,
     plain_scores,
     run_data,
-    with_an_end,
 )
 from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import join_events
@@ -119,16 +118,8 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
     assert card[f"{prefix}.aif.gauc"] == figures.value(f"{prefix}.aif.gauc") and card["steps"] == 3
 
 
-def test_the_command_line_comes_before_the_mapping_and_the_mapping_before_what_is_usual() -> None:
+def test_the_command_line_comes_before_the_catalogue() -> None:
     options = DataOptions(Path(), Path(), steps=9, loss="click")
     chosen = options.train({"steps": 5, "batch_requests": 7, "softmax": 0.5})
-    assert (chosen.steps, chosen.batch_requests, chosen.learning_rate) == (9, 7, 2e-3)
+    assert (chosen.steps, chosen.batch_requests) == (9, 7)
     assert (chosen.click, chosen.softmax, chosen.copr) == (1.0, 0.0, 0.0)
-    assert DataOptions(Path(), Path()).train({}).softmax == 1.0
-
-
-def test_steps_that_nobody_chose_are_as_many_as_learn_each_request_twice() -> None:
-    usual = DataOptions(Path(), Path()).train({})
-    assert [with_an_end(usual, {}, requests).steps for requests in (0, 500, 5_600, 10**6)] == [100, 100, 700, 2_000]
-    assert with_an_end(dataclasses.replace(usual, steps=9), {"steps": 9}, 5_600).steps == 9
-    assert with_an_end(usual, {"seconds": 3.0}, 5_600).steps == 0, "a fit that ends by the clock"

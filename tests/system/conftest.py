@@ -104,7 +104,7 @@ class System(Stage):
 
     def publish_checkpoint(self, path: Path, **changes: Any) -> int:
         """Publishes a pointer to a checkpoint file; `changes` override fields of the record. Returns the version it becomes."""
-        record = CheckpointRecord(**{**read_checkpoint_pointer(path).model_dump(), **changes})
+        record = CheckpointRecord(**{**read_checkpoint_pointer(path).model_dump(by_alias=True), **changes})
         with self.publisher() as publisher:
             return publisher.publish_checkpoint(record).result(WAIT_S).offset
 

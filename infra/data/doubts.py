@@ -21,7 +21,6 @@ from infra.data.shown_impressions import ShownRows
 from infra.data.telling_context import find_telling_context
 from infra.data.telling_features import SUSPICIOUS, find_telling_features
 from infra.data.whole_period import find_made_of_the_log
-from schemas.features import Scope
 from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
@@ -72,11 +71,11 @@ def _describe_telling(place: str, correlation: float) -> str:
 
 
 def _find_no_features(sources: MappedSources) -> str | None:
-    """Items of which a model sees nothing: ids alone are no input of the item network."""
-    if any(feature.scope is Scope.ITEM for feature in sources.features) or not len(sources.positives):
+    """Items of which a model sees nothing but marks: what two of them have in common, or how many take one, is in none of its inputs."""
+    if sources.mapping.embeddings is not None or sources.has_marks_beside_features or not len(sources.positives):
         return None
     return (
-        "[items] has no features and no embedding, so to a model all items are alike and it ranks none before another; where the files tell "
+        "[items] has no features and no embedding, so a model sees of an item only how often a user took it before; where the files tell "
         "nothing of them, take what users did: [items.features] sold = { count_days = 28 } and together = { taken_together = 32 }"
     )
 

@@ -97,7 +97,7 @@ def copy_items(sources: MappedSources, places: np.ndarray, n: int, seed: int) ->
 
 def _embedding(sources: MappedSources, new: Id, like: Id, rng: np.random.Generator | None) -> NewItem | None:
     """An embedding for a new item, near that of the item it is like."""
-    if sources.embeddings is None or like not in sources.embeddings.place:
+    if like not in sources.embeddings.place:
         return None
     vector: Any = sources.embeddings.vectors(np.array([sources.embeddings.place[like]]))[0]
     if vector is None:

@@ -1,4 +1,4 @@
-"""Multimodal embeddings of a mapped catalogue: vectors from a file, or made from text columns.
+"""Multimodal embeddings of a mapped catalogue: vectors from a file, made from text columns, or nothing but what tells one item from another.
 
 Here: ids, width, vectors by place. Not here: events. A vector of another width is noted as rejected and left out.
 
@@ -22,6 +22,22 @@ from schemas.ids import Id, IdKind
 from schemas.limits import EMBEDDING_WIDTH_MAX
 
 _CHUNK = 4_096
+_MARK_WIDTH = 64
+
+
+class ItemMarks:
+    """Embeddings where a mapping names none: of each item a direction of its own, by a hash of its id. They say nothing of what items have in common, but
+    let a history tell how often the very item was taken. The same names as `ItemEmbeddings`."""
+
+    width = _MARK_WIDTH
+
+    def __init__(self, ids: Sequence[Id]) -> None:
+        self.ids = ids
+        self.place = {item: place for place, item in enumerate(ids)}
+
+    def vectors(self, places: np.ndarray) -> list[list[float] | None]:
+        """The marks of some places."""
+        return [*mark_items(np.zeros((len(places), self.width)), [self.ids[place] for place in places]).tolist()]
 
 
 class ItemEmbeddings:

@@ -163,8 +163,6 @@ class MappedCatalogue:
 
     def new_items(self) -> Iterator[NewItem]:
         embeddings = self.sources.embeddings
-        if embeddings is None:
-            return
         alive = self._alive_ids
         known = frozenset(self.sources.item_rows.ids)
         places = np.array([p for item, p in embeddings.place.items() if item in alive or item not in known], np.int64)

@@ -17,7 +17,7 @@ from infra.data.columns import decode_numbers
 from infra.data.held_out_period import HeldOutPeriod, find_period
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times
-from infra.data.item_embeddings import ItemEmbeddings
+from infra.data.item_embeddings import ItemEmbeddings, ItemMarks
 from infra.data.item_history import read_item_history
 from infra.data.item_rows import ItemRows, read_item_rows
 from infra.data.item_states import ItemStates
@@ -161,8 +161,7 @@ class MappedSources:
         for source, table_source in [(f, mapping.items) for f in mapping.items.features] + self._history_features():
             item[source.name] = self._item_feature(source, table_source, kinds.get(source.name))
         found = list(item.values())
-        if self.embeddings is not None:
-            found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
+        found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
@@ -211,9 +210,9 @@ class MappedSources:
         for role, name in roles.items():
             if name is not None and name not in names:
                 raise self.reject(f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
-        embedding = self.mapping.embedding_name if self.mapping.embeddings is not None else None
+        embedding = self.mapping.embedding_name
         if given.get("multimodal", embedding) != embedding:
-            known = f"its name is {embedding!r}" if embedding else "there is no such section"
+            known = f"its name is {embedding!r}" if self.mapping.embeddings is not None else "there is no such section"
             raise self.reject(
                 "[schema] multimodal", f"names {given['multimodal']!r}, but the embedding is what [embeddings] gives; {known}"
             )
@@ -230,16 +229,21 @@ class MappedSources:
             sim_category=self.roles["sim_category"],
             bid=self.roles["bid"],
             multimodal=self.roles["multimodal"],
-            multimodal_is_input=given.get("multimodal_is_input", True),
+            multimodal_is_input=given.get("multimodal_is_input", not self.has_marks_beside_features),
             behaviour_kinds=kinds,
         )
 
+    @property
+    def has_marks_beside_features(self) -> bool:
+        """Whether an item's embedding is its mark, and there is something else for the item half to read: then it need not read that too."""
+        return self.mapping.embeddings is None and sum(feature.scope is Scope.ITEM for feature in self.features) > 1
+
     @cached_property
-    def embeddings(self) -> ItemEmbeddings | None:
-        """Embeddings of the items, if the mapping gives any."""
-        if self.mapping.embeddings is None:
-            return None
+    def embeddings(self) -> ItemEmbeddings | ItemMarks:
+        """Embeddings of the items."""
         rows = self.item_rows
+        if self.mapping.embeddings is None:
+            return ItemMarks(rows.ids)
         later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
         return ItemEmbeddings(self.table(self.mapping.embeddings), self.mapping, self.id_kind, later)
 
@@ -278,7 +282,7 @@ class MappedSources:
         return list(range(self.now_ms, first - 1, -every))[::-1] or [self.now_ms]
 
     def _clusters(self, source: FeatureSource) -> np.ndarray:
-        if self.embeddings is None or source.clusters is None:
+        if isinstance(self.embeddings, ItemMarks) or source.clusters is None:
             raise self.reject(f"[items] features.{source.name}", "groups items by their embeddings; it needs a section [embeddings]")
         rows = self.item_rows
         matrix = self.embeddings.matrix(rows.ids)

@@ -28,6 +28,7 @@ FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name no
 OUTCOME = "outcomes."  # what roles of [impressions.outcomes] begin with
 _OUTCOME_NAME = rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}"
 _SOURCE_KEYS = ("file", "where", *FORMAT_KEYS)
+MARK_NAME = "item_mark"  # of the embedding where there is no [embeddings]
 TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
 
@@ -147,7 +148,7 @@ class Holdout:
 
 @dataclass(frozen=True)
 class DataMapping:
-    """One mapping file as values. A source that the file does not name is None.
+    """One mapping file as values. A source that the file does not name is None; without `embeddings` items have their marks alone (item_embeddings.py).
 
     schema, model, train   fields that the file fixes of a FeatureSchema, a ModelSpec, and TrainChoices
     every_days             from one time at which features of items are told to the next
@@ -309,7 +310,7 @@ def _read_outcomes(section: Section) -> dict[str, Column]:
 def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, TextEmbedding | None, bool, str, int | None]:
     """The section [embeddings]: its file and id default to those of [items]."""
     if not section.given:
-        return None, None, False, "embedding", None
+        return None, None, True, MARK_NAME, None
     name, width, text = section.text("name", "embedding"), section.optional_count("width"), section.texts("text", ())
     apart = section.flag("apart", bool(text))
     separator = section.any("separator")

@@ -49,7 +49,7 @@ def test_items_alone_publish_without_impressions(tmp_path: Path) -> None:
     mapping = write_items(tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n', id=["a", "b"])
     result = CliRunner().invoke(build_app(), ["import", str(tmp_path), "--mapping", str(mapping), "--dry-run"])
     assert result.exit_code == 0 and "no impressions" in result.stderr
-    assert [int(line.split()[1]) for line in result.stdout.splitlines()[:5]] == [2, 0, 0, 0, 0]
+    assert [int(line.split()[1]) for line in result.stdout.splitlines()[:5]] == [2, 2, 0, 0, 0], "items and their marks"
 
 
 def test_the_model_file_holds_the_schema_and_the_choices(tmp_path: Path) -> None:

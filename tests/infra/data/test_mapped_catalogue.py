@@ -201,6 +201,17 @@ def test_changes_move_a_price_and_come_later(shop: Path) -> None:
     assert max(c.version for c in catalogue.price_changes(30, 1)) < min(c.version for c in catalogue.price_changes(30, 2))
 
 
+def test_without_embeddings_each_item_has_a_mark_of_its_own(tmp_path: Path) -> None:
+    text = '[items]\nfile = "items.csv"\nid = "id"\n'
+    catalogue = _open(write_items(tmp_path, text, id=[7, 8, 9]))
+    marks = {item.item_id: item.embedding for item in catalogue.new_items()}
+    assert catalogue.schema.multimodal == "item_mark" and len({tuple(mark) for mark in marks.values()}) == len(marks) == 3
+    again = _open(write_items(tmp_path, text, id=[9, 1]))
+    assert {item.item_id: item.embedding for item in again.new_items()}[9] == marks[9]
+    with pytest.raises(Misconfigured, match=r"needs a section \[embeddings\]"):
+        _ = list(_open(write_items(tmp_path, text + "[items.features]\ngroup = { clusters = 2 }\n", id=[7])).items())
+
+
 def test_what_a_mapping_says_of_training_comes_before_what_suits_mapped_data(tmp_path: Path) -> None:
     text = '[items]\nfile = "items.csv"\nid = "id"\n'
     own = "[train]\nseconds = 3\nlearning_rate = 0.01\n"

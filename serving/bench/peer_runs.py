@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ SCRIPTS = Path(__file__).parent / "peers"
 _SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one that has its shared library beside it
 _INSTALL_S_MAX = 600.0
 _END_S_MAX = 60.0
+_READY_S_MAX = 120.0  # Triton's start takes five seconds, or once in some tens never ends
+_ANSWERS_S_MAX = 600.0
+_TRIES = 2
 _ITEMS_MAX = 200_000  # that Qdrant is filled with: 50 us an item
 _WARM = 5
 
@@ -78,19 +82,26 @@ def _layers(world: "RankWorld") -> list[np.ndarray]:
 
 
 def _median_ms(peer: str, folder: Path, calls: int) -> float | None:
+    """The median of so many requests; None, with the reason printed, for a peer that cannot be had."""
     try:
-        with open_peer(peer, folder) as child:
-            _ask(child, _WARM)
-            return float(np.median(_ask(child, calls)))
+        python = make_environment()
     except PeerFailedError as error:
         say(f"  no figure of {peer}: {error}")
         return None
+    for _ in range(_TRIES):
+        try:
+            with open_peer(python, peer, folder) as child:
+                _ask(child, _WARM)
+                return float(np.median(_ask(child, calls)))
+        except PeerFailedError as error:
+            say(f"  no figure of {peer}: {error}")
+    return None
 
 
 @contextlib.contextmanager
-def open_peer(peer: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+def open_peer(python: Path, peer: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """The process of a peer that is ready, ended with the block. Raises PeerFailedError."""
-    python, script = make_environment(), SCRIPTS / f"{peer}_peer.py"
+    script = SCRIPTS / f"{peer}_peer.py"
     with (folder / f"{peer}.log").open("w+") as log:
         command = [str(python), str(script), str(folder)]
         pipe = subprocess.PIPE
@@ -113,11 +124,23 @@ def _end(child: "subprocess.Popen[str]") -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def _killed_after(seconds: float, child: "subprocess.Popen[str]") -> Iterator[None]:
+    """Within the block the peer and what it started are killed after so many seconds, which ends its output."""
+    timer = threading.Timer(seconds, os.killpg, (child.pid, signal.SIGKILL))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _wait_ready(child: "subprocess.Popen[str]", log: str) -> None:
     assert child.stdout is not None, "it is a pipe"
-    for line in child.stdout:
-        if line.strip() == "ready":
-            return
+    with _killed_after(_READY_S_MAX, child):
+        for line in child.stdout:
+            if line.strip() == "ready":
+                return
     tail = Path(log).read_text().strip().splitlines()[-1:]
     raise PeerFailedError(f"it ended with exit code {child.wait()} before it was ready: {tail}")
 
@@ -126,10 +149,11 @@ def _ask(child: "subprocess.Popen[str]", calls: int) -> list[float]:
     assert child.stdin is not None and child.stdout is not None, "both are pipes"
     child.stdin.write(f"{calls}\n")
     child.stdin.flush()
-    for line in child.stdout:
-        if line.startswith("["):
-            taken: list[float] = json.loads(line)
-            return taken
+    with _killed_after(_ANSWERS_S_MAX, child):
+        for line in child.stdout:
+            if line.startswith("["):
+                taken: list[float] = json.loads(line)
+                return taken
     raise PeerFailedError(f"it ended with exit code {child.wait()} while it was asked")
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from infra.bench.report import Figures
 from serving.bench import peer_runs
-from serving.bench.peer_runs import PEERS, measure_peers, write_arrays
+from serving.bench.peer_runs import PEERS, PeerFailedError, measure_peers, open_peer, write_arrays
 from serving.bench.rank import RANK, Plan
 
 STAND_IN = """
@@ -61,6 +61,21 @@ def test_a_peer_is_asked_over_its_pipes_and_one_that_dies_is_null(
     measure_peers(small_world(), PLAN, figures)
     assert (figures.value("triton_p50_ms_5"), figures.value("qdrant_p50_ms_5")) == (7.0, None)
     assert "no room for it here" in capsys.readouterr().err
+
+
+def test_a_peer_that_hangs_is_killed_and_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "triton_peer.py").write_text("import time\ntime.sleep(600)")
+    monkeypatch.setattr(peer_runs, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(peer_runs, "_READY_S_MAX", 0.3)
+    monkeypatch.setattr(peer_runs, "make_environment", lambda: Path(sys.executable))
+    with pytest.raises(PeerFailedError, match="exit code -9 before it was ready"), open_peer(Path(sys.executable), "triton", tmp_path):
+        pass
+    monkeypatch.setattr(peer_runs, "PEERS", ("triton",))
+    figures = Figures(RANK)
+    measure_peers(small_world(), PLAN, figures)
+    assert figures.value("triton_p50_ms_5") is None and capsys.readouterr().err.count("no figure of triton") == 2
 
 
 def test_without_a_way_to_install_them_both_figures_are_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

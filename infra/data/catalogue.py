@@ -20,6 +20,7 @@ from schemas.events import (
 )
 from schemas.features import FeatureSchema
 from schemas.ids import Id
+from schemas.train_choices import TrainChoices
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Evaluation:
 class Catalogue(Protocol):
     """A source of events. Each call returns a new iterator, in publish order; the same source always yields the same events.
 
-    `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}), `train` such for TrainChoices.
+    `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}), `train` how one is trained.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Catalogue(Protocol):
     def model(self) -> Mapping[str, Any]: ...
 
     @property
-    def train(self) -> Mapping[str, Any]: ...
+    def train(self) -> TrainChoices: ...
 
     @property
     def schema(self) -> FeatureSchema: ...

@@ -58,7 +58,7 @@ def import_files(
         doubts = find_doubts(catalogue.sources)
     report |= _describe(catalogue) | {"warnings": doubts}
     if model_out is not None:
-        sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.train)}
+        sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}
         write_file_durably(model_out, (json.dumps(sections, indent=1) + "\n").encode())
     _say_rejections(catalogue)
     for doubt in doubts:

@@ -86,10 +86,10 @@ class MappedCatalogue:
         return chosen
 
     @property
-    def train(self) -> Mapping[str, Any]:
+    def train(self) -> TrainChoices:
         """Choices that suit the data, and the mapping's own. Where a bid is multiplied with them, what is learnt has to be probabilities."""
-        default = FOR_MAPPED_DATA.to_dict() | ({"click": 1.0} if bid_exponent(self.model["rank_by"]) > 0 else {})
-        return TrainChoices().replaced(default).replaced(self.mapping.train).to_dict()
+        has_bid = bid_exponent(self.model["rank_by"]) > 0
+        return FOR_MAPPED_DATA.replaced({"click": 1.0} if has_bid else {}).replaced(self.mapping.train)
 
     @property
     def item_count(self) -> int:

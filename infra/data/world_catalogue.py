@@ -16,6 +16,7 @@ from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, HISTORY_MAX, 
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id
+from schemas.train_choices import TrainChoices
 
 START_MS = 1_767_225_600_000  # 2026-01-01: when the items were published
 NOW_MS = START_MS + 40 * DAY_MS  # when the held-out users are measured
@@ -57,7 +58,7 @@ class WorldCatalogue:
 
     name = "world"
     model: Mapping[str, Any] = {"rank_by": "ecpm"}
-    train: Mapping[str, Any] = {}
+    train = TrainChoices()
 
     def __init__(self, world: World) -> None:
         self.world = world

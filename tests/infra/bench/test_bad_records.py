@@ -50,9 +50,14 @@ def test_the_same_chance_draws_the_same_records_of_every_kind() -> None:
     assert max(len(record.value or b"") for record in records) >= RECORD_BYTES_MAX
 
 
-def test_deep_lists_are_a_dead_letter_and_no_error() -> None:
-    for depth, letters in ((150, {1}), (300, {0}), (500_000, {0})):
-        deep = b"[" * depth + b"]" * depth
-        value = b'{"schema":1,"updates":[{"item_id":0,"version":1},{"item_id":0,"version":%b}]}' % deep
-        judged = count_topic(ITEM_FEATURES, [SourceRecord(ITEM_FEATURES, 0, 7, b"", value)])
-        assert {index for *_, index in judged.dead_letters} == letters
+@pytest.mark.parametrize(("depth", "letters"), [(150, {1}), (197, {1}), (198, {1}), (199, {0}), (500_000, {0})])
+@pytest.mark.parametrize("container", [b"[]", b"{ }", b'[""]', b"[[],1]"])
+def test_a_value_deep_in_lists_is_a_dead_letter_and_no_error(depth: int, letters: set[int], container: bytes) -> None:
+    """Three of the 200 are the record's own. A value in one container more does not read; an empty container is a value."""
+    load_records()
+    filled = container not in (b"[]", b"{ }")
+    deep = b"[" * (depth - 1 - filled) + container + b"]" * (depth - 1 - filled)
+    value = b'{"schema":1,"updates":[{"item_id":0,"version":1},{"item_id":0,"version":%b}]}' % deep
+    record = SourceRecord(ITEM_FEATURES, 0, 7, b"", value)
+    assert {index for *_, index in count_topic(ITEM_FEATURES, [record]).dead_letters} == letters
+    assert {rejection.index for rejection in decode_source_records([record], IdKind.INT64, SHARDS)[0].rejected} == letters

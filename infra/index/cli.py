@@ -95,7 +95,9 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
 
 @index_app.command(short_help="Which items differ between two versions, and how.")
 def diff(
-    a: Annotated[str, typer.Argument(help="A version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store.")],
+    a: Annotated[
+        str, typer.Argument(help="live, a version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store.")
+    ],
     b: Annotated[str, typer.Argument(help="The same.")],
     as_json: AsJson = False,
 ) -> None:

@@ -86,13 +86,14 @@ def open_side(text: str, log: ControlLog) -> Side:
     if _is_folder(folder / REPLAYED_ROWS):
         store = open_index_store(str(folder / REPLAYED_ROWS))
         return Side(text, store, decode_manifest(store.get(manifest_path(*REPLAYED_REVISION))))
-    if not _is_folder(folder / "control"):
-        raise Misconfigured("diff_side", f"{text!r} is no version, no folder of `aif replay --directory`, and no index store")
-    other = ControlLog(open_index_store(text))
+    if text != "live" and not _is_folder(folder / "control"):
+        raise Misconfigured("diff_side", f"{text!r} is not `live`, no version, no folder of `aif replay --directory`, and no index store")
+    other = log if text == "live" else ControlLog(open_index_store(text))
     current = other.refresh().current
     if current is None:
         raise Unavailable(
-            "no_version", f"the index store {text} serves no version; name another store, or a version of this one: see `aif index list`"
+            "no_version",
+            f"the index store {other.store.url} serves no version; name another store, or a version of this one: see `aif index list`",
         )
     return Side(text, other.store, read_manifest(other.store, current))
 

@@ -117,7 +117,9 @@ class VersionFollower:
 
     def why_none(self) -> str:
         """Why no version is live yet."""
-        return self._last_error or "waiting for a published version in the control log"
+        wanted = self._log.state.current
+        waiting = "waiting for a published version in the control log" if wanted is None else f"{wanted.token} is being loaded"
+        return self._last_error or waiting
 
     @property
     def last_error(self) -> str:

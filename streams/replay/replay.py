@@ -142,8 +142,8 @@ def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
         raise _no_directory(directory, error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupted("bad_replay_plan", f"{path} does not read: {error}; give a new directory") from error
-    if found != dict(asked):
-        raise Misconfigured("other_replay", f"{directory} holds a replay of {found}, asked for is {dict(asked)}; give a new directory")
+    if other := [f"{name} {found.get(name)}, not {value}" for name, value in asked.items() if found.get(name) != value]:
+        raise Misconfigured("other_replay", f"{directory} holds a replay with {'; '.join(other)}: ask for that, or give a new directory")
     return kept
 
 

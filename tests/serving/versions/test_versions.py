@@ -1,6 +1,7 @@
 """The version follower on a real index store, a real loader process and a real topic of deltas."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,10 +105,13 @@ def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_th
     d, before = deployment, deployment.version
     caught_up = with_bids(before, list(range(10)), 50.0)
     d.deltas.write(before, 3, changes(caught_up, list(range(10)), 2, offset=30), source_ms=11)
-    assert not d.follower.ready
+    assert not d.follower.ready and "waiting for a published version" in d.follower.why_none()
+    told: list[str] = []
+    d.follower.before_flip = lambda _: told.append(d.follower.why_none())
     d.publish(3, before)
     d.follower.start()
     d.wait_live(3)
+    assert [re.sub("-[0-9a-f]{8}", "", one) for one in told] == ["3.0 is being loaded"]
     d.assert_serves(caught_up, 3)
     assert all(w["item-features"] == 31 for w in d.engine.status().residents[0].watermark) and d.follower.last_error == ""
     assert d.engine.status().residents[0].tiers_by == "compiled"

@@ -23,6 +23,7 @@ from streams.core.shard_state import encode_identity
 from streams.core.snapshots import SnapshotJob
 from streams.shard.reader import open_shard_reader
 
+ORIGIN_NAME = "snapshot"  # a file in a restored directory: which snapshot it began as
 _MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]
 _OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-")  # beside *.sst and *.log: what RocksDB needs to open the directory
 
@@ -79,6 +80,7 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
         staged.mkdir(parents=True)
         for file in snapshot.files:
             _fetch_file(store, snapshot, file, staged)
+        (staged / ORIGIN_NAME).write_text(snapshot.unique)
         fsync_tree(staged)
         staged.rename(directory)
         fsync_folder(directory.parent)

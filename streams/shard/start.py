@@ -7,14 +7,18 @@ their encoders (streams/versions/reconcile.py), topic ids (the index's identity 
 
     the directory ...                      then
     is of another index or shard           refused (`other_shard`, `other_index_store`): it is somebody's data
-    does not open                          set aside, the next source
+    does not open, or did not read (1)     set aside, the next source
     needs records that the log lost        set aside if a snapshot can start, else refused (`log_gone`)
     is ahead of the log                    refused (`log_shorter`): another log, or one that lost its end
+
+(1) A damaged block is found when it is read: then the directory is marked, the process ends, and its next start comes here. A snapshot may have the same
+block, so one that such a directory began as is not taken again.
 
 Invariants: a shard goes on exactly at its next offset, or says why it cannot and why no snapshot helped; it never takes the earliest or latest offset in
 silence. A shard that was opened may be an older copy of itself, so it seals nothing before it has applied what the log held at that moment.
 """
 
+import contextlib
 import logging
 import shutil
 import time
@@ -23,19 +27,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.files import fsync_folder
+from infra.files import fsync_folder, write_file_durably
 from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
-from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import encode_identity
 from streams.shard.shard import Shard, open_shard
-from streams.shard.snapshot import FoundSnapshot, list_snapshots, restore_snapshot
+from streams.shard.snapshot import ORIGIN_NAME, FoundSnapshot, list_snapshots, restore_snapshot
 
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1
+_DAMAGED = "damaged"  # a file in a directory: why it is to be set aside
 _log = logging.getLogger("aif.streams.start")
 
 
@@ -72,10 +77,18 @@ def start_shard(
         shard.hold_index(index_id)
         _check_logs(shard, log)
         _note_ends(shard, log)
-    except BaseException:
+    except BaseException as error:
         shard.close()
+        mark_damaged(directory, error)
         raise
     return shard
+
+
+def mark_damaged(directory: Path, error: BaseException) -> None:
+    """Lets the next start set the directory of a shard aside, if the error says that it is damaged."""
+    if isinstance(error, AifError) and error.code == "database_corrupted":
+        with contextlib.suppress(OSError):
+            write_file_durably(directory / _DAMAGED, error.message.encode())
 
 
 def _open_directory(
@@ -85,6 +98,8 @@ def _open_directory(
     if not _has_files(directory):
         return None
     try:
+        if (mark := directory / _DAMAGED).exists():
+            raise Corrupted("database_corrupted", mark.read_text())
         shard = _open_waiting(directory, number, init, clock)
     except Corrupted as error:
         _log.error("shard %d does not open (%s); its directory is now %s", number, error, _set_aside(directory))
@@ -103,8 +118,12 @@ def _open_directory(
 def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None) -> Shard | None:
     """The shard from the newest snapshot that restores and opens. None if there is none and the log still starts at 0."""
     usable, refused = _usable_snapshots(number, init, log, store)
+    spoilt = {p.read_text(): p.parent for p in directory.parent.glob(f"{directory.name}.damaged-*/{ORIGIN_NAME}")}
     for found in usable:
         assert store is not None
+        if (aside := spoilt.get(found.snapshot.unique)) is not None:
+            refused.append(f"{found.snapshot.directory}: {aside}, which began as it, is damaged; remove that to have it tried again")
+            continue
         try:
             if _has_files(directory):
                 _set_aside(directory)

@@ -21,6 +21,7 @@ from streams.core.outbox import OutboxEntry
 from streams.shard.batch_result import BatchResult
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard
+from streams.shard.start import mark_damaged
 
 T = TypeVar("T")
 
@@ -110,7 +111,8 @@ class ShardTask:
         began = self._clock.monotonic()
         try:
             result = shard.apply(records, lambda entries: self._send_new(shard, entries))
-        except BaseException:
+        except BaseException as error:
+            mark_damaged(shard.directory, error)
             self._send_all(shard)  # some of its WriteBatches may be written
             raise
         if not result.outbox:

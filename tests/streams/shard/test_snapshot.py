@@ -1,8 +1,10 @@
 """Snapshots of shards: put, found, restored; a new owner starts from them, and every source that does not fit is refused by name."""
 
+import asyncio
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.shard.shard import Shard
 from streams.shard.snapshot import describe_checkpoint_job, list_snapshots, restore_snapshot, write_snapshot
 from streams.shard.start import LogRange, start_shard
+from streams.shard.task import ShardTask
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -167,6 +170,32 @@ def test_a_damaged_directory_gives_way_to_a_snapshot(store: IndexStore, snapshot
     shard = start(tmp_path / "second", store, WHOLE)
     assert shard.next_offsets == snapshot.next_offsets
     shard.close()
+
+
+def test_a_table_that_does_not_read_while_it_is_used_is_set_aside_at_the_next_start_and_its_snapshot_not_taken_again(
+    store: IndexStore, tmp_path: Path
+) -> None:
+    """Opening reads the first row. Without the mark each start would meet the same block again, and so would a directory that begins as the same snapshot."""
+    directory = tmp_path / "s"
+    records = [features_record(n, *(upsert(item, n, brand=str((n + item + 2) ** 150)) for item in ITEMS)) for n in (0, 1)]
+    with closing(start(directory, store, WHOLE)) as shard:
+        shard.apply(records[:1])
+        shard._database.settle()
+        table = max(directory.glob("*.sst"), key=lambda p: p.stat().st_size)
+        table.write_bytes(table.read_bytes()[:5000] + b"damage" + table.read_bytes()[5006:])
+        snapshot = take(store, shard, tmp_path / "scratch")
+    shutil.rmtree(directory)
+    task = ShardTask(start(directory, store, WHOLE), ManualClock(), lambda _: None)
+    task.admit()
+    with pytest.raises(Corrupted, match="database_corrupted"):
+        asyncio.run(task.apply(records[1:]))
+    task.close()
+    with pytest.raises(Incompatible, match=f"log_gone.*{snapshot.directory}: .*s.damaged-1, which began as it, is damaged"):
+        start(directory, store, {ITEM_FEATURES: LogRange(1, 9), NEW_ITEMS: LogRange(0, 9)})
+    with closing(start(directory, store, WHOLE)) as shard, closing(open_test_shard(tmp_path / "other")) as other:
+        shard.apply(records)
+        other.apply(records)
+        assert everything(shard) == everything(other) and shard.counters == other.counters
 
 
 def test_a_store_that_does_not_answer_is_waited_for_and_never_taken_for_an_empty_one(

@@ -32,7 +32,6 @@ CHECKPOINT_BYTES_MAX = 8 * 1024 * MIB
 CHECKPOINT_HEADER_BYTES_MAX = 16 * MIB  # names, shapes and the manifest, read before any tensor
 HIDDEN_LAYERS_MAX = 8  # of one part of the network
 HIDDEN_MAX = 8_192  # width of one of them
-ENCODE_BLOCK_ROWS = 256  # the one shape in which torch encodes rows: there a row's bits depend on its batch
 REALTIME_BUCKETS_MAX = 256  # a categorical the head reads at ranking time
 
 # --- index ---------------------------------------------------------------------------------------------------------
@@ -70,7 +69,5 @@ QUEUED_REQUESTS_MAX = 256
 USER_STATES_MAX = 10_000
 DELTA_ROWS_PER_APPLY_MAX = 200  # between two batches of requests: 0.1 us a row, so 20 us
 
-assert UPDATES_PER_RECORD_MAX <= ENCODE_BLOCK_ROWS
-assert ROWS_PER_FILE_BLOCK == ENCODE_BLOCK_ROWS
 assert TEXT_ID_BYTES_MAX * CANDIDATES_MAX <= 2 * BODY_BYTES_MAX
 assert DELTA_RECORD_BYTES_MAX < RECORD_BYTES_MAX

@@ -8,6 +8,7 @@
 Not here: freshness, crashes, sizes (infra/bench). The rates of increments come from what the worker tells readers: offsets and times of index-deltas.
 """
 
+import copy
 import itertools
 import tempfile
 import time
@@ -44,8 +45,8 @@ from schemas.index.layout import ORDER
 from schemas.limits import UPDATES_PER_RECORD_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
-from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.model.network import AifNetwork
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
 from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
@@ -104,7 +105,6 @@ NEARLINE = Bench(
 )
 
 _ROUNDS = 9  # floor and build in turns, the best of each: of 3, other processes may disturb all of one kind
-_FP32_BLOCK_ROWS = 4_096
 _APPLY_RECORDS = 4
 _PACKED_TIMES = 4  # so many more packed updates than single ones: a worker takes thousands of them in one step, and a rate wants many steps
 
@@ -134,12 +134,12 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     encoder, rates = RowEncoder(0, read_checkpoint_file(folder / "model.safetensors")), _Rates()
     with open_shard_reader(folder / "checkpoint") as reader:
         block = _read_inputs(checkpoint, reader)
-    tensors = FeatureTensors.from_block(block)
+    tensors, in_fp64 = FeatureTensors.from_block(block), copy.deepcopy(checkpoint.network).double()
     for _ in range(_ROUNDS):
         with open_shard_reader(folder / "checkpoint") as reader:
             rates.take("build", lambda reader=reader: _build(encoder, reader))  # type: ignore[misc] # mypy: a lambda with a default
-        rates.take("floor", lambda: len(encode_rows(checkpoint.network, block).vectors_RD))
-        rates.take("floor_fp32", lambda: _run_fp32(checkpoint, tensors, catalogue.item_count))
+        rates.take("floor", lambda: _run_network(in_fp64, tensors, catalogue.item_count, 256))
+        rates.take("floor_fp32", lambda: _run_network(checkpoint.network, tensors, catalogue.item_count, 4_096))
     figures.add("full_items_per_s", rates.best["build"])
     figures.add("floor_items_per_s", rates.best["floor"])
     figures.add("full_over_floor", rates.best["build"] / rates.best["floor"])
@@ -216,9 +216,9 @@ def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
 
 
 @torch.inference_mode()
-def _run_fp32(checkpoint: Checkpoint, tensors: FeatureTensors, rows: int) -> int:
-    for at in range(0, rows, _FP32_BLOCK_ROWS):
-        checkpoint.network.item_half(map_tensors(tensors, lambda t, at=at: t[at : at + _FP32_BLOCK_ROWS]))  # type: ignore[misc] # mypy: a lambda with a default
+def _run_network(network: AifNetwork, tensors: FeatureTensors, rows: int, block_rows: int) -> int:
+    for at in range(0, rows, block_rows):
+        network.item_rows(map_tensors(tensors, lambda t, at=at: t[at : at + block_rows]))  # type: ignore[misc] # mypy: a lambda with a default
     return rows
 
 

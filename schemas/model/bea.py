@@ -9,7 +9,8 @@ Here: the bridges B and the four lines of the algorithm. The rows of U come from
 
 Arrays: B users, m rows of U (G), N bridges, D width, P bridge width, R item rows, C candidates.
 Source: AIF, Algorithm 1. Differs: a linear map makes the user's keys for the bridges, an MLP of its own the item's (item_half.py); the keys of both sides
-have a LayerNorm and B starts with a large variance, without which a short training does not learn to use the bridges; f has a skip connection.
+have a LayerNorm and B starts with a large variance, without which a short training does not learn to use the bridges; f has a skip connection;
+U has a row for each of eq. (2) and (3) too, and every row a learnt vector of its own added.
 """
 
 import torch
@@ -41,7 +42,7 @@ class BridgeEmbedding(nn.Module):
 
     def item_weights(self, keys_RD: Tensor) -> Tensor:
         """Line 3: [R, N], what the index stores beside the vector."""
-        return torch.softmax(keys_RD @ self.bridges_ND.T.to(keys_RD.dtype) / self.bridges_ND.shape[1] ** 0.5, dim=-1)
+        return torch.softmax(keys_RD @ self.bridges_ND.T / self.bridges_ND.shape[1] ** 0.5, dim=-1)
 
 
 def join_bridges(weights_BCN: Tensor, vectors_BNP: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import torch
 
 from schemas.errors import RejectedInput
 from schemas.features import Scope
@@ -37,9 +38,11 @@ from schemas.model.checkpoint_file import (
     lsh_version_of,
     read_checkpoint_file,
 )
-from schemas.model.dry_run import find_failed_call
+from schemas.model.inputs import FeatureTensors
+from schemas.model.item_network import EncodedRows
 from schemas.model.network import AifNetwork, build_network
 from schemas.model.parameters import Parameters
+from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
 from schemas.model.spec import ModelSpec
 
 
@@ -95,10 +98,25 @@ def read_checkpoint(
     except (TypeError, ValueError, RuntimeError) as error:
         raise RejectedInput("checkpoint_spec", f"no network can be built from the spec: {error}") from error
     network.w_hash_KM = read.w_hash
-    failed = find_failed_call(network)
+    failed = _find_failed_call(network)
     if failed is not None:
         raise RejectedInput("checkpoint_dry_run", f"{failed}; expected finite numbers for zeros and for random inputs; train again")
     return Checkpoint(read.spec, read.parameters, network, read.w_hash, read.info)
+
+
+@torch.inference_mode()
+def _find_failed_call(network: AifNetwork) -> str | None:
+    """The dry run: which of the three calls gave numbers that are not finite and for which inputs, None if none did."""
+    for what, rng in (("zeros", None), ("random inputs", np.random.default_rng(SEED))):
+        items = FeatureTensors.from_block(draw_block(network.spec.schema.item_half_inputs, USERS * CANDIDATES, rng))
+        stored = EncodedRows(*(rows.half().numpy() for rows in network.item_rows(items)))
+        if not (np.isfinite(stored.vectors_RD).all() and np.isfinite(stored.bridge_RN).all()):
+            return f"item rows of {what} are not finite in fp16"
+        states = network.user_states(draw_users(network.spec, stored, rng))
+        logits = network.joint_logits(states, draw_candidates(network.spec, stored, rng))
+        if not torch.isfinite(logits).all():
+            return f"logits of {what} are not finite"
+    return None
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class FeatureEmbedding(nn.Module):
         rows_BV = buckets_BV + torch.tensor(self._bag_starts, device=buckets_BV.device)[:, None]
         values = rows_BV.shape[-1]
         pooled = F.embedding_bag(rows_BV.reshape(-1, values), self.table, mode="sum", per_sample_weights=weights_BV.reshape(-1, values))
-        return pooled.view(*buckets_BV.shape[:-2], -1)
+        return pooled.view(*buckets_BV.shape[:-2], len(self._bag_starts) * pooled.shape[-1])
 
 
 def build_mlp(width_in: int, hidden: Sequence[int], width_out: int) -> nn.Sequential:

@@ -7,9 +7,7 @@ Arrays: R rows, D width, I width of the concatenated item features.
 Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the key that meets the bridges.
 """
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from schemas.model.embeddings import FeatureEmbedding, build_mlp
 from schemas.model.inputs import ItemInputs
@@ -27,32 +25,7 @@ class ItemHalf(nn.Module):
         self.key = build_mlp(self.features.width, spec.item_hidden, spec.width)
         self.key_norm = nn.LayerNorm(spec.width)
 
-    def forward(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1), computed in `dtype` if one is given."""
+    def forward(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
+        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1)."""
         features_RI = self.features(items)
-        vectors_RD = call_in(dtype, self.vector_norm, call_in(dtype, self.vector, features_RI))
-        return vectors_RD, call_in(dtype, self.key_norm, call_in(dtype, self.key, features_RI))
-
-
-def call_in(dtype: torch.dtype | None, module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)` with input and parameters widened to `dtype`; as it is if None.
-
-    The module itself is not touched (torch's `functional_call` swaps its parameters for a moment): shards encode with one network side by side.
-    """
-    if dtype is None:
-        return torch.as_tensor(module(x))
-    x = x.to(dtype)
-    for layer in module if isinstance(module, nn.Sequential) else (module,):
-        x = _layer_in(dtype, layer, x)
-    return x
-
-
-def _layer_in(dtype: torch.dtype, layer: nn.Module, x: Tensor) -> Tensor:
-    match layer:
-        case nn.Linear():
-            return F.linear(x, layer.weight.to(dtype), layer.bias.to(dtype))
-        case nn.LayerNorm():
-            return F.layer_norm(x, layer.normalized_shape, layer.weight.to(dtype), layer.bias.to(dtype), layer.eps)
-        case nn.ReLU():
-            return F.relu(x)
-    raise TypeError(f"no widened form of {layer!r}: add it here")
+        return self.vector_norm(self.vector(features_RI)), self.key_norm(self.key(features_RI))

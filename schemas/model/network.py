@@ -49,9 +49,9 @@ class AifNetwork(nn.Module):
             # A subclass that overrides the calls is not complete yet, and a network on the meta device has no values to run with.
             check_request_split(self)
 
-    def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """(vectors_RD, bridge_RN) with gradient, computed in `dtype` (None: the parameters' own). Stored rows come from `ItemNetwork` instead."""
-        vectors_RD, keys_RD = self.item_half(items, dtype)
+    def item_rows(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
+        """(vectors_RD, bridge_RN) with gradient. Stored rows come from `ItemNetwork` instead."""
+        vectors_RD, keys_RD = self.item_half(items)
         return vectors_RD, self.bea.item_weights(keys_RD)
 
     def user_states(self, users: UserInputs) -> UserStates:

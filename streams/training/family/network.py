@@ -55,9 +55,9 @@ class FamilyNetwork(AifNetwork):
         if not variant.has("async"):
             self.user_half.attention = None  # type: ignore[assignment]
 
-    def item_rows(self, items: ItemInputs, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    def item_rows(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
         """(vectors_RD, what the cross needs): bridge weights, the bridge key itself for Full-Cross, nothing [R, 0] without BEA."""
-        vectors_RD, keys_RD = self.item_half(items, dtype)
+        vectors_RD, keys_RD = self.item_half(items)
         if not self.variant.has("bea"):
             return vectors_RD, keys_RD[:, :0]
         return vectors_RD, keys_RD if self.variant.cross == "full" else self.bea.item_weights(keys_RD)

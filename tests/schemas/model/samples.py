@@ -1,5 +1,6 @@
 """Small models of every shape of feature schema, and inputs for them, for the tests of this folder."""
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
@@ -11,16 +12,17 @@ from torch.nn import functional as F
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime
 from schemas.ids import IdKind
-from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import (
     BehaviourRow,
     Behaviours,
     CandidateRows,
+    FeatureTensors,
     UserInputs,
     build_user_inputs,
     encode_context,
     map_tensors,
 )
+from schemas.model.item_network import EncodedRows
 from schemas.model.lsh import encode_signatures, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -108,6 +110,14 @@ def make_items(rows: int, seed: int = 0) -> list[dict[str, object]]:
 def encode_items(spec: ModelSpec, items: Sequence[dict[str, object]]) -> FeatureBlock:
     """The item half's inputs."""
     return encode_features(spec.schema.item_half_inputs, items)
+
+
+@torch.inference_mode()
+def encode_rows(network: AifNetwork, block: FeatureBlock) -> EncodedRows:
+    """Stored rows by torch's item half, the reference of `ItemNetwork`: in fp64, rounded once."""
+    items = map_tensors(FeatureTensors.from_block(block), lambda t: t.double() if t.is_floating_point() else t)
+    vectors_RD, bridge_RN = copy.deepcopy(network).double().item_rows(items)
+    return EncodedRows(vectors_RD.half().numpy(), bridge_RN.half().numpy())
 
 
 def sign_items(network: AifNetwork, items: Sequence[dict[str, object]]) -> list[bytes | None]:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from schemas.errors import RejectedInput
 from schemas.model import checkpoint_file as module
 from schemas.model.checkpoint import describe_checkpoint, encode_checkpoint, read_checkpoint, write_checkpoint
-from schemas.model.encode_rows import encode_rows
-from tests.schemas.model.samples import SPECS, encode_items, make_items, make_network
+from tests.schemas.model.samples import SPECS, make_network
 
 CARD = {"until": "2026-11-01", "gauc": 0.7}
 GOOD = encode_checkpoint(make_network(SPECS["full"]), "demo", CARD)
@@ -40,15 +39,13 @@ def put(name, index, value):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_checkpoint_comes_back_with_every_bit_and_encodes_the_same_rows(tmp_path, name):
+def test_a_checkpoint_comes_back_with_every_bit(tmp_path, name):
     network = make_network(SPECS[name])
     info = write_checkpoint(tmp_path / "m.safetensors", network, "demo", CARD)
     found = read_checkpoint(tmp_path / "m.safetensors", info.sha256, SPECS[name].schema.fingerprint)
     assert found.info == info and found.spec == SPECS[name] and found.info.card == CARD
     assert list(found.network.state_dict()) == list(network.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(found.network.state_dict().values(), network.state_dict().values(), strict=True))
-    items = encode_items(network.spec, make_items(3))
-    assert encode_rows(found.network, items).vectors_RD.tobytes() == encode_rows(network, items).vectors_RD.tobytes()
     assert encode_checkpoint(found.network, "demo", CARD) == (tmp_path / "m.safetensors").read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 

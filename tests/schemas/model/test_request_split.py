@@ -89,8 +89,8 @@ def test_an_item_part_that_reads_a_user_is_refused(monkeypatch: pytest.MonkeyPat
             return LEFT_BEHIND["user"]  # type: ignore[no-any-return]
 
     class CuriousItemHalf(ItemHalf):
-        def forward(self, items: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-            vectors_RD, keys_RD = super().forward(items, dtype)
+        def forward(self, items: Any) -> tuple[Tensor, Tensor]:
+            vectors_RD, keys_RD = super().forward(items)
             return vectors_RD + LEFT_BEHIND["user"][0].sum() if LEFT_BEHIND else vectors_RD, keys_RD
 
     with pytest.raises(Misconfigured, match="item_half belongs to the item part and reads a user tensor"):

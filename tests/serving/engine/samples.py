@@ -10,7 +10,6 @@ import torch
 from schemas.features import encode_realtime
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout
-from schemas.model.encode_rows import encode_rows
 from schemas.model.inputs import BehaviourRow, CandidateRows, build_user_inputs, encode_context
 from schemas.model.network import AifNetwork, rank_reference
 from schemas.model.parameters import Parameters, parameters_of
@@ -23,7 +22,7 @@ from serving.engine.loop import Engine
 from serving.engine.resident import Resident
 from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables import Tables
-from tests.schemas.model.samples import encode_items, make_items, make_network, sign_items
+from tests.schemas.model.samples import encode_items, encode_rows, make_items, make_network, sign_items
 
 PROFILE = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}
 CONTEXT = {"hour": 13}

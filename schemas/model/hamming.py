@@ -1,37 +1,16 @@
-"""Counting equal bits: the Hamming histogram from which every tier histogram is pooled, and equal bits as a matrix product.
+"""Signatures as signs, and the number of equal bits as a matrix product (Eq. 6).
 
-Here: the NumPy reference (`hamming_histogram`, `pool_histogram`) and the torch form (`decode_signs`, `equal_bits`). Not here: the tiers'
-features (simtier.py). A threshold is not linear, so SimTier does not factor as DIN does. But whatever the edges are, the N tiers of Eq. 9
-are sums over bins of one histogram, that of Hamming distances.
+Here: the torch form. Not here: the reference (lsh.py), the tiers (simtier.py).
 
-Arrays: B users, C candidates, S behaviours with signatures, K bits, W bytes, H = K + 1 bins, N tiers.
+Arrays: B users, C candidates, S behaviours with signatures, K bits, W bytes.
 """
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from schemas.model.lsh import POPCOUNT_256
-
-
-def hamming_histogram(items_CW: np.ndarray, sequence_SW: np.ndarray) -> np.ndarray:
-    """int64 [C, K + 1]: how many behaviours lie at each Hamming distance of each candidate."""
-    distance_CS = POPCOUNT_256[items_CW[:, None, :] ^ sequence_SW[None, :, :]].sum(axis=2, dtype=np.int64)
-    bins = 8 * items_CW.shape[1] + 1
-    return np.stack([np.bincount(row, minlength=bins) for row in distance_CS]) if len(items_CW) else np.zeros((0, bins), np.int64)
-
-
-def pool_histogram(histogram_CH: np.ndarray, tier_edges: Sequence[float]) -> np.ndarray:
-    """int64 [C, N]: the tiers of Eq. 9 from the (K + 1)-bin histogram."""
-    bits = histogram_CH.shape[1] - 1
-    tier_of_distance = np.searchsorted(np.asarray(tier_edges), (bits - np.arange(bits + 1)) / bits, side="right")
-    tiers = np.zeros((len(histogram_CH), len(tier_edges) + 1), np.int64)
-    np.add.at(tiers.T, tier_of_distance, histogram_CH.T)
-    return tiers
 
 
 @functools.cache

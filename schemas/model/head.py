@@ -32,6 +32,7 @@ from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_paramet
 from schemas.model.feature_places import VALUE_ABS_MAX
 from schemas.model.hamming import decode_signs
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserStates
+from schemas.model.parameters import segment_widths
 from schemas.model.sim_hard import look_up_sim
 from schemas.model.simtier import simtier_counts, simtier_features
 from schemas.model.spec import ModelSpec
@@ -77,16 +78,12 @@ class Head(nn.Module):
         self.realtime = RealtimeFeatures(spec.schema.realtime_features, spec.embedding_width)
         self.project_user = nn.Linear(3 * width, width, bias=False)
         self.project_bea = nn.Linear(spec.bridge_width, width, bias=False)
-        self.user_segments = {"user": 3 * width, "context": self.context.width}
-        self.item_segments = {"item": width, "user_x": width + 1, "bea": spec.bridge_width, "bea_x": width + 1}
+        self.user_segments, self.item_segments = segment_widths(spec)
         if spec.schema.multimodal:
             self.project_din = nn.Linear(width, width, bias=False)
             self.din_gain = nn.Parameter(torch.full((1,), DIN_GAIN))
-            self.item_segments |= {"din": width, "din_x": width + 1, "tiers": 2 * spec.tiers}
         if spec.schema.sim_category:
             self.project_sim = nn.Linear(width, width, bias=False)
-            self.item_segments |= {"sim": width + 1, "sim_x": width + 1}
-        self.item_segments |= {"realtime": self.realtime.width}
         self.user_width = sum(self.user_segments.values())
         outputs = [*spec.head_hidden, len(spec.tasks)]
         self.first = nn.Linear(self.user_width + sum(self.item_segments.values()), outputs[0])

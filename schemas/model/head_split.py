@@ -1,7 +1,7 @@
 """The exact split of the head's first layer: the user's part is folded once per request, and little is left to compute per candidate.
 
-Here: `split_first_layer` (call 1; only the context's row waits for call 2) and `apply_split` (per candidate). It equals the plain form of
-head.py up to rounding, which a test checks. Not here: fused or compiled kernels (serving/engine), which use the same tables.
+Here: `split_first_layer` (once per request) and `apply_split` (per candidate). It equals the plain form of head.py up to rounding, which a test checks. Not
+here: fused or compiled kernels (serving/engine), which use the same tables.
 
 With M_x the weights of a product segment [H, D], its sum column included (M_x[h, d] = W[h, d] + w_sum[h] / sqrt(D)):
 
@@ -63,15 +63,10 @@ def product_weights(segment_HE: Tensor) -> Tensor:
     return segment_HE[:, :width] + segment_HE[:, width:] / width**0.5
 
 
-def fold_context(head: Head, context: FeatureTensors) -> Tensor:
-    """[B, H]: the request's own part of `constant_BH`, known only in call 2."""
-    return head.context(context) @ slice_weights(head)["context"].T
-
-
-def split_first_layer(head: Head, states: UserStates, context: FeatureTensors | None = None) -> FirstLayerSplit:
-    """Folds everything of the user through the first layer, without the context's part if it is not given. Cost: (N P + K D + G D) H, once."""
+def split_first_layer(head: Head, states: UserStates, context: FeatureTensors) -> FirstLayerSplit:
+    """Folds everything of the user and the request through the first layer. Cost: (N P + K D + G D) H, once."""
     weights = slice_weights(head)
-    constant_BH = F.linear(states.user_BU, weights["user"], head.first.bias)
+    constant_BH = F.linear(states.user_BU, weights["user"], head.first.bias) + head.context(context) @ weights["context"].T
     user_x_BD = head.project_user(states.user_BU)
     item_BHD = weights["item"] + product_weights(weights["user_x"]) * user_x_BD[:, None, :]
     din = din_offset = sim = sim_log = None
@@ -84,7 +79,7 @@ def split_first_layer(head: Head, states: UserStates, context: FeatureTensors | 
         sim = _fold(states.sim.means_BGD, weights["sim"][:, :width], head.project_sim.weight)
         sim_log = weights["sim"][:, width]
     return FirstLayerSplit(
-        constant_BH=constant_BH if context is None else constant_BH + fold_context(head, context),
+        constant_BH=constant_BH,
         item_BHD=item_BHD,
         bea=_fold(states.bridges_BNP, weights["bea"], head.project_bea.weight),
         din=din,

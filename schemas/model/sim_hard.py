@@ -54,16 +54,10 @@ def _group_newest_first(key_BL: Tensor) -> tuple[Tensor, Tensor]:
     return group_BL.flip(1), rank_BL.flip(1)
 
 
-def find_categories(table: SimTable, category_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """(entry_BC, found_BC): which entry of the table a candidate's category has; entry 0 and found = false if it has none."""
-    entry_BC = torch.searchsorted(table.categories_BG.contiguous(), category_BC.contiguous()).clamp(max=table.categories_BG.shape[1] - 1)
-    found_BC = (table.categories_BG.gather(1, entry_BC) == category_BC) & (category_BC > 0)
-    return entry_BC * found_BC, found_BC
-
-
 def look_up_sim(table: SimTable, category_BC: Tensor) -> tuple[Tensor, Tensor]:
     """(means_BCD, log_counts_BC1) of the candidates' categories; zeros where the user has none."""
-    entry_BC, found_BC = find_categories(table, category_BC)
+    entry_BC = torch.searchsorted(table.categories_BG.contiguous(), category_BC.contiguous()).clamp(max=table.categories_BG.shape[1] - 1)
+    found_BC = (table.categories_BG.gather(1, entry_BC) == category_BC) & (category_BC > 0)
     users, groups, width = table.means_BGD.shape
     flat = (entry_BC + torch.arange(users, device=entry_BC.device)[:, None] * groups).reshape(-1)
     means_BCD = table.means_BGD.reshape(-1, width).index_select(0, flat).view(*entry_BC.shape, width)

@@ -1,7 +1,7 @@
 """SimTier: how many of the latest behaviours fall into each tier of similarity to a candidate (Eq. 9), and the head's features from that.
 
-Here: the NumPy reference, the torch form (counts have no gradient), the features. Not here: the Hamming histogram (hamming.py).
-Tier 0 is below the first edge; tier t is [edge t-1, edge t); the last edge is 1.0, so the top tier counts equal signatures only.
+Here: the NumPy reference, the torch form (counts have no gradient), the features. Not here: how equal bits are counted (hamming.py).
+Tier 0 is below the first edge; tier t is [edge t-1, edge t). The last of the default edges is 1.0: their top tier counts equal signatures only.
 
 Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.
 Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead of the bare counts; l is of the latest

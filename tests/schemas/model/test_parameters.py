@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from schemas.model.network import build_network
-from schemas.model.parameters import parameter_shapes, parameters_of, segment_widths
+from schemas.model.parameters import parameter_shapes, parameters_of
 from tests.schemas.model.samples import SPECS, make_network
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_spec_names_the_arrays_of_its_network_and_the_segments_of_its_head(name: str) -> None:
+def test_a_spec_names_the_arrays_of_its_network(name: str) -> None:
     network = make_network(SPECS[name])
     assert parameter_shapes(SPECS[name]) == {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
-    assert segment_widths(SPECS[name]) == (network.head.user_segments, network.head.item_segments)
 
 
 def test_a_network_made_of_parameters_is_the_one_they_came_from() -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.model.hamming import hamming_histogram, pool_histogram
 from schemas.model.lsh import equal_bits_min
+from schemas.model.simtier import simtier_reference
 from schemas.model.vector_blocks import aligned
 from serving.engine import behaviour_blocks
 from serving.engine.behaviour_blocks import BLOCK, LANES, arrange_behaviours, pack_words
@@ -38,7 +38,7 @@ def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[fl
     different=st.sampled_from([1, 3, 60, 700]),
     edges=st.lists(st.floats(0.0, 1.25), min_size=1, max_size=11, unique=True).map(lambda e: tuple(sorted(e))),
 )
-def test_compiled_tier_counts_are_the_pooled_hamming_histogram(
+def test_compiled_tier_counts_are_those_of_the_reference(
     seed: int, candidates: int, sequence: int, width: int, different: int, edges: tuple[float, ...]
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def test_compiled_tier_counts_are_the_pooled_hamming_histogram(
     signatures = drawn[rng.integers(0, different, candidates + sequence)]
     signatures[: len(signatures) // 2] ^= rng.integers(0, 2, (len(signatures) // 2, width), np.uint8)
     items, behaviours = signatures[:candidates], signatures[candidates:]
-    wanted = pool_histogram(hamming_histogram(items, behaviours), edges)
+    wanted = simtier_reference(items, behaviours, edges)
     assert np.array_equal(count_tiers(items, behaviours, edges), wanted)
 
 
@@ -54,7 +54,7 @@ def test_behaviours_whose_hashes_are_equal_by_chance_are_still_counted_exactly(m
     rng = np.random.default_rng(5)
     drawn = rng.integers(0, 256, (9, 16), np.uint8)
     items, behaviours = drawn[:4], drawn[rng.integers(0, 9, 1_500)]
-    wanted = pool_histogram(hamming_histogram(items, behaviours), (0.5, 0.6, 1.0))
+    wanted = simtier_reference(items, behaviours, (0.5, 0.6, 1.0))
     assert len(arrange_behaviours(behaviours).planes_ZQBL) == 1
     monkeypatch.setattr(behaviour_blocks, "_HASH", np.uint64(0))
     monkeypatch.setattr(
@@ -70,7 +70,7 @@ def test_every_distance_from_equal_to_opposite_is_counted_in_its_own_tier() -> N
         edges = tuple((bits - d) / bits for d in range(bits, -1, -8))
         assert np.array_equal(
             count_tiers(np.zeros((1, width), np.uint8), behaviours, edges),
-            pool_histogram(hamming_histogram(np.zeros((1, width), np.uint8), behaviours), edges),
+            simtier_reference(np.zeros((1, width), np.uint8), behaviours, edges),
         )
 
 
@@ -78,6 +78,4 @@ def test_equal_signatures_are_counted_once_where_that_saves_a_block() -> None:
     repeated = np.repeat(np.arange(200, dtype=np.uint8)[:, None], 64, axis=0)
     arranged = arrange_behaviours(repeated)
     assert len(repeated) > 20 * BLOCK and len(arranged.planes_ZQBL) == 1 and arranged.length == len(repeated)
-    assert np.array_equal(
-        count_tiers(repeated[:5], repeated, (0.5, 1.0)), pool_histogram(hamming_histogram(repeated[:5], repeated), (0.5, 1.0))
-    )
+    assert np.array_equal(count_tiers(repeated[:5], repeated, (0.5, 1.0)), simtier_reference(repeated[:5], repeated, (0.5, 1.0)))

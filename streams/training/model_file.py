@@ -37,10 +37,8 @@ def read_model_file(path: Path) -> ModelSpec:
 
 
 def default_spec(schema: FeatureSchema) -> ModelSpec:
-    """Sizes that learn in seconds on a catalogue of 10^4 items and still mean something at 10^6."""
-    return ModelSpec(
-        schema, width=32, bridges=8, bridge_width=32, hash_bits=128, embedding_width=8, rank_by="ecpm" if schema.bid else "click"
-    )
+    """The default sizes, which learn in seconds on a catalogue of 10^4 items and still mean something at 10^6."""
+    return ModelSpec(schema, rank_by="ecpm" if schema.bid else "click")
 
 
 def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:

@@ -1,7 +1,7 @@
 """Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
 
-Here: loss, schedule, the vectors of behaviours. Not here: the optimiser (adam.py), which requests a step takes (request_draw.py), the mean of
-several fits (soup.py), where data comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
+Here: schedule, the requests of a step, the vectors of behaviours. Not here: the optimiser (adam.py), the mean of several fits (soup.py), where data
+comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
 
 The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
 rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
@@ -17,7 +17,7 @@ Measured on the synthetic world (20,000 items, 12,000 impressions of 24; HR@100 
 multiple of the request's mean eCPM was worse (.52 at 1, .46 at 2). A heavier COPR ranks better here and inflates y; on purchases of a real
 shop (online_retail, 200 steps, recall@100) 1, .3 was worse than click alone (.160 against .187) and .3, .3 was not (.185), so that is taken.
 
-Arrays: B requests, C shown items, L behaviours, R item rows, D width, T tasks.
+Arrays: B requests, C shown items, Q requests, G requests of a group, L behaviours, R item rows, D width, T tasks.
 Source: AIF, section 5.1 (Adam, one loss, one epoch of billions of rows at 1e-4, weight decay 1e-5). Differs: cross-entropy beside COPR; some thousand
 steps instead of an epoch, with a higher rate that falls, and 1e-6.
 """
@@ -35,15 +35,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from infra.clock import DAY_MS
 from schemas.errors import Misconfigured
 from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
-from streams.training.length_groups import group_by_length, take_users
 from streams.training.losses import Labels, LossValues, LossWeights, batch_losses, loss_weights
-from streams.training.request_draw import RequestDraw
 from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
 
@@ -51,6 +50,8 @@ VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what goes on from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
+_HALVINGS_MAX = 40.0  # so that the oldest request can still be drawn where the newest are fewer than a batch
+SHORT = 32  # histories up to this length are one group
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class _Run:
 
     def __init__(self, network: AifNetwork, data: TrainingSet, chosen: TrainChoices, team: Team) -> None:
         self._network, self._data, self._chosen, self._team = network, data, chosen, team
-        self._chance, self._draw = np.random.default_rng(chosen.seed), RequestDraw(data.time_Q, chosen.half_life_days)
+        self._chance = np.random.default_rng(chosen.seed)
         self._optimiser = Adam(network.parameters(), chosen.learning_rate)
         self._vectors = VectorTable(network, data)
         self.losses: list[tuple[float, float]] = []
@@ -129,7 +130,7 @@ class _Run:
         chosen, data = self._chosen, self._data
         if self.step % VECTORS_EVERY == 0:
             self._vectors.renew()
-        requests = self._draw.draw(self._chance, chosen.batch_requests, share)
+        requests = draw_requests(self._chance, data.time_Q, chosen, share)
         self._optimiser.learning_rate = chosen.learning_rate * _schedule(share)
         batch = data.batch(requests, chosen.behaviours_max)
         found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, loss_weights(chosen), self._team.logits).losses
@@ -219,6 +220,21 @@ def _schedule(share: float) -> float:
     return min(1.0, 0.05 + share / _WARM_UP) * (0.505 + 0.495 * math.cos(math.pi * share))
 
 
+def draw_requests(chance: np.random.Generator, time_Q: np.ndarray, chosen: TrainChoices, share: float) -> np.ndarray:
+    """Different requests for one step, at that share of the run; all of them if there are no more than a batch takes.
+
+    With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life): all alike at first, ever more of the newest
+    then. A fit that draws all alike learns the mean of its whole period, and is asked about what comes after it: of a shop whose first customers are all new
+    to it, repeats weigh too little in the end. Drawing only the newest would leave few requests to learn the rest from. Nothing served reads a request's time.
+    """
+    chances_Q = None
+    if chosen.half_life_days:
+        halvings_Q = (time_Q.max() - time_Q) / (chosen.half_life_days * DAY_MS)
+        weight_Q = np.exp2(-np.minimum(share * halvings_Q, _HALVINGS_MAX))
+        chances_Q = weight_Q / weight_Q.sum()
+    return chance.choice(len(time_Q), min(chosen.batch_requests, len(time_Q)), replace=False, p=chances_Q)
+
+
 def train_step(
     network: AifNetwork,
     data: TrainingSet,
@@ -256,3 +272,20 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of
 
 def _with_vectors(users: UserInputs, vectors_BLD: Tensor) -> UserInputs:
     return UserInputs(users.profile, dataclasses.replace(users.behaviours, vectors_BLD=vectors_BLD))
+
+
+def group_by_length(mask_BL: Tensor) -> list[Tensor]:
+    """Places of the requests, [G] each, shortest first; within a group the longest is less than twice the shortest (or all are short).
+
+    A shop's longest history is twenty times its median: padded to the longest, four fifths of a batch's attention and similarities would be computed on
+    padding. No result depends on padding, so logits are the same up to rounding.
+    """
+    level_B = (mask_BL.sum(dim=1).clamp(min=SHORT) / SHORT).log2().floor()
+    return [torch.nonzero(level_B == level).flatten() for level in level_B.unique()]
+
+
+def take_users(users: UserInputs, group_G: Tensor) -> UserInputs:
+    """Those of one group, padded to its longest history (behaviours are right-aligned)."""
+    longest = max(1, int(users.behaviours.mask_BL[group_G].sum(dim=1).max()))
+    profile = map_tensors(users.profile, lambda t: t[group_G])
+    return UserInputs(profile, map_tensors(users.behaviours, lambda t: t[group_G, -longest:]))

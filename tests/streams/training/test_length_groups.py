@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
-from streams.training import length_groups, trainer
+from streams.training import trainer
 from streams.training.impressions import join_events
-from streams.training.length_groups import SHORT, group_by_length
-from streams.training.trainer import task_logits
+from streams.training.trainer import SHORT, group_by_length, task_logits
 from tests.streams.training.shop import shop
 
 
@@ -31,7 +30,7 @@ def test_groups_change_no_logit_and_no_gradient(monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
     network = AifNetwork(spec, make_w_hash(1, spec.hash_bits, 16))
     batch = data.batch(np.array([1, 2, 0, 1]), 8)  # histories of 4, none, 2 and 4
-    monkeypatch.setattr(length_groups, "SHORT", 1)
+    monkeypatch.setattr(trainer, "SHORT", 1)
     assert len(group_by_length(batch.users.behaviours.mask_BL)) == 3
     found = []
     for groups in (group_by_length, lambda mask_BL: [torch.arange(len(mask_BL))]):

@@ -2,20 +2,25 @@
 
 import numpy as np
 
-from streams.training.request_draw import RequestDraw
+from schemas.train_choices import TrainChoices
+from streams.training.trainer import draw_requests
 
 _DAY_MS = 86_400_000
 TIME_Q = np.arange(100) * _DAY_MS
 
 
+def drawn(chance: np.random.Generator, half_life_days: float, count: int, share: float, time_Q: np.ndarray = TIME_Q) -> np.ndarray:
+    return draw_requests(chance, time_Q, TrainChoices(half_life_days=half_life_days, batch_requests=count), share)
+
+
 def mean_day(half_life_days: float, share: float) -> float:
-    draw, chance = RequestDraw(TIME_Q, half_life_days), np.random.default_rng(0)
-    return float(np.mean([draw.draw(chance, 8, share) for _ in range(300)]))
+    chance = np.random.default_rng(0)
+    return float(np.mean([drawn(chance, half_life_days, 8, share) for _ in range(300)]))
 
 
 def test_without_a_half_life_the_generator_is_asked_as_it_always_was() -> None:
-    drawn = [RequestDraw(TIME_Q, 0.0).draw(np.random.default_rng(3), 16, share) for share in (0.0, 1.0)]
-    assert all((one == np.random.default_rng(3).choice(100, 16, replace=False)).all() for one in drawn)
+    for share in (0.0, 1.0):
+        assert (drawn(np.random.default_rng(3), 0.0, 16, share) == np.random.default_rng(3).choice(100, 16, replace=False)).all()
 
 
 def test_a_fit_begins_with_all_alike_and_ends_with_the_newest() -> None:
@@ -26,12 +31,11 @@ def test_a_fit_begins_with_all_alike_and_ends_with_the_newest() -> None:
 
 
 def test_a_request_one_half_life_older_comes_half_as_often_at_the_end() -> None:
-    draw, chance = RequestDraw(np.array([0, 10 * _DAY_MS]), 10.0), np.random.default_rng(0)
-    newest = np.mean([draw.draw(chance, 1, 1.0)[0] for _ in range(3_000)])
+    chance = np.random.default_rng(0)
+    newest = np.mean([drawn(chance, 10.0, 1, 1.0, np.array([0, 10 * _DAY_MS]))[0] for _ in range(3_000)])
     assert abs(newest - 2 / 3) < 0.03
 
 
 def test_a_batch_is_full_however_short_the_half_life() -> None:
-    drawn = RequestDraw(TIME_Q, 0.01).draw(np.random.default_rng(0), 64, 1.0)
-    assert len(set(drawn.tolist())) == 64
-    assert len(RequestDraw(TIME_Q, 0.01).draw(np.random.default_rng(0), 1_000, 1.0)) == 100
+    assert len(set(drawn(np.random.default_rng(0), 0.01, 64, 1.0).tolist())) == 64
+    assert len(drawn(np.random.default_rng(0), 0.01, 1_000, 1.0)) == 100

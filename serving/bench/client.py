@@ -14,19 +14,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import grpc
 import numpy as np
 
 from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor, encode_raw
-from serving.protocols.proto import open_inference_pb2 as pb
+from serving.protocols.messages import pb
 
 KINDS = ("http_binary", "grpc", "http_json")
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _INFER = "/v2/models/prerank/infer"
-_PB: Any = pb
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def encode_binary_request(job: Job, ids_C: np.ndarray) -> bytes:
 def encode_grpc_request(job: Job, ids_C: np.ndarray) -> bytes:
     """The bytes of a ModelInferRequest."""
     tensors = request_tensors(job, ids_C)
-    message = _PB.ModelInferRequest(
+    message = pb.ModelInferRequest(
         model_name="prerank",
         inputs=[{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors],
         raw_input_contents=[encode_raw(one) for one in tensors],

@@ -1,6 +1,6 @@
 """The ids in a request, decoded to the catalogue's kind: candidates as one array or list, behaviours as columns.
 
-Not here: the shape of the request (schemas/requests.py, protocols/json_body.py), whether an item exists (engine/candidates.py).
+Not here: the shape of the request (schemas/requests.py, protocols/http_body.py), whether an item exists (engine/candidates.py).
 """
 
 from collections.abc import Sequence

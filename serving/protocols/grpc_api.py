@@ -1,12 +1,18 @@
 """The Open Inference Protocol over gRPC: messages to calls, answers to messages. Runs in the same event loop as the HTTP port.
 
 Here: the service `inference.GRPCInferenceService` and its messages; no exception leaves this file. Not here: what the operations do
-(open_inference.py), the port (grpc_listener.py), how errors are reported (grpc_errors.py).
+(open_inference.py), the port (grpc_listener.py).
 - Messages are parsed here, not by the library: it would answer INTERNAL to a malformed message, which is the sender's fault.
 - Only unary calls: in Python a stream is slower. They are registered as calls with a stream of messages, of which the first is read. On the wire both
   are the same. But this way a call that is one too many is refused before its message is read, and a call whose message never comes can be ended; the
   library's unary form would wait for the message for ever.
 - Answers carry their tensors as raw bytes (`raw_output_contents`), in whichever form the inputs came.
+An error is a status, and a message that begins with our code:
+
+RejectedInput   INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version, UNIMPLEMENTED for a method
+Incompatible    FAILED_PRECONDITION: the version of the token is gone
+Unavailable     RESOURCE_EXHAUSTED too many requests in work, DEADLINE_EXCEEDED, UNAVAILABLE the rest; with retry-after-ms in the trailers
+anything else   INTERNAL with an id that is in the log
 """
 
 import asyncio
@@ -19,14 +25,14 @@ import numpy as np
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from schemas.errors import AifError, RejectedInput
+from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, FEATURES_PER_SCHEMA_MAX
 from serving.core.infer_body import InferCall, WantedOutput
 from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_raw, encode_raw
 from serving.protocols.front import Front
-from serving.protocols.grpc_errors import encode_grpc_error, grpc_status
+from serving.protocols.http_reply import encode_error
+from serving.protocols.messages import pb
 from serving.protocols.open_inference import MODEL_NAME, InferAnswer
-from serving.protocols.proto import open_inference_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 _SMALL_INTEGERS = {"INT8": "int_contents", "INT16": "int_contents", "UINT8": "uint_contents", "UINT16": "uint_contents"}
@@ -49,8 +55,18 @@ _MESSAGE_S_MAX = 10.0
 _SLOW_S = 0.25
 _SLOW_MAX = BODIES_BYTES_MAX // BODY_BYTES_MAX
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
-_REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED.name
-_PB: Any = pb  # protobuf creates its classes at run time
+Code = grpc.StatusCode
+_REFUSED = Code.RESOURCE_EXHAUSTED.name
+_MESSAGE_CHARS_MAX = 2_000  # it travels in the trailers, which clients bound at 8 KiB
+_STATUS: Mapping[str, grpc.StatusCode] = {
+    "unauthorized": Code.UNAUTHENTICATED,
+    "unknown_model": Code.NOT_FOUND,
+    "unknown_version": Code.NOT_FOUND,
+    "no_such_method": Code.UNIMPLEMENTED,
+    "overloaded": Code.RESOURCE_EXHAUSTED,
+    "deadline_passed": Code.DEADLINE_EXCEEDED,
+    "watermark_not_reached": Code.DEADLINE_EXCEEDED,
+}
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.grpc")
 
@@ -65,12 +81,12 @@ class GrpcApi:
     def handlers(self) -> Mapping[str, grpc.RpcMethodHandler]:
         """Method name → handler."""
         methods: Mapping[str, tuple[Any, Callable[..., Any]]] = {
-            "ServerLive": (_PB.ServerLiveRequest, self._server_live),
-            "ServerReady": (_PB.ServerReadyRequest, self._server_ready),
-            "ModelReady": (_PB.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": (_PB.ServerMetadataRequest, self._server_metadata),
-            "ModelMetadata": (_PB.ModelMetadataRequest, self._model_metadata),
-            "ModelStatistics": (_PB.ModelStatisticsRequest, self._model_statistics),
+            "ServerLive": (pb.ServerLiveRequest, self._server_live),
+            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
+            "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
         }
         looks = {name: grpc.stream_unary_rpc_method_handler(self._handler(name, kind, look)) for name, (kind, look) in methods.items()}
         return {**looks, _INFER: grpc.stream_unary_rpc_method_handler(self._infer_handler())}
@@ -83,7 +99,7 @@ class GrpcApi:
 
     def _infer_handler(self) -> _Handler:
         async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
-            message = decode_message(_PB.ModelInferRequest, raw)
+            message = decode_message(pb.ModelInferRequest, raw)
             left_s = context.time_remaining()
             budget_ms = None if left_s is None else max(0, int(left_s * 1000))
             call = decode_infer(message)
@@ -149,22 +165,22 @@ class GrpcApi:
                 oldest.reschedule(asyncio.get_running_loop().time())
 
     def _server_live(self, request: Any) -> Message:
-        return _PB.ServerLiveResponse(live=True)
+        return pb.ServerLiveResponse(live=True)
 
     def _server_ready(self, request: Any) -> Message:
-        return _PB.ServerReadyResponse(ready=self._inference.server_ready()[0])
+        return pb.ServerReadyResponse(ready=self._inference.server_ready()[0])
 
     def _model_ready(self, request: Any) -> Message:
-        return _PB.ModelReadyResponse(ready=self._inference.model_ready(request.name, request.version)[0])
+        return pb.ModelReadyResponse(ready=self._inference.model_ready(request.name, request.version)[0])
 
     def _server_metadata(self, request: Any) -> Message:
-        return _PB.ServerMetadataResponse(**self._inference.server_metadata())
+        return pb.ServerMetadataResponse(**self._inference.server_metadata())
 
     def _model_metadata(self, request: Any) -> Message:
-        return _PB.ModelMetadataResponse(**self._inference.model_metadata(request.name, request.version))
+        return pb.ModelMetadataResponse(**self._inference.model_metadata(request.name, request.version))
 
     def _model_statistics(self, request: Any) -> Message:
-        return _PB.ModelStatisticsResponse(model_stats=self._inference.model_statistics(request.name, request.version))
+        return pb.ModelStatisticsResponse(model_stats=self._inference.model_statistics(request.name, request.version))
 
 
 def report_error(context: Any, error: Exception, method: str) -> str:
@@ -181,6 +197,28 @@ def report_error(context: Any, error: Exception, method: str) -> str:
     context.set_details(message)
     context.set_trailing_metadata(trailers)
     return status.name
+
+
+def grpc_status(error: Exception) -> grpc.StatusCode:
+    """The gRPC status of an error."""
+    if not isinstance(error, AifError):
+        return Code.INTERNAL
+    if error.code in _STATUS:
+        return _STATUS[error.code]
+    if isinstance(error, RejectedInput):
+        return Code.INVALID_ARGUMENT
+    if isinstance(error, Unavailable):
+        return Code.UNAVAILABLE
+    return Code.FAILED_PRECONDITION if isinstance(error, Incompatible) else Code.INTERNAL
+
+
+def encode_grpc_error(error: Exception) -> tuple[str, tuple[tuple[str, str], ...], str]:
+    """(message, trailers, id under which the caller must log an unexpected error; empty for an error of ours)."""
+    answer, error_id = encode_error(error)
+    trailers = [("aif-code", answer.code)]
+    if answer.retry_after_s:
+        trailers.append(("retry-after-ms", str(max(1, round(answer.retry_after_s * 1000)))))
+    return f"{answer.code}: {answer.message}"[:_MESSAGE_CHARS_MAX], tuple(trailers), error_id
 
 
 def decode_message(kind: Any, raw: bytes) -> Any:
@@ -250,7 +288,7 @@ def _decode_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 def encode_infer(answer: InferAnswer) -> bytes:
     """The bytes of a ModelInferResponse."""
     outputs = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in answer.outputs]
-    message = _PB.ModelInferResponse(
+    message = pb.ModelInferResponse(
         model_name=MODEL_NAME,
         model_version=answer.version,
         id=answer.id,

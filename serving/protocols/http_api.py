@@ -7,7 +7,7 @@
     ...  /v2/...                             the Open Inference Protocol (open_inference_http.py)
 
 Here: routing, access, deadlines, one log line per request; no exception leaves this file. Not here: what the routes compute (calls/user_call.py,
-calls/rank_call.py), reading a body (http_body.py), validating it (json_body.py), how errors are reported (http_errors.py).
+calls/rank_call.py), reading and validating a body (http_body.py), how errors are reported (http_reply.py).
 Invariant: cheap checks come first: number of headers, token, route, number of requests in work, body. A request that is one too many is answered as soon
 as its head has arrived; its body is read and thrown away after the answer.
 """
@@ -30,10 +30,8 @@ from serving.calls.user_call import UserCall
 from serving.protocols.answer_body import encode_answer
 from serving.protocols.client_watch import ClientWatch
 from serving.protocols.front import Front
-from serving.protocols.http_body import UnwantedBodies, read_body
-from serving.protocols.http_errors import TOO_MANY, WrongMethod
-from serving.protocols.http_reply import Reply, error_reply, json_reply
-from serving.protocols.json_body import decode_body
+from serving.protocols.http_body import UnwantedBodies, decode_body, read_body
+from serving.protocols.http_reply import TOO_MANY, Reply, WrongMethod, error_reply, json_reply
 from serving.protocols.open_inference import no_index
 from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.protocols.openapi import openapi_json

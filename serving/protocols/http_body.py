@@ -1,4 +1,6 @@
-"""The body of an HTTP request, read and unpacked within its bound.
+"""The body of an HTTP request: read and unpacked within its bound, and JSON to the models of schemas/requests.py.
+
+Not here: the ids in a request (calls/request_ids.py), how errors are reported (http_reply.py).
 
 Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked. The rest is read and thrown away, so that the client can read its 413. A body
 that is too slow or ends too early gets an error answer too.
@@ -11,13 +13,19 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from granian.rsgi import ProtocolClosed, ProtocolError
+from pydantic import BaseModel, ValidationError
 
 from schemas.errors import RejectedInput
+from schemas.events import ERRORS_NAMED_MAX, describe_errors
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
+from serving.calls.request_ids import too_many_candidates
+from serving.core.json_bounds import check_json
 from serving.protocols.intake import Intake
+
+B = TypeVar("B", bound=BaseModel)
 
 # A body up to this size is read whole, and its length is counted before it has arrived. Only half of BODIES_BYTES_MAX is reserved in this way: otherwise
 # clients that declare bodies and never send them would shut out the others.
@@ -158,3 +166,24 @@ async def _collect_pieces(declared: int, protocol: Any, take: Callable[[int], No
 
 def _too_large(size: str) -> RejectedInput:
     return RejectedInput("body_too_large", f"the body has {size}, expected at most {BODY_BYTES_MAX}; send fewer candidates or behaviours")
+
+
+def decode_body(kind: type[B], raw: bytes) -> B:
+    """The body as a `kind`, validated strictly; the checks that are cheapest in memory come first.
+
+    Raises RejectedInput: `json_too_deep`, `json_too_large`, `not_json`, `too_many_candidates`, `bad_request`.
+    """
+    check_json(raw)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _rejected(error) from error
+
+
+def _rejected(error: ValidationError) -> RejectedInput:
+    for one in error.errors(include_url=False) if error.error_count() <= ERRORS_NAMED_MAX else ():
+        if one["type"] == "json_invalid":
+            return RejectedInput("not_json", f"the body is not JSON: {one['ctx']['error']}; send one JSON object in UTF-8", "malformed")
+        if one["type"] == "too_long" and one["loc"] == ("item_ids",):
+            return too_many_candidates(one["ctx"]["actual_length"], one["ctx"]["max_length"])
+    return RejectedInput("bad_request", describe_errors(error), "schema")

@@ -30,7 +30,7 @@ from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from serving.calls.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor, encode_raw
-from serving.protocols.proto import open_inference_pb2 as pb
+from serving.protocols.messages import pb
 from serving.settings import ServeSection
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version, running_engine

@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import RejectedInput
 from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from schemas.requests import RankRequest
-from serving.protocols.json_body import decode_body
+from serving.protocols.http_body import decode_body
 
 MANY = CANDIDATES_MAX // 2
 

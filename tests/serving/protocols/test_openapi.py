@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from schemas.limits import BODY_BYTES_MAX, HTTP_HEADERS_MAX
-from serving.protocols.http_errors import _STATUS as STATUS
+from serving.protocols.http_reply import _STATUS as STATUS
 from serving.protocols.openapi import openapi_document, openapi_json
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front

@@ -4,7 +4,7 @@
               └── call 1 (user half) ── version token ───┘
 
 Here: the flow of the two calls over any servers that speak schemas/requests.py, routing and failover. Not here: the order of servers (core/routing.py),
-which of them are ready (health.py), retrieval (given by the caller; a stand-in is in retrieval.py), ranking.
+retrieval (given by the caller; a stand-in is in retrieval.py), ranking.
 Invariants: call 2 is sent as soon as there are candidates; if call 1 is late, the server waits for it. If a server is lost between the two calls, the next
 one computes the user half again, without an error; with `carries_state` it does not even have to, because call 2 brings the state. After a refusal the
 next server is asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.
@@ -25,9 +25,10 @@ from schemas.requests import RankAnswer, UserAnswer
 from serving.client import decode_error
 from serving.core.routing import ServerLoad, plan_route
 from serving.core.timeline import Span
-from serving.merger.health import poll_servers
 
 POLL_S_DEFAULT = 0.5
+_READY = "/v2/health/ready"
+_PROBE_S_MAX = 1.0  # a server that takes longer to say that it is ready is not ready
 ROUNDS_MAX = 3  # over all servers
 _LOST_S = 1.0  # a server that did not answer is asked last for this long
 _MARGIN_MS = 50  # the server answers by the deadline, and then its answer has to arrive
@@ -229,3 +230,26 @@ class _Request:
 
     def note(self, name: str, started_ms: float, detail: str) -> None:
         self.spans.append(Span(name, started_ms, self.took_ms(), detail))
+
+
+async def is_ready(http: httpx.AsyncClient) -> bool:
+    """One probe. Raises nothing."""
+    try:
+        answer = await http.get(_READY, timeout=_PROBE_S_MAX)
+    except httpx.RequestError:
+        return False
+    return answer.status_code == 200
+
+
+async def poll_servers(servers: Mapping[str, httpx.AsyncClient], tell: Callable[[str, bool], None], every_s: float) -> None:
+    """Asks every server each `every_s` whether it is ready, and calls `tell(url, ready)`. Never ends by itself. A slow server does not delay the others.
+
+    A request learns only about the server it was sent to, and at its own cost; a probe notices one that drains, hangs or is back before a request does.
+    """
+
+    async def poll(url: str) -> None:
+        while True:
+            tell(url, await is_ready(servers[url]))
+            await asyncio.sleep(every_s)
+
+    await asyncio.gather(*(poll(url) for url in servers))

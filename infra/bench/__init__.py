@@ -7,6 +7,6 @@ freshness.py      from publish to visible
 crash.py          kills under traffic; crash_traffic.py: what is published; bad_records.py: what broken senders send; crash_fold.py: how it is
                   counted; faulty_disk.py: single calls that fail
 scale.py          what a version costs by number of items
-stage.py          a broker, a store and processes for a bench; load.py: an open loop on a server; paired_turns.py: ratios of turns
+stage.py          a broker, a store and processes for a bench; load.py: an open loop on a server
 cli.py            their commands, and `aif bench keep|report`
 """

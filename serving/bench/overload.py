@@ -10,16 +10,19 @@ would be delayed and be what is measured, and ports on all cores would delay the
 because its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small.
 Requests are inferences with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long
 histories make SimTier the larger part of the work. Steady and overload alternate, because other processes may use the machine, and the ratio of their p99
-has an interval (infra/bench/paired_turns.py): with two turns of each, nine answers decide a p99, and runs gave 1.08 to 1.43.
+has an interval: with two turns of each, nine answers decide a p99, and runs gave 1.08 to 1.43. A stall of the machine touches the answers of one moment
+together, so turns are drawn again and not answers, and each turn with its neighbour of the other kind.
+Source: Efron, "Bootstrap methods" (1979); percentile interval.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,8 +32,7 @@ import numpy as np
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
-from infra.bench.paired_turns import merge_turns, ratio_of_turns
-from infra.bench.report import Figures
+from infra.bench.report import Figures, Interval
 from infra.command import say
 from schemas.errors import Unavailable
 from serving.bench.inferences import encode_inferences
@@ -52,8 +54,7 @@ OVERLOAD_BENCH = Bench(
         Figure(
             "admitted_p99_ratio",
             "ratio",
-            "`admitted_p99_ms` over `steady_p99_ms`; the interval is what it is of as many pairs of turns drawn from these "
-            "(infra/bench/paired_turns.py)",
+            "`admitted_p99_ms` over `steady_p99_ms`; the interval is what it is of as many pairs of turns drawn from these",
         ),
         Figure("admitted_p50_ratio", "ratio", "the same of the medians"),
         Figure("answers_steady", "count", "answers behind the p99 at 80%: it hangs on one in a hundred"),
@@ -86,6 +87,8 @@ _SENDERS = 3
 _LATE_MS_MAX = 1.0
 _WITHOUT_CORE_PCT_MAX = 10.0
 _PAGE_KIB = "VmRSS:"
+_DRAWS = 400
+_PERCENTILES = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,27 @@ def measure_overload(plan: OverloadPlan) -> Figures:
     figures.add("failed", steady.count(FAILED) + flood.count(FAILED))
     figures.add("rss_growth_mb", rss[-1] - rss[0])
     return figures
+
+
+def ratio_of_turns(over: Sequence[Latencies], under: Sequence[Latencies], share: float) -> Interval:
+    """The quantile `share` of all answers in `over`, divided by that of `under`; over[i] and under[i] are neighbours in time."""
+    turns, rng = len(over), np.random.default_rng(0)
+    drawn = [_ratio(over, under, rng.integers(0, turns, turns), share) for _ in range(_DRAWS)]
+    low, high = np.percentile(drawn, _PERCENTILES)
+    return Interval(_ratio(over, under, range(turns), share), float(low), float(high))
+
+
+def merge_turns(turns: Sequence[Latencies]) -> Latencies:
+    """All of them as one."""
+    merged = Latencies()
+    for one in turns:
+        merged.merge(one)
+    return merged
+
+
+def _ratio(over: Sequence[Latencies], under: Sequence[Latencies], places: Sequence[int] | np.ndarray, share: float) -> float:
+    above, below = (merge_turns([turns[at] for at in places]).quantile(OK, share) for turns in (over, under))
+    return math.nan if above is None or not below else above / below
 
 
 @contextmanager

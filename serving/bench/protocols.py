@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
 from serving.bench.calls import open_bench_calls
 from serving.bench.client import KINDS, Job
+from serving.bench.world import Plan, RankWorld
 from serving.calls.state_pool import StatePool
 from serving.client import AifClient
 from serving.engine.loop import Engine
@@ -39,10 +40,6 @@ from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
-
-if TYPE_CHECKING:
-    from serving.bench.rank import Plan
-    from serving.bench.world import RankWorld
 
 TOP_K = 100
 _LENGTH = 1_000  # behaviours of the user
@@ -67,7 +64,7 @@ class Ports:
         return f"http://{self.host}:{self.port}"
 
 
-def measure_protocols(world: "RankWorld", plan: "Plan", figures: Figures) -> None:
+def measure_protocols(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Adds `http_binary_p50_ms_N`, `grpc_p50_ms_N` and `http_json_p50_ms_N` for every number N of candidates, and each one's ratio to the engine's
     median of the same turns."""
     history = world.history(_LENGTH)

@@ -6,14 +6,12 @@
     parity      scores and top 100, compared with the reference network in fp64 on the same rows
 
 The cases take turns. Between them is a pause, because torch's worker threads spin for a while after their work. Figures are medians over all turns.
-Here: the parts about the engine; RANK_PARTS also lists those of other files. Not here: the world (world.py), ports (protocols.py), peers (peer_runs.py).
+Here: the parts about the engine. Not here: the world (world.py), ports (protocols.py), peers (peer_runs.py).
 """
 
 import dataclasses
-import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,7 +26,9 @@ from schemas.model.stored_rows import candidate_rows
 from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
 from serving.audit.parity import InFloat64
-from serving.bench.world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from serving.bench.peer_runs import measure_peers
+from serving.bench.protocols import measure_protocols
+from serving.bench.world import CONTEXT, PROFILE, Plan, RankWorld, open_rank_world
 from serving.engine.behaviour_blocks import LANES, arrange_behaviours, pack_words
 from serving.engine.device_state import join_behaviours
 from serving.engine.loop import Engine
@@ -121,36 +121,12 @@ RANK = Bench(
 TOP_K = 100
 REST_S = 0.25  # the pause, after which torch's worker threads have stopped spinning
 LENGTH = 1_000  # behaviours, where nothing else is said
-_MANY = 10_000  # candidates
 LONG_TURNS = 6  # turns with a long history: few calls in each, and one ratio per turn
 EQUAL_TIERS = tuple(i / 8 for i in range(1, 9))
 EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 NO_SIGNATURES = np.zeros((0, 1), np.uint8)
 
-# The parts as "module:function", called with (world, plan, figures) in this order.
-RANK_PARTS = [
-    "serving.bench.rank:measure_engine",
-    "serving.bench.protocols:measure_protocols",
-    "serving.bench.peer_runs:measure_peers",
-    "serving.bench.rank:measure_lengths",
-    "serving.bench.rank:measure_pairs",
-    "serving.bench.rank:measure_parity",
-]
-
 Case = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured: numbers of candidates, turns of every case, calls in a turn."""
-
-    candidates: tuple[int, ...]
-    turns: int
-    calls: int
-
-    def calls_of(self, candidates: int) -> int:
-        """Calls in a turn with so many candidates: of many, fewer."""
-        return self.calls if candidates <= _MANY else max(3, self.calls // 5)
 
 
 def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figures:
@@ -161,10 +137,9 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
     world = open_rank_world(items)
     figures = Figures(RANK, config | {"model": world.spec.to_dict() | {"schema": "as in serving/bench/world.py"}})
     try:
-        for name in RANK_PARTS:
-            module, _, function = name.partition(":")
-            say(f"{function} ...")
-            getattr(importlib.import_module(module), function)(world, plan, figures)
+        for measure in (measure_engine, measure_protocols, measure_peers, measure_lengths, measure_pairs, measure_parity):
+            say(f"{measure.__name__} ...")
+            measure(world, plan, figures)
     finally:
         world.close()
     return figures

@@ -1,7 +1,8 @@
 """The synthetic world of the benches in one process: an engine with a model and random item rows in memory, users' histories, and requests.
 
-Here: `RankWorld`. Not here: what is measured (rank.py, table1.py, table4.py). Rows are random numbers and not computed by the model, because times depend
-on where rows lie and not on their values: ids are random, and candidates are drawn from all of them.
+Here: `RankWorld`, and how much `aif bench rank` measures on it (`Plan`). Not here: what is measured (rank.py, table1.py, table4.py). Rows are random
+numbers and not computed by the model, because times depend on where rows lie and not on their values: ids are random, and candidates are drawn from all of
+them.
 """
 
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ VERSION = 1
 PROFILE = {"age": 0.5, "city": "c7"}
 CONTEXT = {"hour": 20}
 _CATEGORIES = 1_000
+_MANY = 10_000  # candidates
 _INTERESTS = 30  # categories of one user's history
 _APPLY_ROWS = 65_536
 _WAIT_S = 600.0
@@ -55,6 +57,19 @@ def bench_spec() -> ModelSpec:
         multimodal="image",
     )
     return ModelSpec(schema, simtier_behaviours=BEHAVIOURS_PER_USER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: numbers of candidates, turns of every case, calls in a turn."""
+
+    candidates: tuple[int, ...]
+    turns: int
+    calls: int
+
+    def calls_of(self, candidates: int) -> int:
+        """Calls in a turn with so many candidates: of many, fewer."""
+        return self.calls if candidates <= _MANY else max(3, self.calls // 5)
 
 
 @dataclass

@@ -12,7 +12,8 @@ from torch import nn
 from infra.bench.report import Figures
 from serving.bench import peer_runs
 from serving.bench.peer_runs import PEERS, PeerFailedError, measure_peers, open_peer, write_arrays
-from serving.bench.rank import RANK, Plan
+from serving.bench.rank import RANK
+from serving.bench.world import Plan
 
 STAND_IN = """
 import json, sys

@@ -10,7 +10,8 @@ from infra.bench.report import Figures
 from schemas.users import BehaviourEvent
 from serving.bench.client import KINDS, HttpConnection, Job, encode_binary_request, encode_http, encode_json_request
 from serving.bench.protocols import measure_protocols, open_ports
-from serving.bench.rank import RANK, Plan
+from serving.bench.rank import RANK
+from serving.bench.world import Plan
 from serving.engine.work import UserState, UserWork
 from tests.serving.fake_engine import FakeEngine
 

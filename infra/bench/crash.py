@@ -286,11 +286,11 @@ def _judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
     found = _count_shards(stage)
     lost = doubled = expected_total = 0
     dead_letters = set[DeadLetter]()
-    missing = dict(traffic.acknowledged)
+    missing = set(traffic.acknowledged)
     for topic in SHARD_TOPICS:
         records = list(read_topic(stage.bootstrap_servers, topic, prefix=stage.topic_prefix))
         for record in records:
-            missing.pop((topic, record.partition, record.offset), None)
+            missing.discard((topic, record.partition, record.offset))
         judged = count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset)))
         dead_letters |= judged.dead_letters
         for shard, expected in judged.counts.items():

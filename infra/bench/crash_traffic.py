@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from infra.background import Background
 from infra.bench.bad_records import BadRecords
 from infra.bench.stage import BenchStage
 from infra.data.catalogue import Catalogue
@@ -27,46 +28,31 @@ _SETTLE_S = 60.0
 _CHANGES_AT_ONCE = 512
 
 
-class Traffic:
-    """Publishes in a thread until it is stopped. Use as a context manager: leaving it waits for what is under way."""
+class Traffic(Background):
+    """Publishes in a thread until it is stopped. Leaving it waits for what is under way."""
 
     def __init__(self, stage: BenchStage, catalogue: Catalogue, updates_per_s: float, seed: int) -> None:
         self._stage, self._catalogue, self._seed = stage, catalogue, seed
         self._per_step = max(1, round(updates_per_s * _PACE_S))
         self._random = random.Random(seed)
         self._bad = BadRecords(self._random)
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
-        self.acknowledged: dict[tuple[str, int, int], int] = {}  # (topic, partition, offset) to updates in the record
+        self.acknowledged = set[tuple[str, int, int]]()  # topic, partition, offset of each record
         self.not_acknowledged = 0  # records whose fate is unknown: they may be in the log or not
-        self.error: Exception | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-        if self.error is not None and kind is None:
-            raise self.error
+        super().__init__(self._run)
 
     def _run(self) -> None:
         changes = self._changes()
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._publish_until_refused(changes)
-                except Unavailable:  # a broker away for longer than a delivery may take: what was under way counts as unknown
-                    time.sleep(_PACE_S)
-        except Exception as error:  # handed to the thread that waits for us
-            self.error = error
+        while not self.stopping.is_set():
+            try:
+                self._publish_until_refused(changes)
+            except Unavailable:  # a broker away for longer than a delivery may take: what was under way counts as unknown
+                time.sleep(_PACE_S)
 
     def _publish_until_refused(self, changes: Iterator[ItemFeaturesUpdate]) -> None:
         raw = open_producer(self._stage.bootstrap_servers, _SETTLE_S)
         with self._stage.publisher() as publisher:
-            while not self._stopping.wait(_PACE_S):
+            while not self.stopping.wait(_PACE_S):
                 for _ in range(self._per_step):
                     self._publish_one(publisher, raw, changes)
                 raw.poll(0)
@@ -112,7 +98,7 @@ class Traffic:
                 self.not_acknowledged += 1
             else:
                 place = delivery.result()
-                self.acknowledged[place.topic, place.partition, place.offset] = 1
+                self.acknowledged.add((place.topic, place.partition, place.offset))
 
     def _changes(self) -> Iterator[ItemFeaturesUpdate]:
         """Later and later versions of random items, without end."""

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from infra.background import Background
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.bench.stage import BenchStage, open_bench_stage, tell
@@ -92,41 +93,22 @@ class Seen:
     visible_s: float
 
 
-class Prober:
+class Prober(Background):
     """Publishes changes of the probes in one thread and looks for them in another. Use as a context manager."""
 
     def __init__(self, stage: BenchStage, updates: list[ItemFeaturesUpdate]) -> None:
         self._stage = stage
         self._probes = {u.item_id: Probe(u) for u in updates}
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._keep, args=(work,), daemon=True) for work in (self._publish, self._look)]
         self.seen: list[Seen] = []
-        self.error: Exception | None = None
+        super().__init__(self._publish, self._look)
 
     def __enter__(self) -> Self:
         with self._stage.publisher() as publisher:  # known bids, and a first answer with them
             for probe in self._probes.values():
                 publisher.publish_update(probe.update)
         wait_until(self._has_scores, _READY_S_MAX, "the first scores of the probes")
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """No new change, then until the last one is visible or lost."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-        if self.error is not None and kind is None:
-            raise self.error
-
-    def _keep(self, work: Any) -> None:
-        try:
-            work()
-        except Exception as error:  # handed to the thread that waits for us
-            self.error = error
-            self._stopping.set()
+        return super().__enter__()
 
     def _has_scores(self) -> bool:
         server = RankingServer(self._stage.url)
@@ -139,7 +121,7 @@ class Prober:
     def _publish(self) -> None:
         with self._stage.publisher() as publisher:
             for probe in itertools.cycle(self._probes.values()):
-                if self._stopping.wait(_PROBE_EVERY_S):
+                if self.stopping.wait(_PROBE_EVERY_S):
                     return
                 self._move_or_wait(publisher, probe, time.monotonic())
 
@@ -163,8 +145,9 @@ class Prober:
         publisher.publish_update(probe.update)
 
     def _look(self) -> None:
+        """Until the last change before the end of the block is visible or lost."""
         server = RankingServer(self._stage.url)
-        while not (self._stopping.is_set() and all(p.published_at is None for p in self._probes.values())):
+        while not (self.stopping.is_set() and all(p.published_at is None for p in self._probes.values())):
             self._take(self._ask(server), time.monotonic())
             time.sleep(_LOOK_EVERY_S)
         server.close()
@@ -192,32 +175,23 @@ class Prober:
         self.seen += [seen, *(Seen(at, visible_at - at) for at in due if math.isfinite(visible_at))]
 
 
-class Load:
+class Load(Background):
     """Updates of other items at a steady rate. Use as a context manager; `per_s` is the rate that was reached."""
 
     def __init__(self, stage: BenchStage, catalogue: Catalogue, rate: float, spared: set[Any]) -> None:
         self._stage, self._rate, self._spared = stage, rate, spared
         self._catalogue = catalogue
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self.sent, self.seconds = 0, 0.0
+        super().__init__(self._run)
 
     @property
     def per_s(self) -> float:
         return self.sent / self.seconds
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
     def _run(self) -> None:
         changes, began = self._changes(), time.monotonic()
         with self._stage.publisher() as publisher:
-            while not self._stopping.wait(_PACE_S):
+            while not self.stopping.wait(_PACE_S):
                 due = int((time.monotonic() - began) * self._rate) - self.sent
                 for update in itertools.islice(changes, due):
                     publisher.publish_update(update)

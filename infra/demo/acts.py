@@ -3,18 +3,19 @@
 Relevance is design-independent: the ids that matter are the catalogue's (`Evaluation`), the ranking is the server's answer over HTTP.
 """
 
+import itertools
 import json
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from infra.background import Background
 from infra.data.catalogue import Catalogue, Evaluation, HeldOutUser
 from infra.demo.progress import Step
 from infra.demo.server import Ranked, RankingServer, wire_ids
@@ -155,37 +156,25 @@ def _wait_visible(condition: Any, what: str) -> None:
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
-class Load:
+class Load(Background):
     """Requests without a pause from one thread, every answer kept with its request for the audit."""
 
     def __init__(self, url: str, evaluation: Evaluation) -> None:
         self._server = RankingServer(url)
         self._bodies = [_inline_body(user) for user in evaluation.users[:50]]
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self.answers: list[tuple[Mapping[str, Any], Ranked]] = []
-        self.error: Exception | None = None
+        super().__init__(self._run)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
         self._server.close()
-        if self.error is not None:
-            raise self.error
 
     def _run(self) -> None:
-        number = 0
-        try:
-            while not self._stopped.is_set():
-                body = {**self._bodies[number % len(self._bodies)], "request_id": f"load-{number}"}
-                self.answers.append((body, self._server.prerank(body)))
-                number += 1
-        except Exception as error:  # handed to the thread that waits for us
-            self.error = error
+        for number in itertools.count():
+            if self.stopping.is_set():
+                return
+            body = {**self._bodies[number % len(self._bodies)], "request_id": f"load-{number}"}
+            self.answers.append((body, self._server.prerank(body)))
 
     def versions(self) -> list[str]:
         """Versions in the order in which answers named them."""
@@ -215,7 +204,7 @@ def show_switches(
     with load:
         for checkpoint in checkpoints:
             version = publisher.publish_checkpoint_file(checkpoint).offset
-            for change in _some(changes, 20):
+            for change in itertools.islice(changes, 20):
                 publisher.publish_item(change.item_id, change.version, dict(change.features))
             publisher.flush()
             stage.wait_for(partial(_answers_from, load, version), f"answers from version {version}")
@@ -223,10 +212,6 @@ def show_switches(
             step.advance()
         stage.wait_for(lambda: load.error is not None or len(load.answers) >= ANSWERS_DURING_SWITCH_MIN, "enough answers under load")
     return len(load.versions()) - 1
-
-
-def _some(changes: Iterator[ItemFeaturesUpdate], n: int) -> Iterator[ItemFeaturesUpdate]:
-    return (change for change, _ in zip(changes, range(n), strict=False))
 
 
 def _answers_from(load: Load, version: int) -> bool:

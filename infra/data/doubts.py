@@ -1,26 +1,28 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
 Here: the sentences, and what is found by counting: items without features, ids that differ, times of another unit, a file without order, clicks among the
-behaviours, requests without a contrast. Not here: whether a column tells the future (telling_features.py, whole_period.py, telling_context.py), numbers that
-read as categories (numbers_in_text.py), rows that are rejected (rejections.py).
+behaviours, requests without a contrast, numbers that read as categories. Not here: whether a column tells the future (telling_features.py,
+whole_period.py, telling_context.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.clock import DAY_MS
-from infra.data.columns import plain
+from infra.data.columns import decode_numbers, is_text, plain
 from infra.data.interactions import Interactions
 from infra.data.mapped_sources import MappedSources
-from infra.data.numbers_in_text import find_numbers_in_text
+from infra.data.mapping import Source
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.shown_impressions import ShownRows
 from infra.data.telling_context import find_telling_context
 from infra.data.telling_features import SUSPICIOUS, find_telling_features
 from infra.data.whole_period import find_made_of_the_log
+from schemas.features import Kind
 from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
@@ -34,6 +36,8 @@ _OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
 _CONTRAST_LEAST = 0.05  # of the requests with a click; where two items are shown and half of what is shown is clicked it is two thirds
 _FIRST_YEAR = 1980  # no log of a shop is older
+_NUMBERS_SHARE_LEAST = 0.8  # of the different cells of a column
+_NUMBERS_LEAST, _NUMBERS_MOST = 20, 10_000
 
 
 def find_doubts(sources: MappedSources) -> list[str]:
@@ -49,7 +53,7 @@ def find_doubts(sources: MappedSources) -> list[str]:
     made = find_made_of_the_log(sources)
     telling = [_describe_made(place, *gammas) for place, gammas in made.items()]
     telling += [_describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items() if place not in made]
-    return [*(doubt for doubt in found if doubt is not None), *find_numbers_in_text(sources), *find_telling_context(sources), *telling]
+    return [*(doubt for doubt in found if doubt is not None), *_find_numbers_in_text(sources), *find_telling_context(sources), *telling]
 
 
 def _describe_made(place: str, whole: float, before: float) -> str:
@@ -185,3 +189,42 @@ def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[in
         for user, item, time_ms in zip(chosen.user_X.tolist(), chosen.item_X.tolist(), chosen.time_X.tolist(), strict=True):
             found.setdefault((log.user_ids[user], item), []).append(time_ms)
     return found
+
+
+def _find_numbers_in_text(sources: MappedSources) -> Iterator[str]:
+    """Columns of numbers that read as categories, because a kind that the mapping leaves open is numeric only where every cell is a number
+    (inferred_schema.py): one "-" among prices makes categories of all of them, and so does a decimal comma."""
+    mapping = sources.mapping
+    categories = {feature.name for feature in sources.features if feature.kind is Kind.CATEGORICAL} - {sources.roles["sim_category"]}
+    for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):
+        if source is None:
+            continue
+        for feature in source.features:
+            if feature.name in categories and "kind" not in feature.details and feature.column.columns:
+                yield from _describe_numbers(sources, source, feature.name)
+
+
+def _describe_numbers(sources: MappedSources, source: Source, name: str) -> Iterator[str]:
+    column = source.feature_columns()[name]
+    cells = plain(sources.table(source).sample.arrays(column)[0])
+    if not is_text(cells):
+        return
+    cells = pc.drop_null(cells.unique())[:_NUMBERS_MOST]
+    if len(cells) < _NUMBERS_LEAST:
+        return
+    place = f"[{source.section}] features.{name} is read as categories"
+    if np.isfinite(decode_numbers(cells)).mean() >= _NUMBERS_SHARE_LEAST:
+        odd = cells.filter(pa.array(np.isnan(decode_numbers(cells))))[0].as_py()
+        yield f'{place}, because not every cell is a number, like {odd[:60]!r}; kind = "numeric" leaves these out, kind = "categorical" keeps it so'
+        return
+    shares = {mark: _share_of_numbers(cells, mark) for mark in (".", ",")}  # where both fit, as in "1,250", the digits are grouped
+    mark = max(shares, key=lambda mark: shares[mark])
+    if shares[mark] >= _NUMBERS_SHARE_LEAST:
+        yield f"""{place}, but its cells are numbers like {cells[0].as_py()[:60]!r}; write {{ column = "{column.columns[0]}", decimal = "{mark}" }}"""
+
+
+def _share_of_numbers(cells: pa.Array, mark: str) -> float:
+    """How many cells are numbers with `mark` before their fraction, and groups of three digits before it."""
+    group = "," if mark == "." else "."
+    found = pc.match_substring_regex(cells, rf"^\s*[-+]?(\d+|\d{{1,3}}([{group}'’ \x{{a0}}\x{{202f}}]\d{{3}})+)([{mark}]\d+)?\s*$")
+    return float(np.mean(found.to_numpy(zero_copy_only=False)))

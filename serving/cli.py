@@ -72,7 +72,7 @@ def query(
     user: Annotated[str, typer.Argument(help="The user's id.")],
     items: Annotated[Path | None, typer.Option(help="Candidates: a file with one id a line.")] = None,
     random: Annotated[
-        int | None, typer.Option(min=1, help="Candidates: this many items of the live version, drawn at random (1000 if nobody says).")
+        int | None, typer.Option(min=1, help="Candidates: this many items of the live version, drawn at random (default: 1000).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
     top_k: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,

@@ -14,7 +14,9 @@ from infra.command import BENCH_HELP, AsJson, command_group, print_figures, regi
 if TYPE_CHECKING:
     from infra.bench.declared import Bench
 
-Docs = Annotated[Path, typer.Option(file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks beside it.")]
+Docs = Annotated[
+    Path, typer.Option(exists=True, file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks beside it.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -56,16 +58,15 @@ def crash(
 
 
 def scale(
-    sizes: Annotated[str, typer.Option(help="Numbers of items, with commas between.")] = "100000,1000000",
+    sizes: Annotated[str, typer.Option(help="Numbers of items, with commas.")] = "100000,1000000",
     as_json: AsJson = False,
 ) -> None:
     """Time of a full build, bytes on disk and memory by number of items: build_s_N, disk_bytes_per_item_N, raw_bytes_per_item_N, rss_mb_N."""
     from infra.bench.scale import measure_scale
 
-    try:
-        numbers = [int(size) for size in sizes.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"--sizes {sizes}: {error}; for example 100000,1000000") from error
+    numbers = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+    if not all(numbers):
+        raise typer.BadParameter(f"--sizes {sizes}: expected numbers from 1 on, with commas between, for example 100000,1000000")
     print_figures(measure_scale(numbers).as_dict(), as_json)
 
 

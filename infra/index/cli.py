@@ -302,6 +302,7 @@ def _chosen(state: "ControlState", version: int | None) -> "VersionStatus":
 
     found = state.current if version is None else state.versions.get(version)
     if found is None:
-        wanted = "no version is served" if version is None else f"the index has no version {version}"
-        raise Incompatible("unknown_version", f"{wanted}; it has {sorted(state.versions)}")
+        if version is None:
+            raise Incompatible("unknown_version", "no version is served yet; `aif index list` shows what there is, and each can be named")
+        raise Incompatible("unknown_version", f"the index has no version {version}; `aif index list` shows those that it has")
     return found

@@ -110,7 +110,7 @@ def _read_version(log: ControlLog, version: int, revision: int | None) -> Manife
     state = log.refresh()
     status = state.versions.get(version)
     if status is None:
-        raise Incompatible("unknown_version", f"the index has no version {version}; it has {sorted(state.versions)}")
+        raise Incompatible("unknown_version", f"the index has no version {version}; `aif index list` shows those that it has")
     if revision is None or revision == status.revision:
         return read_manifest(log.store, status)
     return decode_manifest(log.store.get(manifest_path(version, revision)))

@@ -39,9 +39,11 @@ def plan(as_json: AsJson = False) -> None:
 
 @topics_app.command(short_help="Create and change topics until they are as planned.")
 def apply(
-    allow_growth: Annotated[bool, typer.Option(help="More partitions: ids move, so the index starts anew.")] = False,
-    allow_shrink: Annotated[bool, typer.Option(help="Fewer partitions: deletes the topic WITH ITS RECORDS and makes it again.")] = False,
-    allow_cleanup: Annotated[bool, typer.Option(help="Another cleanup policy: the broker may remove records.")] = False,
+    allow_growth: Annotated[bool, typer.Option("--allow-growth", help="More partitions: ids move, so the index starts anew.")] = False,
+    allow_shrink: Annotated[
+        bool, typer.Option("--allow-shrink", help="Fewer partitions: deletes the topic WITH ITS RECORDS and makes it again.")
+    ] = False,
+    allow_cleanup: Annotated[bool, typer.Option("--allow-cleanup", help="Another cleanup policy: the broker may remove records.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create and change topics until they are those of the table, and give an empty index store its identity."""

@@ -21,7 +21,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Shards, workers, versions, lag, again and again until Ctrl-C.")] = False,
     every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
     server: Annotated[
-        list[str] | None, typer.Option(help="With --watch: the address of a server to show as well, http://HOST:PORT; repeatable.")
+        list[str] | None, typer.Option(metavar="URL", help="With --watch: a server to show as well, http://HOST:PORT; repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

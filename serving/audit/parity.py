@@ -93,7 +93,10 @@ def _decode_line(line: str, number: int) -> RecordedAnswer:
         answer = RankAnswer.model_validate(raw["answer"])
     except (ValueError, KeyError, TypeError) as error:
         why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type] # pydantic's
-        raise RejectedInput("bad_answers_file", f"line {number} is not {{request, answer}}: {why}") from error
+        raise RejectedInput(
+            "bad_answers_file",
+            f"line {number} does not read: {why}; expected one object a line with request, a body of /v1/prerank, and answer, what it got",
+        ) from error
     if request.features is None and request.behaviours is None and "cold_user" not in answer.degraded:
         message = f"line {number} has no history to recompute from; record requests with features and behaviours, or add `history`"
         raise RejectedInput("bad_answers_file", message)

@@ -144,7 +144,7 @@ def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest
     version, revision = (int(part) for part in to.partition("-")[0].split("."))
     status = state.versions.get(version)
     if status is None:
-        raise Misconfigured("replay_point", f"the index has no version {version}; it has {sorted(state.versions)}, see `aif index list`")
+        raise Misconfigured("replay_point", f"the index has no version {version}; `aif index list` shows those that it has")
     newest = status.revision == revision
     raw = store.get(manifest_path(version, revision))
     manifest = decode_manifest(raw, status.manifest_sha256 if newest else None)

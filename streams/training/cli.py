@@ -36,6 +36,7 @@ _Choose = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
+        metavar="NAME=VALUE",
         help="Any choice of the model file's section [train], for example --set learning_rate=0.002; repeatable, before the file's.",
     ),
 ]
@@ -66,7 +67,9 @@ def train(
     model: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=_MODEL_HELP)] = None,
     warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Time limit of the fit; 20 if nobody says.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Time limit of the fit, in seconds (default: the model file's, or 20).")
+    ] = None,
     steps: _Steps = None,
     more: Annotated[int, typer.Option(min=0, max=1000, help="Further checkpoints, each from a short warm start.")] = 0,
     more_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of each of them.")] = 1.0,

@@ -58,8 +58,9 @@ def read_train_choices(path: Path | None) -> TrainChoices:
     """How the file says to train, defaults for the rest (None: for all). Raises Misconfigured (`bad_model_file`)."""
     if path is None:
         return TrainChoices()
+    section = _train_section(path)
     with _named(f"{path} [train]"):
-        return TrainChoices().replaced(_train_section(path))
+        return TrainChoices().replaced(section)
 
 
 def explain_choices(path: Path | None, given: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
@@ -84,7 +85,10 @@ def _read_sections(path: Path) -> Any:
         raw = path.read_text()
         sections = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
     except (OSError, ValueError) as error:
-        raise Misconfigured("bad_model_file", f"{path} does not read: {error}") from error
+        raise Misconfigured(
+            "bad_model_file",
+            f"{path} does not read: {error}; expected TOML, or JSON in a file of that name, with [schema], [model] and [train]",
+        ) from error
     unknown = [name for name in sections if name not in _SECTIONS] if isinstance(sections, dict) else []
     if unknown and "schema" in sections:
         raise Misconfigured("bad_model_file", f"{path} has [{unknown[0]}], which is no section of it; {suggest(unknown[0], _SECTIONS)}")

@@ -106,5 +106,6 @@ def test_keep_takes_files_and_report_writes_the_document(tmp_path: Path) -> None
     assert asked.exit_code == 0, asked.output
     for arguments, code in (("keep demo.json", 2), (f"keep {tmp_path / 'demo.json'}", 0), ("report", 0)):
         assert CliRunner().invoke(build_app(), ["bench", *arguments.split(), "--docs", str(tmp_path)]).exit_code == code
+    assert CliRunner().invoke(build_app(), ["bench", "report", "--docs", str(tmp_path / "nowhere")]).exit_code == 2
     assert "## `aif demo`" in (tmp_path / "BENCHMARKS.md").read_text()
     assert len(json.loads((tmp_path / "benchmarks" / "demo.json").read_text())["runs"]) == 1

@@ -26,4 +26,6 @@ def test_sizes_are_read_from_the_command_line_and_nonsense_is_refused(monkeypatc
     monkeypatch.setattr(scale, "measure_scale", lambda sizes: asked.append(sizes) or Figures(scale.SCALE))
     assert CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", "5,10", "--json"]).exit_code == 0
     assert asked == [[5, 10]]
-    assert CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", "many"]).exit_code == 2
+    for sizes in ("many", "10,0", "10,-5"):
+        refused = CliRunner().invoke(build_app(), ["bench", "scale", "--sizes", sizes])
+        assert refused.exit_code == 2 and "for example 100000,1000000" in refused.output

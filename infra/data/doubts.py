@@ -153,10 +153,10 @@ def _find_no_contrast(sources: MappedSources) -> str | None:
     if sources.shown is None:
         return None
     clicked = _clicks_by_request(sources.shown)
-    with_click = [flags for flags in clicked.values() if any(flags)]
+    with_click = [flags for flags in clicked if any(flags)]
     if len(with_click) < _CLICKS_LEAST or (share := sum(not all(flags) for flags in with_click) / len(with_click)) >= _CONTRAST_LEAST:
         return None
-    alone = sum(len(flags) == 1 for flags in clicked.values()) / len(clicked)
+    alone = sum(len(flags) == 1 for flags in clicked) / len(clicked)
     return (
         f"only {share:.0%} of the requests of [impressions] with a click hold something that was not clicked, too ({alone:.0%} of all hold one row), and an "
         "order is learnt from the two together; name as request what was shown together and does not tell the click, for example an hour of the user's: "
@@ -164,20 +164,13 @@ def _find_no_contrast(sources: MappedSources) -> str | None:
     )
 
 
-def _clicks_by_request(shown: ShownRows) -> dict[tuple[object, object], list[bool]]:
+def _clicks_by_request(shown: ShownRows) -> list[list[bool]]:
     """Whether the rows of each request were clicked, of the first users of the file."""
-    users, found = None, dict[tuple[object, object], list[bool]]()
-    for rows in shown.table.blocks():
-        cells = plain(rows.array("user"))
-        users = pc.unique(cells).drop_null()[:_USERS_MOST] if users is None else users
-        chosen = np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False))
-        request = rows.array("request" if rows.has("request") else "time")
-        clicked_R = shown.clicked(rows)[chosen].tolist()
-        for user, name, click in zip(
-            cells.take(pa.array(chosen)).to_pylist(), request.take(pa.array(chosen)).to_pylist(), clicked_R, strict=True
-        ):
-            found.setdefault((user, name), []).append(click)
-    return found
+    found = dict[tuple[object, object], list[bool]]()
+    for rows, requests in shown.of_first_users(_USERS_MOST):
+        for request, click in zip(requests, shown.clicked(rows).tolist(), strict=True):
+            found.setdefault(request, []).append(click)
+    return list(found.values())
 
 
 def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:

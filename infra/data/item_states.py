@@ -10,6 +10,7 @@ Arrays: I items. Time is in milliseconds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,24 @@ from schemas.features import Feature
 
 
 class ItemStates:
-    """Features of items as of a time. They come from the items' file (its rows as of `now_ms`), and from the statistics, groups and history that are added."""
+    """Features of items as of a time. They come from the items' file (its rows as of `now_ms`), from the rows of the history table, from statistics by feature
+    name, and from groups: clusters_I by feature name, the number of each item's group, int64."""
 
-    def __init__(self, items: ItemRows, features: Sequence[Feature], now_ms: int) -> None:
+    def __init__(
+        self,
+        items: ItemRows,
+        features: Sequence[Feature],
+        now_ms: int,
+        history: HistoryRows | None = None,
+        statistics: Mapping[str, ItemStatistic] = MappingProxyType({}),
+        clusters: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
         self.items, self.features = items, {f.name: f for f in features}
         self._latest_I = np.maximum(items.latest_rows(now_ms), 0)
         self._histories: dict[str, HistoryFeature] = {}
-        self._statistics: dict[str, ItemStatistic] = {}
-        self._clusters: dict[str, np.ndarray] = {}
+        if history is not None:
+            self._histories = {name: HistoryFeature(history, name, len(items.ids)) for name in history.names}
+        self._statistics, self._clusters = statistics, clusters
 
     @property
     def changes_with_time(self) -> bool:
@@ -42,18 +53,6 @@ class ItemStates:
     def latest_rows(self, places: np.ndarray) -> np.ndarray:
         """The numbers of the rows of the items' file that `features_of` reads for some items."""
         return np.asarray(self._latest_I[places])
-
-    def add_statistic(self, name: str, statistic: ItemStatistic) -> None:
-        """Adds a feature that is derived from behaviours."""
-        self._statistics[name] = statistic
-
-    def add_clusters(self, name: str, clusters_I: np.ndarray) -> None:
-        """Adds a feature that names the group of each item, clusters_I int64."""
-        self._clusters[name] = clusters_I
-
-    def add_history(self, history: HistoryRows) -> None:
-        """Adds the features of the history table."""
-        self._histories |= {name: HistoryFeature(history, name, len(self.items.ids)) for name in history.names}
 
     def state_at(self, time_ms: int) -> dict[str, np.ndarray]:
         """What changes with time, by feature: codes of the history and statistics, each [I], or [I, E] for a vector of width E."""

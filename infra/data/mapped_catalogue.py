@@ -6,13 +6,13 @@ Invariants: nothing from the evaluation time on is in items, behaviours or impre
 history before that time and a right answer after it; training may use their earlier impressions.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
@@ -35,7 +35,7 @@ from infra.data.sampled_impressions import (
 )
 from infra.data.shown_impressions import read_shown_requests
 from infra.data.spool import SpoolBounds
-from infra.data.tables import LoadedRows, Tell
+from infra.data.tables import Tell
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord, describe_errors
 from schemas.features import FeatureSchema, Scope
@@ -46,7 +46,6 @@ from schemas.train_choices import FOR_MAPPED_DATA, TrainChoices
 _CHUNK = 4_096
 _EVALUATION_SEED = 1
 _HASH_BITS = 256  # what is lost to the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
-E = TypeVar("E", bound=BaseModel)
 
 
 class MappedCatalogue:
@@ -114,21 +113,19 @@ class MappedCatalogue:
         else:
             for places in _chunks(self._alive):
                 created = np.maximum(self.sources.item_rows.created_I[places], 0)
-                yield from self._updates(places, created.tolist(), self.sources.states.features_of(places, {}))
+                features = self.sources.states.features_of(places, {})
+                yield from self._updates(places, created.tolist(), features, self.sources.states.latest_rows(places))
 
-    def _updates(self, places: np.ndarray, versions: Sequence[int], features: Sequence[Mapping[str, Any]]) -> Iterator[ItemFeaturesUpdate]:
-        items, ids = self.sources.item_rows, self.sources.item_rows.ids
-        latest = self.sources.states.latest_rows(places)
+    def _updates(
+        self, places: np.ndarray, versions: Sequence[int], features: Sequence[Mapping[str, Any]], rows: np.ndarray
+    ) -> Iterator[ItemFeaturesUpdate]:
+        """Some items as events. One that no event can hold is noted as rejected: `rows` are the numbers of the rows of the items' file that it came from."""
+        items = self.sources.item_rows
         for number, (place, version, raw) in enumerate(zip(places.tolist(), versions, features, strict=True)):
-            update = _event(
-                ItemFeaturesUpdate,
-                partial(lambda n: (items.rows_at(latest[n : n + 1]), 0), number),
-                item_id=ids[place],
-                version=version,
-                features=raw,
-            )
-            if update is not None:
-                yield update
+            try:
+                yield ItemFeaturesUpdate(item_id=items.ids[place], version=version, features=raw)
+            except ValidationError as error:
+                items.rows_at(rows[number : number + 1]).reject(0, describe_errors(error))
 
     def _items_over_time(self) -> Iterator[ItemFeaturesUpdate]:
         """Every item when it first shows on the grid of times, and again when a feature that depends on time has changed."""
@@ -142,7 +139,7 @@ class MappedCatalogue:
                 changed_I |= (state_I != before[name]).reshape(len(told_I), -1).any(axis=1) if before is not None else True
             changed_I &= created_I <= time_ms
             for places in _chunks(np.flatnonzero(changed_I)):
-                yield from self._updates(places, [time_ms] * len(places), states.features_of(places, state))
+                yield from self._updates(places, [time_ms] * len(places), states.features_of(places, state), states.latest_rows(places))
             told_I |= changed_I
             before = state
 
@@ -151,15 +148,8 @@ class MappedCatalogue:
         items = self.sources.item_rows
         for first, item_R, time_R in items.blocks():
             for part in _chunks(np.flatnonzero(time_R <= self.sources.now_ms)):
-                rows, places, times = items.rows_at(first + part), item_R[part], time_R[part].tolist()
-                for row, (place, time_ms, raw) in enumerate(
-                    zip(places.tolist(), times, self.sources.states.features_of_rows(rows, places), strict=True)
-                ):
-                    update = _event(
-                        ItemFeaturesUpdate, partial(lambda *at: at, rows, row), item_id=items.ids[place], version=time_ms, features=raw
-                    )
-                    if update is not None:
-                        yield update
+                features = self.sources.states.features_of_rows(items.rows_at(first + part), item_R[part])
+                yield from self._updates(item_R[part], time_R[part].tolist(), features, first + part)
 
     def new_items(self) -> Iterator[NewItem]:
         embeddings = self.sources.embeddings
@@ -350,13 +340,3 @@ class MappedCatalogue:
 
 def _chunks(places: np.ndarray) -> Iterator[np.ndarray]:
     return (places[first : first + _CHUNK] for first in range(0, len(places), _CHUNK))
-
-
-def _event(make: Callable[..., E], row: Callable[[], tuple[LoadedRows, int]], **fields: Any) -> E | None:
-    """An event, or a noted rejection of its row."""
-    try:
-        return make(**fields)
-    except ValidationError as error:
-        rows, number = row()
-        rows.reject(number, describe_errors(error))
-        return None

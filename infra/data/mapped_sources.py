@@ -250,17 +250,15 @@ class MappedSources:
     @cached_property
     def states(self) -> ItemStates:
         """Item features as of any time."""
-        mapping, rows = self.mapping, self.item_rows
-        states = ItemStates(rows, [f for f in self.features if f.scope is Scope.ITEM], self.now_ms)
-        for source in mapping.items.features:
-            if source.from_behaviours:
-                states.add_statistic(source.name, self._statistic(source))
+        mapping, rows, history = self.mapping, self.item_rows, None
+        features = [f for f in self.features if f.scope is Scope.ITEM]
         if mapping.item_history is not None:
+            by_name = {f.name: f for f in features}
             table = self.table(mapping.item_history)
-            states.add_history(read_item_history(table, self.id_kind, rows.ids, states.features, self.history_known_after_ms, self.bounds))
-        for source in mapping.items.features:
-            if source.clusters is not None:
-                states.add_clusters(source.name, self._clusters(source))
+            history = read_item_history(table, self.id_kind, rows.ids, by_name, self.history_known_after_ms, self.bounds)
+        statistics = {source.name: self._statistic(source) for source in mapping.items.features if source.from_behaviours}
+        clusters = {source.name: self._clusters(source) for source in mapping.items.features if source.clusters is not None}
+        states = ItemStates(rows, features, self.now_ms, history, statistics, clusters)
         if states.changes_with_time and rows.table.has("time"):
             raise self.reject(
                 "[items] time",

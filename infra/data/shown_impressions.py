@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
 from infra.data.feature_values import decode_features
@@ -45,6 +46,16 @@ class ShownRows:
         """The names of what came of each of some rows, beside the click."""
         flag_NR = {name: self._flags(rows, OUTCOME + name).tolist() for name in self.outcomes}
         return [[name for name in self.outcomes if flag_NR[name][row]] for row in range(len(rows))]
+
+    def of_first_users(self, users_max: int) -> Iterator[tuple[LoadedRows, list[tuple[object, object]]]]:
+        """The rows of the first users of the file, some at a time, and of each row what names its request: what doubts are judged by."""
+        users = None
+        for rows in self.table.blocks():
+            cells = plain(rows.array("user"))
+            users = pc.unique(cells).drop_null()[:users_max] if users is None else users
+            chosen = rows.take(np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False)))
+            request = chosen.array("request" if chosen.has("request") else "time").to_pylist()
+            yield chosen, list(zip(chosen.array("user").to_pylist(), request, strict=True))
 
     def _flags(self, rows: LoadedRows, role: str) -> np.ndarray:
         cells, column = rows.array(role), self.table.source.roles[role]

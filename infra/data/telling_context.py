@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
-from infra.data.columns import plain
 from infra.data.feature_values import decode_features
 from infra.data.interactions import IdPlaces
 from infra.data.mapped_sources import MappedSources
@@ -94,18 +92,13 @@ def _rows_by_request(sources: MappedSources, features: Sequence[Feature]) -> lis
     shown, places = sources.shown, IdPlaces(sources.id_kind, sources.item_rows.ids)
     assert shown is not None
     item_I = sources.states.told_at(np.arange(len(sources.item_rows.ids)), sources.now_ms)
-    users, found = None, dict[tuple[object, object], list[_Shown]]()
-    for block in shown.table.blocks():
-        cells = plain(block.array("user"))
-        users = pc.unique(cells).drop_null()[:_USERS_MOST] if users is None else users
-        rows = block.take(np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False)))
-        request = rows.array("request" if rows.has("request") else "time").to_pylist()
+    found = dict[tuple[object, object], list[_Shown]]()
+    for rows, requests in shown.of_first_users(_USERS_MOST):
         contexts = decode_features(rows, rows.source.feature_columns(), features)
         items = (
             item_I[place] if 0 <= place < len(item_I) else {}
             for place in places.encode(rows.array("item"), shown.table.id_forms["item"]).tolist()
         )
-        of_rows = zip(shown.clicked(rows).tolist(), contexts, items, strict=True)
-        for user, name, row in zip(rows.array("user").to_pylist(), request, of_rows, strict=True):
-            found.setdefault((user, name), []).append(row)
+        for request, row in zip(requests, zip(shown.clicked(rows).tolist(), contexts, items, strict=True), strict=True):
+            found.setdefault(request, []).append(row)
     return list(found.values())

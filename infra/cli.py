@@ -7,7 +7,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     dlq                              infra/kafka/dlq_cli.py
     index, model                     infra/index/cli.py
     demo                             infra/demo/cli.py
-    doctor, status                   infra/tools/cli.py, infra/tools/status_cli.py
+    doctor, status                   infra/tools/cli.py
     bench                            infra/bench/cli.py, and those of the other parts
     import                           infra/data/cli.py
 
@@ -33,8 +33,7 @@ from infra.demo.cli import demo
 from infra.index.cli import index_app, model_app
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
-from infra.tools.cli import register as register_tools
-from infra.tools.status_cli import status
+from infra.tools.cli import doctor, status
 from schemas.errors import AifError
 
 ENTRY_POINTS = "aif.commands"
@@ -97,7 +96,7 @@ def commands(app: typer.Typer) -> None:
     app.command("status", short_help="The broker and its topics, the versions and their age.")(status)
     register_measured("infra.demo.program:DEMO")
     app.command("demo", short_help="From nothing to ranked answers, measured.")(demo)
-    register_tools(app)
+    app.command("doctor", short_help="Look whether everything that is needed is there.")(doctor)
     register_bench(app)
     register_dlq(app)
 

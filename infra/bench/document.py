@@ -83,12 +83,8 @@ def _when(group: Sequence[Run]) -> str:
 
 
 def _is_of(bench: Bench, goal: Goal, figure: Figure) -> bool:
-    return bench.figure_of(_base_name(bench, goal.figure)) is figure
-
-
-def _base_name(bench: Bench, name: str) -> str:
-    """The interval's name of a bound's."""
-    return name if bench.figure_of(name) is not None else name.rpartition("_")[0]
+    """Whether the goal is of the figure, or of a bound of its interval."""
+    return (bench.figure_of(goal.figure) or bench.figure_of(goal.figure.rpartition("_")[0])) is figure
 
 
 def _rows(bench: Bench, figure: Figure, goals: Sequence[Goal], groups: Sequence[Sequence[Run]]) -> Iterator[str]:

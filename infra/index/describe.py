@@ -1,6 +1,6 @@
 """Versions, shards of a version and the state of the control log as rows that commands print.
 
-Not here: the commands (cli.py, infra/tools/status_cli.py).
+Not here: the commands (cli.py, infra/tools/cli.py).
 """
 
 from typing import Any

@@ -1,13 +1,20 @@
-"""`aif doctor`. Typer and standard library at module level."""
+"""`aif doctor`, and `aif status`: one look at broker, topics and versions; with `--watch` at the whole system, again and again (status_view.py).
+
+Typer and standard library at module level. Invariant: what cannot be asked is named, and the rest is shown.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_table, read_settings
+from infra.command import AsJson, print_parts, print_table, read_settings, say
 
-
-def register(app: typer.Typer) -> None:
-    """Register `aif doctor`."""
-    app.command("doctor", short_help="Look whether everything that is needed is there.")(doctor)
+if TYPE_CHECKING:
+    from infra.index.control_log import ControlLog
+    from infra.index.store import IndexStore
+    from infra.settings import InfraSettings
+    from schemas.index.control import ControlState
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -19,3 +26,82 @@ def doctor(as_json: AsJson = False) -> None:
     print_table("checks", rows, as_json)
     if any(finding.state == FAIL for finding in findings):
         raise typer.Exit(1)
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Shards, workers, versions, lag, again and again until Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
+    server: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="With --watch: a server to show as well, http://HOST:PORT; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The broker and its topics, the versions and their age. `--watch` shows the whole system live: owners, what is behind, freshness.
+
+    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do.
+    """
+    from infra.clock import SystemClock
+    from infra.index.control_log import ControlLog
+    from infra.index.describe import describe_served, describe_versions
+    from infra.index.store import open_index_store
+
+    settings = read_settings()
+    if watch:
+        from infra.tools.status_view import watch_status
+
+        watch_status(settings, every_s, server or [], as_json)
+        return
+    log = ControlLog(open_index_store(settings.index.store))
+    state = _reachable(log.refresh)
+    topics, broker = _topic_rows(settings, log, state)
+    data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(describe_served(state) if state else {})}
+    versions = (_reachable(lambda: describe_versions(state, log.store, SystemClock().now_ms())) if state else None) or []
+    print_parts(data, {"topics": topics, "versions": versions}, as_json)
+
+
+def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:
+    """A row for each topic, and the state of the broker. `unsealed`: records after the sealed offsets of the served version."""
+    from infra.kafka.admin import end_offsets, fetch_topics
+    from schemas.errors import AifError
+
+    try:
+        bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+        found = fetch_topics(bootstrap, prefix, deadline_s=3.0)
+        ends = {name: end_offsets(bootstrap, prefix + name, deadline_s=3.0) for name in found}
+    except AifError as error:
+        return [], str(error)
+    sealed = _sealed_offsets(log.store, state)
+    rows = [
+        {
+            "topic": name,
+            "partitions": topic.partitions,
+            "records": sum(ends[name].values()),
+            "unsealed": sum(ends[name].values()) - sealed[name] if name in sealed else "",
+        }
+        for name, topic in found.items()
+    ]
+    return rows, f"answers at {bootstrap}"
+
+
+def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[str, int]:
+    """Records of each shard topic that are in the parts of the served version; empty if none is served or its manifest cannot be read."""
+    from infra.index.parts import read_manifest
+
+    served = state.current if state else None
+    manifest = _reachable(lambda: read_manifest(store, served)) if served else None
+    totals: dict[str, int] = {}
+    for seal in manifest.seals if manifest else ():
+        for topic, offset in seal.source_offsets.items():
+            totals[topic] = totals.get(topic, 0) + offset
+    return totals
+
+
+def _reachable(ask: Callable[[], Any]) -> Any:
+    """The answer, or None after saying why not: a status shows what it can."""
+    from schemas.errors import AifError
+
+    try:
+        return ask()
+    except AifError as error:
+        say(f"warning {error}")
+        return None

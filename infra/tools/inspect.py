@@ -1,7 +1,7 @@
 """The whole system seen from outside, again and again: shards, workers, versions, servers; lag and freshness. For `aif status --watch`.
 
 Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status`
-(status_cli.py).
+(cli.py).
 Nothing is asked of a worker: what a shard has applied stands in index-deltas, membership in the consumer group, versions in the control log. So it
 also shows what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
 """

@@ -80,13 +80,23 @@ class GrpcApi:
 
     def handlers(self) -> Mapping[str, grpc.RpcMethodHandler]:
         """Method name → handler."""
-        methods: Mapping[str, tuple[Any, Callable[..., Any]]] = {
-            "ServerLive": (pb.ServerLiveRequest, self._server_live),
-            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
-            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
-            "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
-            "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
+        about = self._inference
+        methods: Mapping[str, tuple[Any, Callable[[Any], Message]]] = {
+            "ServerLive": (pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=True)),
+            "ServerReady": (pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=about.server_ready()[0])),
+            "ModelReady": (
+                pb.ModelReadyRequest,
+                lambda asked: pb.ModelReadyResponse(ready=about.model_ready(asked.name, asked.version)[0]),
+            ),
+            "ServerMetadata": (pb.ServerMetadataRequest, lambda _: pb.ServerMetadataResponse(**about.server_metadata())),
+            "ModelMetadata": (
+                pb.ModelMetadataRequest,
+                lambda asked: pb.ModelMetadataResponse(**about.model_metadata(asked.name, asked.version)),
+            ),
+            "ModelStatistics": (
+                pb.ModelStatisticsRequest,
+                lambda asked: pb.ModelStatisticsResponse(model_stats=about.model_statistics(asked.name, asked.version)),
+            ),
         }
         looks = {name: grpc.stream_unary_rpc_method_handler(self._handler(name, kind, look)) for name, (kind, look) in methods.items()}
         return {**looks, _INFER: grpc.stream_unary_rpc_method_handler(self._infer_handler())}
@@ -163,24 +173,6 @@ class GrpcApi:
             del self._slow[oldest]
             if not oldest.expired():
                 oldest.reschedule(asyncio.get_running_loop().time())
-
-    def _server_live(self, request: Any) -> Message:
-        return pb.ServerLiveResponse(live=True)
-
-    def _server_ready(self, request: Any) -> Message:
-        return pb.ServerReadyResponse(ready=self._inference.server_ready()[0])
-
-    def _model_ready(self, request: Any) -> Message:
-        return pb.ModelReadyResponse(ready=self._inference.model_ready(request.name, request.version)[0])
-
-    def _server_metadata(self, request: Any) -> Message:
-        return pb.ServerMetadataResponse(**self._inference.server_metadata())
-
-    def _model_metadata(self, request: Any) -> Message:
-        return pb.ModelMetadataResponse(**self._inference.model_metadata(request.name, request.version))
-
-    def _model_statistics(self, request: Any) -> Message:
-        return pb.ModelStatisticsResponse(model_stats=self._inference.model_statistics(request.name, request.version))
 
 
 def report_error(context: Any, error: Exception, method: str) -> str:

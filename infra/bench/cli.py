@@ -32,9 +32,9 @@ def register(app: typer.Typer) -> None:
 
 def freshness(
     rate: Annotated[float, typer.Option(min=1.0, help="Updates per second, one per record.")] = 2_000.0,
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long it is measured without a build.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of the measurement without a build.")] = 20.0,
     items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
-    builds: Annotated[int, typer.Option(min=0, help="Full builds while it is measured on.")] = 3,
+    builds: Annotated[int, typer.Option(min=0, help="Full builds during the measurement that follows.")] = 3,
     as_json: AsJson = False,
 ) -> None:
     """Publish to visible in a server's answers: visible_p50_ms, visible_p99_ms, visible_during_build_p99_ms, rate_per_s, lost."""
@@ -45,7 +45,7 @@ def freshness(
 
 def crash(
     kills: Annotated[int, typer.Option(min=1, max=10_000, help="How often something is killed.")] = 20,
-    seed: Annotated[int, typer.Option(help="What is killed, where, and what is published.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of what is killed, where, and what is published.")] = 0,
     items: Annotated[int, typer.Option(min=100, help="Items of the synthetic catalogue.")] = 2_000,
     rate: Annotated[float, typer.Option(min=1.0, help="Updates per second all the while.")] = 200.0,
     as_json: AsJson = False,

@@ -50,7 +50,7 @@ def list_letters(
     since_s: SinceS = None,
     contains: Contains = None,
     left: Annotated[bool, typer.Option("--left", help="Only those that no redrive has sent.")] = False,
-    count: Annotated[int, typer.Option(min=1, help="How many are listed, the newest.")] = 50,
+    count: Annotated[int, typer.Option(min=1, help="How many of the newest are listed.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update. Options choose which count.
@@ -107,9 +107,11 @@ def redrive(
     since_s: SinceS = None,
     contains: Contains = None,
     rate: Annotated[float, typer.Option(min=0.1, help="Updates per second.")] = 100.0,
-    maximum: Annotated[int, typer.Option("--max", min=1, max=100_000, help="At most so many.")] = 1_000,
+    maximum: Annotated[int, typer.Option("--max", min=1, max=100_000, help="Send at most this many.")] = 1_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing: show what would be sent.")] = False,
-    take_over: Annotated[bool, typer.Option("--take-over", help="A redrive that did not end is dead: find out what it had sent.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on for a redrive that died, after finding out what it had sent.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit."""

@@ -53,9 +53,9 @@ def bench_rank(
 
 
 def bench_overload(
-    seconds: Annotated[float, typer.Option(min=1, help="Of each turn.")] = 10.0,
-    turns: Annotated[int, typer.Option(min=1, help="Of steady and of overload, alternating.")] = 8,
-    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each turn.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each kind; steady and overload alternate.")] = 8,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of each request.")] = 10_000,
     as_json: AsJson = False,
 ) -> None:
     """Ten times the load a server carries against 80% of it: admitted_p99_ratio with its interval, refused_p99_ms, rss_growth_mb. Three minutes."""
@@ -68,8 +68,8 @@ def bench_table1(
     items: Annotated[int, typer.Option(min=1, help="Items of the catalogue whose cost is computed.")] = 1_000_000,
     updates: Annotated[float, typer.Option(min=0.001, help="Item updates a second.")] = 1_000.0,
     requests: Annotated[float, typer.Option(min=0.001, help="Requests a second.")] = 100.0,
-    candidates: Annotated[int, typer.Option(min=1, max=50_000, help="Of each request.")] = 10_000,
-    behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
+    candidates: Annotated[int, typer.Option(min=1, max=50_000, help="Candidates of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Behaviours of each user.")] = 1_000,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
@@ -85,10 +85,12 @@ def bench_table1(
 
 def bench_table4(
     items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 200_000,
-    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 10_000,
-    behaviours: Annotated[int, typer.Option(min=1, help="Of each user.")] = 1_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Behaviours of each user.")] = 1_000,
     p99_ms: Annotated[float, typer.Option(min=0, help="The p99 at which throughput is compared; 0 = five times the base's mean.")] = 0.0,
-    rows: Annotated[str, typer.Option(help="Only these beside the base, with commas between; aif takes two minutes, all take eight.")] = "",
+    rows: Annotated[
+        str, typer.Option(help="Only these beside the base, with commas, for example sim,aif (default: all; eight minutes, aif alone two).")
+    ] = "",
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
@@ -115,12 +117,15 @@ def _print(name: str, figures: "Figures", rows: Sequence[Mapping[str, object]], 
 
 def bench_switch(
     items: Annotated[int, typer.Option(min=1_000, help="Items of every version.")] = 200_000,
-    candidates: Annotated[int, typer.Option(min=1, help="Of each request.")] = 1_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of each request.")] = 1_000,
     rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 100.0,
-    answers: Annotated[int, typer.Option(min=10, help="Of each side: at rest, and while versions switch.")] = 6_000,
+    answers: Annotated[int, typer.Option(min=10, help="Answers on each side: at rest, and while versions switch.")] = 6_000,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two versions.")] = 3.0,
     mixed: Annotated[
-        int, typer.Option(min=0, help="Instead: so many answers as fast as they come, versions flip as fast as they load.")
+        int,
+        typer.Option(
+            min=0, help="Instead: judge this many answers, as fast as they come while versions flip as fast as they load; 0 = no."
+        ),
     ] = 0,
     quick: Quick = False,
     as_json: AsJson = False,
@@ -139,9 +144,11 @@ def bench_switch(
 
 def bench_affinity(
     servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 3,
-    users: Annotated[int, typer.Option(min=1, help="Whose requests come in turn.")] = 300,
+    users: Annotated[int, typer.Option(min=1, help="Users, whose requests come in turn.")] = 300,
     rate: Annotated[float, typer.Option(min=1, help="Requests a second, each with both calls.")] = 40.0,
-    seconds: Annotated[float, typer.Option(min=1, help="Of each window: all servers there, one killed at its start.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds of each window: with all servers, and with one killed at its start.")
+    ] = 20.0,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
     """Adds the group `aif eval`."""
     register_measured("streams.training.evaluation.tables:TABLES", "streams.training.evaluation.mapped_data:DATA")
     register_measured("streams.training.evaluation.drift:ONLINE", "streams.training.evaluation.live_bench:LIVE")
-    group = command_group(app, "eval", "Prove: how good the models are.")
+    group = command_group(app, "eval", "How good the models are, measured.")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)
     group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
@@ -25,7 +25,7 @@ def tables(
     processes: Annotated[int, typer.Option(min=0, help="Cells side by side, one thread each. 0 = one per core.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training, if not the usual number.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Before: lay steps and learning rates side by side on the tuning fold.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="First compare steps and learning rates on the tuning fold.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
     saved: Annotated[
         bool, typer.Option("--saved", help="Write the report anew from the figures.json of the last run; compute nothing.")
@@ -54,14 +54,18 @@ def data(
     directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV, JSON-lines or Parquet files.")],
     mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of the training (as many as learn each request twice, 100 to 2,000).")
+        int | None, typer.Option(min=1, help="Steps of the training (default: as many as learn each request twice, 100 to 2,000).")
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="copr, click or softmax (which suits positives with sampled negatives).")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=1e-6, help="Highest learning rate (0.002).")] = None,
-    batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (16).")] = None,
-    hash_bits: Annotated[int | None, typer.Option(min=8, help="Bits of a signature (256).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches (0).")] = None,
-    start: Annotated[str | None, typer.Option("--from", help="Measure from this date or time on; nothing later is learned from.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="copr, click or softmax, which suits positives with sampled negatives (default: softmax).")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-6, help="Highest learning rate (default: 0.002).")] = None,
+    batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (default: 16).")] = None,
+    hash_bits: Annotated[int | None, typer.Option(min=8, help="Bits of a signature (default: 256).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches (default: 0).")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Measure from this date or time on, for example 2011-10-01; nothing later is learned from.")
+    ] = None,
     end: Annotated[str | None, typer.Option("--until", help="Measure what is taken before this date or time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
     as_json: AsJson = False,

@@ -187,7 +187,7 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
     for section, values in tree.items():
         if section not in SECTIONS:
             raise _unknown(
-                origin, {section: _written(origin, section, values)}, {known: _spelling(origin, known, "") for known in sorted(SECTIONS)}
+                origin, section, _written(origin, section, values), {known: _spelling(origin, known, "") for known in sorted(SECTIONS)}
             )
         if section not in kind.model_fields:
             continue
@@ -199,15 +199,14 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
         for name in values:
             if name not in fields:
                 raise _unknown(
-                    origin, {name: _spelling(origin, section, name)}, {known: _spelling(origin, section, known) for known in fields}
+                    origin, name, _spelling(origin, section, name), {known: _spelling(origin, section, known) for known in fields}
                 )
         kept[section] = dict(values)
     return kept
 
 
-def _unknown(origin: str, wrong: Mapping[str, str], known: Mapping[str, str]) -> Misconfigured:
-    """The error for an unknown name. `wrong` and `known` map names to how they are written in the source."""
-    [(name, written)] = wrong.items()
+def _unknown(origin: str, name: str, written: str, known: Mapping[str, str]) -> Misconfigured:
+    """The error for an unknown name. `known` maps names to how they are written in the source, as `name` is `written`."""
     # The commonest slip is one underscore instead of two (AIF_KAFKA_TOPIC_PREFIX), which difflib does not find near.
     near = [start for start in known if name.startswith(start)] or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {known[near[0]]}?" if near else f"known here: {', '.join(known.values())};"

@@ -57,14 +57,14 @@ def data(
         int | None, typer.Option(min=1, help="Steps of the training (default: as many as learn each request twice, 100 to 2,000).")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="copr, click or softmax, which suits positives with sampled negatives (default: softmax).")
+        str | None, typer.Option(help="copr, click, or softmax, which suits sampled negatives (default: the mapping's).")
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-6, help="Highest learning rate (default: 0.002).")] = None,
     batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (default: 16).")] = None,
     hash_bits: Annotated[int | None, typer.Option(min=8, help="Bits of a signature (default: 256).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and batches (default: 0).")] = None,
     start: Annotated[
-        str | None, typer.Option("--from", help="Measure from this date or time on, for example 2011-10-01; nothing later is learned from.")
+        str | None, typer.Option("--from", help="Measure from this date or time on, like 2011-10-01; nothing later is learned from.")
     ] = None,
     end: Annotated[str | None, typer.Option("--until", help="Measure what is taken before this date or time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,

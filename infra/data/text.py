@@ -38,7 +38,8 @@ class TextEmbedder:
         self.width = max(1, min(width, weights.shape[1] - 1, weights.shape[0] - 1))
         self._svd = TruncatedSVD(self.width, random_state=0) if weights.shape[1] > 1 else None
         if self._svd is not None:
-            self._svd.fit(weights)
+            with np.errstate(invalid="ignore"):  # texts that are all alike have no variance to divide by
+                self._svd.fit(weights)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """[T, width] float64, rounded; zeros for a text without a known word."""

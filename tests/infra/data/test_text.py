@@ -1,5 +1,7 @@
 """Embeddings from text and groups of embeddings: the same every time, and near where the words are near."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -48,3 +50,10 @@ def test_items_of_one_text_differ_by_their_ids_and_stay_near() -> None:
 def test_items_of_texts_without_a_known_word_are_not_equal() -> None:
     marked = mark_items(np.zeros((2, 16)), ["a", "b"])
     assert marked.any(axis=1).all() and not np.array_equal(*encode_signatures(marked, make_w_hash(0, 64, 16)))
+
+
+def test_texts_that_are_all_alike_are_read_without_a_warning_of_the_library() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vectors_TE = TextEmbedder([f"nice thing {number}" for number in range(300)], 8).encode(["nice thing 7", "thing"])
+    assert np.isfinite(vectors_TE).all() and vectors_TE.any(axis=1).all()

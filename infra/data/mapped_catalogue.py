@@ -117,7 +117,7 @@ class MappedCatalogue:
                 yield from self._updates(places, created.tolist(), features, self.sources.states.latest_rows(places))
 
     def _updates(
-        self, places: np.ndarray, versions: Sequence[int], features: Sequence[Mapping[str, Any]], rows: np.ndarray
+        self, places: np.ndarray, versions: Sequence[int], features: Sequence[dict[str, Any]], rows: np.ndarray
     ) -> Iterator[ItemFeaturesUpdate]:
         """Some items as events. One that no event can hold is noted as rejected: `rows` are the numbers of the rows of the items' file that it came from."""
         items = self.sources.item_rows

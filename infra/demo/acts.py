@@ -165,8 +165,8 @@ class Load(Background):
         self.answers: list[tuple[Mapping[str, Any], Ranked]] = []
         super().__init__(self._run)
 
-    def __exit__(self, *raised: object) -> None:
-        super().__exit__(*raised)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        super().__exit__(kind)
         self._server.close()
 
     def _run(self) -> None:

@@ -166,8 +166,10 @@ class Load(Background):
         super().__init__(self._run)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        super().__exit__(kind)
-        self._server.close()
+        try:
+            super().__exit__(kind)
+        finally:
+            self._server.close()
 
     def _run(self) -> None:
         for number in itertools.count():

@@ -51,6 +51,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0  # between two attempts at the same version
 CATCH_UP_S_MAX = 120.0
 WARM_UP_ROWS = 256
 ENGINE_S_MAX = 60.0
+CLOSE_S_MAX = 5.0
 _CATCH_UP_POLL_S = 0.005
 _LOADS_KEPT = 100
 
@@ -102,11 +103,12 @@ class VersionFollower:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread, the delta followers and the loader process. The slots' memory is freed when the engine uses it no longer."""
+        """Stops the thread, the delta followers and the loader process. The slots' memory is freed when the engine uses it no longer. A load that does not end
+        within seconds is given up: it may take minutes, and a server that ends would wait with its ports closed."""
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join()
-        for held in self._held.values():
+            self._thread.join(CLOSE_S_MAX)
+        for held in list(self._held.values()):
             held.deltas.close()
         self._loader.close()
 

@@ -1,7 +1,11 @@
 """The version follower on a real index store, a real loader process and a real topic of deltas."""
 
+import contextlib
 import dataclasses
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -294,6 +298,31 @@ def test_deltas_of_a_topic_that_was_made_again_are_never_taken_nor_is_a_version_
     d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
     d.wait_error("other_topic")
     d.assert_serves(d.version, 1)
+
+
+def test_a_follower_that_is_closed_does_not_wait_for_a_load_that_does_not_end(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    monkeypatch.setattr(version_follower, "CLOSE_S_MAX", 0.1)
+    loader = d.follower._loader._child
+    assert loader is not None
+    os.kill(loader.pid, signal.SIGSTOP)
+    try:
+        d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))
+        wait_until(lambda: d.follower.counters["loads"] == 2, WAIT_S, "the load to begin")
+        closing = threading.Thread(target=d.follower.close, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+        wait_until(lambda: not d.follower._thread.is_alive(), WAIT_S, "its thread to end with the loader")
+        assert not loader.alive()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(loader.pid, signal.SIGCONT)
 
 
 def test_a_scorer_that_gives_numbers_that_are_not_finite_never_goes_live(deployment: Deployment) -> None:

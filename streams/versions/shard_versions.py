@@ -40,6 +40,7 @@ from streams.core.versions import (
 from streams.encoders import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard
+from streams.shard.start import mark_damaged
 from streams.versions.attempts import Attempts
 from streams.versions.publication import Publication
 from streams.versions.readable_encoders import ReadableEncoders
@@ -242,6 +243,9 @@ class ShardVersions:
         except AifError as error:
             if isinstance(job, SealJob) and error.code in _PART_IS_LOST:
                 on_shard(task, lambda shard: _forget_full(shard, job))
+            if error.code == "database_corrupted" and str(running.directory) in error.message:  # the checkpoint has the shard's own files
+                mark_damaged(on_shard(task, lambda shard: shard.directory), error)
+                raise Corrupted(error.code, f"{error.message}; the next start of this worker does so with shard {task.number}") from error
             raise
         match job, result:
             case BuildJob(), BuildResult():

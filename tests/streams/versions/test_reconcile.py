@@ -1,6 +1,7 @@
 """A version's life through real shards and a real store: build, seal, publish, promote, revise, and what must not go wrong."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import Part, Seal, encode_seal, seal_path
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.builders.jobs import BuildJob, BuildResult
+from streams.shard.start import LogRange, start_shard
 from streams.versions.shard_versions import _accept_full
 from tests.streams.shard_world import ITEMS, HashEncoder, delete, embed, features_record, open_test_shard, upsert
 from tests.streams.version_world import Worker, World
@@ -55,6 +57,26 @@ def test_a_wanted_version_goes_live_with_the_digest_of_the_plain_oracle(world: W
     assert (manifest.digest, manifest.data_digest) == world.oracle(4) == world.reader(4)
     assert manifest.seals[0].full.rows == manifest.rows == 588
     assert {e.kind for e in worker.events} == {"building", "built", "sealed", "published", "promoted"}
+
+
+def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_start_sets_the_directory_aside(
+    world: World, worker: Worker
+) -> None:
+    fill(world)
+    worker.settle()
+    shard = worker.tasks[0].shard
+    shard._database.settle()
+    table = max(shard.directory.glob("*.sst"), key=lambda p: p.stat().st_size)
+    raw = bytearray(table.read_bytes())
+    raw[len(raw) // 3] ^= 8
+    table.write_bytes(raw)
+    world.want(4)
+    news = [text for _ in range(5) for text in worker.step().news]
+    assert any("database_corrupted" in text and "the next start of this worker does so with shard 0" in text for text in news)
+    log = {topic: LogRange(0, end) for topic, end in world.sources_end(0).items()}
+    worker.close()
+    with closing(start_shard(shard.directory, 0, world.init, "index", world.clock, log)) as rebuilt:
+        assert set(rebuilt.next_offsets.values()) == {0} and shard.directory.with_name("shard-0.damaged-1").is_dir()
 
 
 def test_a_version_over_zero_items_goes_live_and_fills_by_deltas(world: World, worker: Worker) -> None:

@@ -98,7 +98,8 @@ def decode_header(data: bytes) -> dict[str, Any]:
     if len(data) < _LENGTH_BYTES or length > min(len(data) - _LENGTH_BYTES, CHECKPOINT_HEADER_BYTES_MAX):
         raise RejectedInput(
             "checkpoint_unreadable",
-            f"the header claims {length} of {len(data)} bytes, expected at most {CHECKPOINT_HEADER_BYTES_MAX} and inside the file",
+            f"the file is no safetensors checkpoint: its header claims {length} of its {len(data)} bytes (at most {CHECKPOINT_HEADER_BYTES_MAX} are "
+            "allowed); give one that `aif train` has written, whole",
             "malformed",
         )
     try:

@@ -34,6 +34,7 @@ from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
 from tests.serving.index_samples import SHARDS, DeltaWriter, decide, publish_version, write_identity
+from tests.serving.versions.forked_loaders import forked_loaders
 
 WAIT_S = 120.0
 ITEMS = 120
@@ -82,6 +83,12 @@ class Deployment:
         answer = self.rank(version, ITEMS)
         wanted = reference_answer(version, PROFILE, HISTORY(version), range(ITEMS), ITEMS)
         assert answer.token.version == number and np.allclose(answer.scores_A, [s for _, s, _ in wanted], rtol=1e-5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with forked_loaders(tmp_path_factory.mktemp("loaders") / "log"):
+        yield
 
 
 HISTORY: Callable[[Version], list] = lambda version: make_behaviours(version, 12)  # noqa: E731

@@ -15,7 +15,7 @@ entries = st.builds(
     st.none() | st.integers(0, 4095),
     optional,
     optional,
-    st.lists(st.tuples(st.text(max_size=8).filter(lambda t: t.isascii()), optional), max_size=4).map(tuple),
+    st.lists(st.tuples(st.text(st.characters(codec="ascii"), max_size=8), optional), max_size=4).map(tuple),
 )
 
 

@@ -70,6 +70,7 @@ def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_f
 
 @pytest.mark.timeout(240)
 def test_a_follower_takes_nothing_from_another_cluster_that_answers_at_the_address_and_goes_on_when_its_own_is_back(tmp_path: Path) -> None:
+    """Of a topic that the other cluster does not have, it says so."""
     other = start_broker(tmp_path / "other")
     address = other.bootstrap_servers
     try:
@@ -79,14 +80,19 @@ def test_a_follower_takes_nothing_from_another_cluster_that_answers_at_the_addre
         shutil.copy(tmp_path / "other" / RECORD_NAME, tmp_path / "own")  # so that it has the same ports
         own = start_broker(tmp_path / "own")
         assert own.bootstrap_servers == address
-        topic_id = _make_topic(address, [b"a"])
-        with TopicFollower(address, "same", {0: 0}, topic_id=topic_id) as follower:
-            assert _follow(follower, 1) == [b"a"]
+        topic_id, only_id = _make_topic(address, [b"a"]), _make_topic(address, [b"c"], "only-here")
+        with (
+            TopicFollower(address, "same", {0: 0}, topic_id=topic_id) as follower,
+            TopicFollower(address, "only-here", {0: 0}, topic_id=only_id) as of_what_is_gone,
+        ):
+            assert _follow(follower, 1) == [b"a"] and _follow(of_what_is_gone, 1) == [b"c"]
             own.stop()
             other = start_broker(tmp_path / "other")
             with pytest.raises(Incompatible, match="another cluster"):
                 _follow(follower, 1)
             assert follower.positions == {0: 1}
+            with pytest.raises(Incompatible, match="topic_gone"):
+                _follow(of_what_is_gone, 1)
         with TopicFollower(address, "same", {0: 1}, topic_id=topic_id) as follower, pytest.raises(Incompatible, match="other_topic"):
             _follow(follower, 1)
         other.stop()
@@ -99,32 +105,13 @@ def test_a_follower_takes_nothing_from_another_cluster_that_answers_at_the_addre
         own.stop()
 
 
-@pytest.mark.timeout(240)
-def test_a_follower_whose_topic_is_not_in_the_cluster_that_now_answers_at_the_address_says_so(tmp_path: Path) -> None:
-    own = start_broker(tmp_path / "own")
-    address = own.bootstrap_servers
-    topic_id = _make_topic(address, [b"a"])
-    (tmp_path / "other").mkdir()
-    shutil.copy(tmp_path / "own" / RECORD_NAME, tmp_path / "other")  # so that it has the same ports
-    try:
-        with TopicFollower(address, "same", {0: 0}, topic_id=topic_id) as follower:
-            assert _follow(follower, 1) == [b"a"]
-            own.stop()
-            own = start_broker(tmp_path / "other")
-            assert own.bootstrap_servers == address
-            with pytest.raises(Incompatible, match="topic_gone"):
-                _follow(follower, 1)
-    finally:
-        own.stop()
-
-
-def _make_topic(address: str, values: Sequence[bytes]) -> str:
-    """A topic `same` with these records; its id."""
+def _make_topic(address: str, values: Sequence[bytes], name: str = "same") -> str:
+    """A topic with these records; its id."""
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic("same", 1, 1)])["same"].result(30)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
     for value in values:
-        _publish(address, "same", value)
-    return str(admin.describe_topics(TopicCollection(["same"]))["same"].result(30).topic_id)
+        _publish(address, name, value)
+    return str(admin.describe_topics(TopicCollection([name]))[name].result(30).topic_id)
 
 
 @pytest.mark.timeout(180)

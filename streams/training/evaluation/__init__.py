@@ -7,7 +7,7 @@ world_truth.py            the world's held-out users and their measures; questio
 teacher.py                the ranking stage behind pre-ranking
 tables.py                 the figures made of cells; bits.py: how many bits a signature needs
 bridge_cost.py            the cost of Algorithm 1, similarity_cost.py: of Table 3; grouped.py: of rows that are not grouped
-program.py                one run of `aif eval tables`; cli.py: the commands; report.py, document.py, pictures.py, paper.py, data_section.py: its report
+program.py                one run of `aif eval tables`; cli.py: the commands; report.py, document.py, pictures.py, data_section.py: its report
 mapped_data.py            one run of `aif eval data`
-drift.py                  a follower in a world that moves; drift_program.py: one run of `aif eval online`; live_bench.py: the same with processes
+drift.py                  one run of `aif eval online`, a follower in a world that moves; live_bench.py: the same with processes
 """

@@ -99,7 +99,7 @@ def online(
 
         print_figures(measure_live(items).as_dict(), as_json)
         return
-    from streams.training.evaluation.drift_program import run_online
+    from streams.training.evaluation.drift import run_online
 
     figures = run_online(out, quick)
     say(f"wrote {out / 'online.png'}")

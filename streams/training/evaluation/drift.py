@@ -1,7 +1,7 @@
 """What following is worth: in a world that moves, the HR@K of a model that is frozen and of the same one that goes on learning.
 
-Here: one run over all periods, and its figures. Not here: the world (infra/data/world_drift.py), the picture (pictures.py). No broker: rounds
-go straight from the world into the view and the learner that `aif train --follow` has.
+Here: `aif eval online`, its runs and their figures; a run's curves are kept in a file of its seed, so that an interrupted one is resumed. Not here: the world
+(infra/data/world_drift.py), the picture (pictures.py). No broker: rounds go straight from the world into the view and the learner of `aif train --follow`.
 At the beginning of each period both rank the same candidates for the same held-out users, whose histories are known to both; the truth is the
 world's eCPM of that period. Then the follower learns what the period showed: it is always a period behind.
 
@@ -14,17 +14,24 @@ Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
 """
 
 import dataclasses
+import hashlib
+import json
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures, Interval
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID
 from infra.data.world_drift import DriftingCatalogue
+from infra.files import write_file_durably
 from schemas.ids import Id
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -32,10 +39,11 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from schemas.users import UserHistory
 from streams.training.bootstrap import Bootstrap
+from streams.training.evaluation.pictures import draw_drift
 from streams.training.evaluation.questions import ask, score_questions
 from streams.training.evaluation.teacher import teachers_choice
+from streams.training.following.followed_log import REQUESTS_MAX
 from streams.training.following.learner import OnlineLearner
-from streams.training.following.rounds import REQUESTS_MAX
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
@@ -74,7 +82,9 @@ ONLINE = Bench(
 K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96
 _EXAM = 32  # number of an independent random stream of the world
-Progress = Callable[[str, float], None]
+SEEDS = 3
+FORM = 2  # of a seed's file and of the measures; part of its name: raise it when either changes, so that no old file is read
+Tell = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class DriftCurves:
         return Bootstrap(len(values[0])).interval_of(share)
 
 
-def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCurves:
+def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     """Trains on the past, then goes through the periods. The same plan gives the same numbers on one machine."""
     torch.manual_seed(plan.seed)
     catalogue = DriftingCatalogue(plan.seed, plan.size, plan.periods, plan.past_requests_per_user, plan.phase)
@@ -151,7 +161,7 @@ def run_drift(plan: DriftPlan, progress: Progress = lambda *_: None) -> DriftCur
     return DriftCurves(*(np.stack(of) for of in zip(*rates, strict=True)))
 
 
-def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Progress) -> AifNetwork:
+def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Tell) -> AifNetwork:
     behaviours, impressions = list(catalogue.behaviours(0)), list(catalogue.impressions(0))
     view.fold(Events([], [], [], behaviours, []))
     chosen = TrainChoices(steps=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed)
@@ -223,3 +233,39 @@ def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:
         figures.add(f"online_{name}_hr_at_100", float(of_TU[curves.late].mean()))
         for moment, value in enumerate(of_TU.mean(1).tolist()):
             figures.add(f"online_{name}_hr_at_100_{moment}", value)
+
+
+def plan_drift(quick: bool) -> list[DriftPlan]:
+    """The runs of the quick plan (one small world) or of the full one (larger worlds that change more, one for each seed)."""
+    if quick:
+        return [DriftPlan()]
+    size = WorldSize(items=8_000, users=1_500, held_out=200, requests_per_user=3)
+    return [DriftPlan(seed, size, periods=16, phase=1.0, steps=1_500) for seed in range(SEEDS)]
+
+
+def run_online(out: Path, quick: bool) -> Figures:
+    """Runs the missing seeds, writes online.png into `out`, and returns the figures over the users of all seeds together."""
+    torch.set_num_threads(1)
+    plans = plan_drift(quick)
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        found = [_run_seed(plan, out / "online", progress) for plan in plans]
+    curves = DriftCurves(**{f.name: np.concatenate([getattr(of, f.name) for of in found], axis=1) for f in fields(DriftCurves)})
+    figures = Figures(ONLINE, {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
+    add_drift_figures(figures, curves)
+    out.mkdir(parents=True, exist_ok=True)
+    draw_drift(out / "online.png", curves.frozen_TU.mean(1), curves.followed_TU.mean(1), K)
+    return figures
+
+
+def _run_seed(plan: DriftPlan, folder: Path, progress: Progress) -> DriftCurves:
+    told = json.dumps({"form": FORM, **asdict(plan)}, sort_keys=True)
+    path = folder / f"seed-{plan.seed}.{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+    if path.exists():
+        raw = json.loads(path.read_text())
+        return DriftCurves(**{f.name: np.array(raw[f.name]) for f in fields(DriftCurves)})
+    task = progress.add_task("", total=1.0)
+    curves = run_drift(plan, lambda what, share: progress.update(task, description=f"seed {plan.seed}: {what}", completed=share))
+    content = {"plan": asdict(plan)} | {f.name: getattr(curves, f.name).tolist() for f in fields(DriftCurves)}
+    write_file_durably(path, json.dumps(content).encode())
+    return curves

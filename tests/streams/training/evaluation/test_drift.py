@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from infra.data.world import WorldSize
-from streams.training.evaluation import drift_program
+from streams.training.evaluation import drift
 from streams.training.evaluation.drift import DriftCurves, DriftPlan
 
 TINY = DriftPlan(
@@ -26,10 +26,10 @@ def test_the_share_is_of_what_the_frozen_model_has_lost_in_the_second_half() -> 
 def test_a_run_in_small_gives_figures_and_a_picture_and_a_seed_that_is_there_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drift_program, "plan_drift", lambda quick: [TINY])
-    figures = drift_program.run_online(tmp_path, quick=True)
-    monkeypatch.setattr(drift_program, "run_drift", None)
-    again = drift_program.run_online(tmp_path, quick=True)
+    monkeypatch.setattr(drift, "plan_drift", lambda quick: [TINY])
+    figures = drift.run_online(tmp_path, quick=True)
+    monkeypatch.setattr(drift, "run_drift", None)
+    again = drift.run_online(tmp_path, quick=True)
     assert figures.as_dict()["figures"] == again.as_dict()["figures"]
     assert figures.value("online_frozen_hr_at_100_0") == figures.value("online_followed_hr_at_100_0")
     assert figures.value("online_followed_hr_at_100_2") is not None

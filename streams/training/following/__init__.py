@@ -1,8 +1,7 @@
 """Online learning (`aif train --follow`): a trainer that starts from the live version, learns the impressions topic as it grows, and publishes.
 
 follower.py        the loop: plan a round, write the state, learn the round, publish, report
-rounds.py          a round of records, and how far the next one goes (pure)
-followed_log.py    the five topics, read exactly up to the end of a round
+followed_log.py    the five topics, read exactly up to the end of a round, and how far the next one goes
 view.py            items and users as the log has them, and the join of impressions as of their times
 learner.py         scores each batch, then learns it: network, optimiser, generator
 validation.py      progressive validation over the newest requests

@@ -1,8 +1,10 @@
 """Follows the five topics of training: plans a round from the topics' ends, and reads exactly up to where it ends.
 
-Here: reading. Not here: how far a round goes (rounds.py), decoding (training/event_decoder.py).
-Invariants: no offsets are committed to Kafka; the positions are stored with the weights. What a round contains depends on its offsets alone, not on
-how fast records arrive. The broker may be away for a while; reading goes on when it is back.
+Here: reading, and how far a round goes (`plan_impressions`, pure). Not here: decoding (training/event_decoder.py), learning (learner.py).
+A round has the records from the end of the round before it up to, but not including, the offsets of its end.
+Invariants: no offsets are committed to Kafka; the positions are stored with the weights, and a round's end before anything of it is learnt. What a round
+contains depends on its offsets alone, not on how fast records arrive: what was learnt is a function of the log and of a list of offset vectors. The broker
+may be away for a while; reading goes on when it is back.
 """
 
 import time
@@ -15,10 +17,10 @@ from infra.kafka.reader import SourceRecord, TopicFollower
 from schemas.errors import Unavailable
 from schemas.topics import IMPRESSIONS
 from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
-from streams.training.following.rounds import REQUESTS_MAX, Round, plan_impressions
 from streams.training.impressions import Events
 from streams.training.topic_events import as_text, fetch_ends, in_log_order, partitions_of
 
+REQUESTS_MAX = 512  # impressions of a round, which take a second or two: a stop waits that long, and a kill loses no more
 _POLL_S = 0.05
 _LINGER_S = 1.0  # how long fewer impressions than a batch wait for more of them
 
@@ -81,8 +83,8 @@ class FollowedLog:
             t: FollowedTopic(bootstrap, prefix, t, partitions_of(begin, t), self._topic_ids.get(t, "")) for t in TRAINING_TOPICS
         }
 
-    def plan(self, number: int, enough: int, stopping: Callable[[], bool] = lambda: False) -> Round | None:
-        """The next round; None if no impression arrived within a second, or the broker does not answer.
+    def plan(self, enough: int, stopping: Callable[[], bool] = lambda: False) -> Offsets | None:
+        """The end of the next round; None if no impression arrived within a second, or the broker does not answer.
 
         The round depends on the topics' ends, not on what this client has fetched. The ends of the other topics are asked for after those of the
         impressions, so that whatever was published before an impression is in its round.
@@ -102,7 +104,7 @@ class FollowedLog:
         begins, found = partitions_of(self._ends, IMPRESSIONS), partitions_of(ends, IMPRESSIONS)
         planned = plan_impressions(begins, found, REQUESTS_MAX)
         self.lag_records = sum(found.values()) - sum(planned.values())
-        return Round(number, {**ends, IMPRESSIONS: as_text(planned)})
+        return {**ends, IMPRESSIONS: as_text(planned)}
 
     def read(self, ends: Offsets) -> Events:
         """The events from where the last reading ended up to `ends`; waits until they have arrived."""
@@ -122,3 +124,22 @@ class FollowedLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def plan_impressions(begins: Mapping[int, int], ends: Mapping[int, int], requests_max: int) -> dict[int, int]:
+    """The end of the next round in each partition: from `begins` towards the log's `ends`, at most `requests_max` records in all.
+
+    Every partition gets an equal share, so a backlog is learnt approximately in the order of time.
+    """
+    planned = dict(begins)
+    left = {p: ends[p] - begins[p] for p in sorted(begins) if ends[p] > begins[p]}
+    room = requests_max
+    while left and room > 0:
+        share = max(1, room // len(left))
+        for p in sorted(left):
+            step = min(share, left[p], room)
+            planned[p] += step
+            left[p] -= step
+            room -= step
+        left = {p: rest for p, rest in left.items() if rest}
+    return planned

@@ -25,7 +25,6 @@ from streams.training.following.followed_log import FollowedLog
 from streams.training.following.health import WINDOW_ROUNDS, RoundCounts, find_faults
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.publications import Publications
-from streams.training.following.rounds import Round, decode_round
 from streams.training.following.status import Status, StatusTeller
 from streams.training.following.validation import ProgressiveValidation
 from streams.training.following.view import View
@@ -41,7 +40,7 @@ _DISK_POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """How far a follower is: everything before `ends` is learnt, and `next` is the round that was planned.
+    """How far a follower is: everything before `ends` is learnt, in `number` rounds, and `next` is the end of the round that was planned.
 
     `requests` counts those learnt; `from_ms` and `until_ms` are the span of their times (training/data_range.py). `oldest_ms` has, of each of the
     newest rounds, the time before which a tenth of its impressions lie. It is not the oldest time itself, because one client whose clock stands at
@@ -54,20 +53,20 @@ class Place:
     oldest_ms: tuple[int, ...] = ()
     from_ms: int | None = None
     until_ms: int | None = None
-    next: Round | None = None
+    next: Offsets | None = None
 
     @property
     def settled_ms(self) -> int:
         """No impression older than this is expected any more. It depends on what was learnt and not on the clock, so that a restart repeats it."""
         return max(0, min(self.oldest_ms, default=0) - SETTLED_AFTER_MS)
 
-    def after(self, learnt: Round, impressions: Sequence[ImpressionRecord]) -> "Place":
-        """The place after `learnt`, which brought these impressions."""
+    def after(self, ends: Offsets, impressions: Sequence[ImpressionRecord]) -> "Place":
+        """The place after a round up to `ends`, which brought these impressions."""
         times = [i.time_ms for i in impressions]
         spans = [find_span(times), (self.from_ms, self.until_ms)]
         return Place(
-            number=learnt.number,
-            ends=learnt.ends,
+            number=self.number + 1,
+            ends=ends,
             requests=self.requests + len(times),
             oldest_ms=(*self.oldest_ms, sorted(times)[len(times) // 10])[-WINDOW_ROUNDS:] if times else self.oldest_ms,
             from_ms=min((first for first, _ in spans if first is not None), default=None),
@@ -77,12 +76,12 @@ class Place:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         told = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return told | {"oldest_ms": list(self.oldest_ms), "next": None if self.next is None else self.next.to_dict()}
+        return told | {"oldest_ms": list(self.oldest_ms), "next": None if self.next is None else {"ends": self.next}}
 
 
 def decode_place(raw: Mapping[str, Any]) -> Place:
     """The inverse of `to_dict`."""
-    planned = None if raw["next"] is None else decode_round(raw["next"])
+    planned = None if raw["next"] is None else raw["next"]["ends"]
     return Place(**{**raw, "oldest_ms": tuple(raw["oldest_ms"]), "next": planned})
 
 
@@ -113,7 +112,7 @@ class Follower:
     def run(self, stopping: Callable[[], bool], batch_requests: int) -> None:
         """Follows until `stopping()`, which is asked between two rounds, so that the state written at the end is complete."""
         while not stopping():
-            planned = self.place.next or self._log.plan(self.place.number + 1, batch_requests, stopping)
+            planned = self.place.next or self._log.plan(batch_requests, stopping)
             if planned is not None and self._is_kept(planned):
                 self._learn(planned)
             faults = self._faults()
@@ -121,7 +120,7 @@ class Follower:
             self._tell.tell(self._status(faults))
         self._keep(self.place.next)
 
-    def _is_kept(self, planned: Round) -> bool:
+    def _is_kept(self, planned: Offsets) -> bool:
         """Writes the state that this round starts from; False if the disk did not take it. Nothing is learnt then, and it is tried again."""
         try:
             self._keep(planned)
@@ -132,14 +131,14 @@ class Follower:
         self._not_kept = ()
         return True
 
-    def _keep(self, planned: Round | None) -> None:
+    def _keep(self, planned: Offsets | None) -> None:
         """Writes weights, moments, generator, offsets and the next round as one file, whole or not at all. Raises Unavailable."""
         self.place = dataclasses.replace(self.place, next=planned)
         self._states.write(self.learner.state({**self._states.about, "place": self.place.to_dict()}))
 
-    def _learn(self, planned: Round) -> None:
+    def _learn(self, planned: Offsets) -> None:
         records, unreadable = self._decoder.read[IMPRESSIONS], self._decoder.skipped[IMPRESSIONS]
-        events = self._log.read(planned.ends)
+        events = self._log.read(planned)
         self._view.settled_ms = self.place.settled_ms
         self._view.fold(events)
         data = self._view.join(events.impressions)

@@ -39,7 +39,7 @@ def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds
     total = sum(rounds, RoundCounts())
     found = []
     if event_age_s is not None and event_age_s > bounds.late_s_max:
-        found.append(f"late: the newest impression is {event_age_s:.0f} s old, expected at most {bounds.late_s_max:.0f} s")
+        found.append(f"late: the newest impressions are {event_age_s:.0f} s old (median), expected at most {bounds.late_s_max:.0f} s")
     for name, bad, of, share_max, what in (
         ("unreadable", total.unreadable, total.records, bounds.unreadable_share_max, "records of impressions do not read"),
         ("unknown", total.unknown, total.shown, bounds.unknown_share_max, "shown items are not known"),

@@ -58,13 +58,13 @@ class Scored:
 
 class OnlineLearner:
     """A network that learns round after round. The rate that was chosen is constant, because what changes has to be followed without end. `steps` counts
-    the steps taken, `refused` those whose gradient was not finite."""
+    the steps taken."""
 
     def __init__(self, network: AifNetwork, chosen: TrainChoices) -> None:
         self.network, self._chosen = network, chosen
         self._chance = np.random.default_rng(chosen.seed)
         self._optimiser = Adam(network.parameters(), chosen.learning_rate)
-        self.steps = self.refused = 0
+        self.steps = 0
 
     def learn(self, data: TrainingSet) -> Iterator[Scored]:
         """Learns a round in batches of random order; yields each batch as it was scored before it was learnt."""
@@ -84,7 +84,6 @@ class OnlineLearner:
         batch = data.batch(requests, self._chosen.behaviours_max)
         learnt = train_step(self.network, data, batch, vectors.of, self._optimiser, loss_weights(self._chosen))
         self.steps += learnt.applied
-        self.refused += not learnt.applied
         click, copr = (float(loss.detach()) for loss in (learnt.losses.click, learnt.losses.copr))
         return Scored(learnt.logits_BC.numpy(), batch.clicked_BC.numpy(), batch.mask_BC.numpy(), click, copr, learnt.applied)
 

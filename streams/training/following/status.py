@@ -15,8 +15,6 @@ from streams.training.following.health import RoundCounts
 from streams.training.following.publications import Published
 from streams.training.following.validation import Progress
 
-_EVERY_S = 10.0
-
 
 @dataclass(frozen=True)
 class Status:
@@ -36,7 +34,7 @@ class Status:
 class StatusTeller:
     """Writes `Status` as a line of JSON to `say` and as values to `metrics`."""
 
-    def __init__(self, say: Callable[[str], None], metrics: Metrics, clock: Clock, every_s: float = _EVERY_S) -> None:
+    def __init__(self, say: Callable[[str], None], metrics: Metrics, clock: Clock, every_s: float) -> None:
         self._say, self._metrics, self._clock, self._every_s = say, metrics, clock, every_s
         self._told_at, self._told_of, self._counted_round = -math.inf, object(), -1
 

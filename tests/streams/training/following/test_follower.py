@@ -36,7 +36,6 @@ from streams.training.following import followed_log, program
 from streams.training.following import follower as follower_module
 from streams.training.following.follower import Follower, Place
 from streams.training.following.program import FollowPlan, open_follower
-from streams.training.following.rounds import Round
 from streams.training.settings import TrainSettings
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.sim.store import MemoryStore
@@ -322,5 +321,5 @@ def test_a_client_whose_clock_stands_still_does_not_keep_old_versions_of_items()
     hour_ms = 3_600_000
     times = [0, *range(100 * hour_ms, 100 * hour_ms + 30)]
     learnt = [ImpressionRecord(request_id=str(at), user_id=1, time_ms=at, items=shown) for at in times]
-    place = Place(0, {}).after(Round(1, {}), learnt)
+    place = Place(0, {}).after({}, learnt)
     assert place.settled_ms == 99 * hour_ms + 2 and place.from_ms == 100 * hour_ms

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.training.following.rounds import Round, decode_round, plan_impressions
+from streams.training.following.followed_log import plan_impressions
 
 PARTITIONS = st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 50), st.integers(0, 80)), min_size=1)
 
@@ -23,8 +23,3 @@ def test_no_partition_is_far_behind_another_that_has_as_much(log: dict[int, tupl
     planned = plan_impressions(begins, ends, most)
     unfinished = [planned[p] - begins[p] for p in begins if planned[p] < ends[p]]
     assert not unfinished or max(planned[p] - begins[p] for p in begins) <= min(unfinished) + 1
-
-
-def test_a_round_reads_back_as_it_was() -> None:
-    told = Round(3, {"impressions": {"0": 7}})
-    assert decode_round(told.to_dict()) == told

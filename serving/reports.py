@@ -27,7 +27,7 @@ from infra.metrics import Metrics
 from schemas.events import ServerReport, encode_record
 from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
-from serving.core.parity_figures import ParityFigures
+from serving.audit.parity_sampler import ParityFigures
 from serving.engine.work import RankResult
 
 OWN_FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN"})  # statuses in HTTP and gRPC

@@ -3,13 +3,13 @@
     parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
     parity_samples          checked | moved | busy | failed
 
-Here: choosing answers, copying their rows in the engine's own turn, running the reference in a thread of its own, one at a time. Not here: the comparison
-(core/parity_figures.py), the audit of recorded answers from files, which checks the whole path (parity.py).
+Here: choosing answers, copying their rows in the engine's own turn, running the reference in a thread of its own, one at a time. Not here: the audit of
+recorded answers from files, which checks the whole path (parity.py).
 If a delta was applied between the answer and the copy, the watermarks differ and the sample is dropped as "moved". The user half is the request's own
 state, with the rows of its behaviours at call 1 (protocol D1).
 Reference: reference_answer.py, which is `AifNetwork.joint_logits` without torch, in blocks of candidates so that its memory is bounded.
 
-Arrays: C known candidates.
+Arrays: C known candidates, T tasks, A items of the answer.
 """
 
 import random
@@ -26,7 +26,6 @@ from infra.metrics import Metrics
 from schemas.ids import Id
 from schemas.model.parameters import Parameters
 from serving.audit.reference_answer import score_plainly
-from serving.core.parity_figures import ParityFigures, compare_answer
 from serving.engine.candidates import find_candidates
 from serving.engine.loop import Engine
 from serving.engine.resident import Resident
@@ -35,6 +34,14 @@ from serving.engine.user_arrays import arrays_of
 from serving.engine.work import RankResult, RankWork
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFigures:
+    """difference_max = greatest |probability - reference| of the answer's items; overlap = share of the reference's top that is in the answer."""
+
+    difference_max: float
+    overlap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +129,19 @@ def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
 
 def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
     assert isinstance(result.state, NamedState)
-    if not copied.ids:
-        return ParityFigures(0.0, 1.0)
     state = arrays_of(result.state.named_arrays())
     scores_C, probabilities_CT = score_plainly(copied.parameters, state, copied.rows_C, context)
     place = {one: at for at, one in enumerate(copied.ids)}
     return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)
+
+
+def compare_answer(
+    place: Mapping[Id, int], scores_C: np.ndarray, reference_CT: np.ndarray, ids: Sequence[Id], probabilities_AT: np.ndarray
+) -> ParityFigures:
+    """`place` = index of each candidate in the reference's arrays; `ids` the answer, best first. An empty answer agrees with anything."""
+    if not ids:
+        return ParityFigures(0.0, 1.0)
+    places_A = np.array([place[one] for one in ids])
+    difference = float(np.abs(reference_CT[places_A] - probabilities_AT).max())
+    best = np.argsort(-scores_C, kind="stable")[: len(ids)]
+    return ParityFigures(difference, len(set(best.tolist()) & set(places_A.tolist())) / len(ids))

@@ -101,7 +101,7 @@ class Engine:
 
     def find_token(self, version: int) -> VersionToken | None:
         """The token of a version if it is resident, from any thread."""
-        resident = self._find(version)
+        resident = self.find_resident(version)
         return None if resident is None else resident.token
 
     def status(self) -> EngineStatus:
@@ -161,10 +161,6 @@ class Engine:
                 self._messages.append((future, call))
                 self._wake.notify_all()
         return future
-
-    def find_resident(self, version: int) -> Resident | None:
-        """A resident version, None if there is none. REQUIRES: called on the engine's thread (by `run`)."""
-        return self._find(version)
 
     def take_arrivals(self) -> list[tuple[str, float]]:
         """(topic, age in seconds) of each record that became visible in the current version since the last call. Ages of other versions are dropped."""
@@ -282,7 +278,7 @@ class Engine:
     def _goes_beside(self, work: UserWork | RankWork) -> TypeGuard[UserWork]:
         if not isinstance(work, UserWork) or WORKERS.threads == 1:
             return False
-        resident = self._current if work.version is None else self._find(work.version)
+        resident = self._current if work.version is None else self.find_resident(work.version)
         return resident is not None and resident.scorer.user_beside
 
     def _serve(self, future: "Future[Any]", work: UserWork | RankWork, served: list[bool]) -> None:
@@ -309,13 +305,14 @@ class Engine:
 
     # --- the two calls -----------------------------------------------------------------------------------------------
 
-    def _find(self, version: int) -> Resident | None:
-        """A resident version. If there are two copies of it, because it is being loaded again, the one that is served."""
+    def find_resident(self, version: int) -> Resident | None:
+        """A resident version, None if there is none. If there are two copies of it, because it is being loaded again, the one that is served. Only the
+        engine's thread (`run`) may read its rows."""
         current = self._current
         return current if current is not None and current.version == version else self._residents.get(version)
 
     def _resident(self, version: int | None) -> Resident:
-        resident = self._current if version is None else self._find(version)
+        resident = self._current if version is None else self.find_resident(version)
         if resident is None and self._current is None:
             raise Unavailable("no_version", "no version is live yet; wait until one is published", 1.0)
         if resident is None:
@@ -333,7 +330,7 @@ class Engine:
 
     def _state_for(self, work: RankWork) -> tuple[Resident, UserState, bool]:
         """(version, user state, whether the work brought a state that could not be used)."""
-        found = None if work.state is None else self._find(work.state.version)
+        found = None if work.state is None else self.find_resident(work.state.version)
         if found is not None and work.state is not None:
             return found, work.state, False
         if work.state is not None:

@@ -9,7 +9,7 @@ import pytest
 from infra.metrics import Metrics
 from infra.processes import wait_until
 from schemas.token import VersionToken
-from serving.core.parity_figures import ParityFigures
+from serving.audit.parity_sampler import ParityFigures
 from serving.engine.work import RankResult
 from serving.reports import Reporter, quantiles_ms
 

@@ -56,9 +56,6 @@ class FeatureTensors:
         return FeatureTensors(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays))
 
 
-ItemInputs = FeatureTensors  # features: schema.item_half_inputs, in that order
-
-
 @dataclass(frozen=True, slots=True)
 class Behaviours:
     """Histories of B users, right-aligned.

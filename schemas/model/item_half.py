@@ -10,7 +10,7 @@ Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the k
 from torch import Tensor, nn
 
 from schemas.model.embeddings import FeatureEmbedding, build_mlp
-from schemas.model.inputs import ItemInputs
+from schemas.model.inputs import FeatureTensors
 from schemas.model.spec import ModelSpec
 
 
@@ -25,7 +25,7 @@ class ItemHalf(nn.Module):
         self.key = build_mlp(self.features.width, spec.item_hidden, spec.width)
         self.key_norm = nn.LayerNorm(spec.width)
 
-    def forward(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
-        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1)."""
+    def forward(self, items: FeatureTensors) -> tuple[Tensor, Tensor]:
+        """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1) of `schema.item_half_inputs`, in that order."""
         features_RI = self.features(items)
         return self.vector_norm(self.vector(features_RI)), self.key_norm(self.key(features_RI))

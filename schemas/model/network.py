@@ -23,7 +23,7 @@ from schemas.model.bea import BridgeEmbedding
 from schemas.model.din import build_din_sums
 from schemas.model.hamming import decode_signs
 from schemas.model.head import Head
-from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs, UserStates
+from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates
 from schemas.model.item_half import ItemHalf
 from schemas.model.parameters import Parameters
 from schemas.model.request_split import check_request_split
@@ -49,7 +49,7 @@ class AifNetwork(nn.Module):
             # A subclass that overrides the calls is not complete yet, and a network on the meta device has no values to run with.
             check_request_split(self)
 
-    def item_rows(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
+    def item_rows(self, items: FeatureTensors) -> tuple[Tensor, Tensor]:
         """(vectors_RD, bridge_RN) with gradient. Stored rows come from `ItemNetwork` instead."""
         vectors_RD, keys_RD = self.item_half(items)
         return vectors_RD, self.bea.item_weights(keys_RD)

@@ -9,7 +9,7 @@ Source: request-centric inference ("two-tower separation must be clean").
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,39 +18,17 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from schemas.errors import Misconfigured
-from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates, map_tensors
+from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.model.item_network import EncodedRows
 from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
-from schemas.model.spec import ModelSpec
 
 CANDIDATE, USER = "candidate", "user"
-
-
-class SplitNetwork(Protocol):
-    """What the check needs of a network (network.py)."""
-
-    spec: ModelSpec
-
-    def item_rows(self, items: FeatureTensors) -> tuple[Tensor, Tensor]:
-        """Nearline."""
-
-    def user_states(self, users: UserInputs) -> UserStates:
-        """Call 1."""
-
-    def joint_logits(self, states: UserStates, candidates: CandidateRows) -> Tensor:
-        """Call 2."""
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """As every module of torch."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """As every module of torch."""
 
 
 class _Follow(TorchFunctionMode):
     """Marks every result that is computed from marked tensors, by side. After `refuse(side, ...)`, reading one of that side raises Misconfigured."""
 
-    def __init__(self, network: SplitNetwork) -> None:
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self._names = {id(module): name or "network" for name, module in network.named_modules()}
         self._running: list[str] = []
@@ -106,8 +84,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @torch.inference_mode()
-def check_request_split(network: SplitNetwork) -> None:
-    """Raises Misconfigured (`split_broken`) with the module's name. Random numbers are NumPy's, so torch's stay where they were."""
+def check_request_split(network: Any) -> None:
+    """Raises Misconfigured (`split_broken`) with the module's name. `network`: an `AifNetwork`. Random numbers are NumPy's, so torch's stay as they were."""
     spec, rng = network.spec, np.random.default_rng(SEED)
     rows = USERS * CANDIDATES
     stored = EncodedRows(rng.standard_normal((rows, spec.width)).astype(np.float16), rng.random((rows, spec.bridges)).astype(np.float16))

@@ -48,20 +48,8 @@ def cross_fully(bea: BridgeEmbedding, keys_BCD: Tensor, rows_BGD: Tensor) -> Ten
     return torch.as_tensor(bea.f(pooled_BCD) + bea.skip(pooled_BCD))
 
 
-class SplitTrunk(nn.Module):
-    """The layers of the served head over the concatenated fields, computed without the split of the first layer."""
-
-    def __init__(self, widths: list[int], spec: ModelSpec, hidden_scale: float) -> None:
-        super().__init__()
-        self.layers = build_mlp(sum(widths), [round(hidden_scale * width) for width in spec.head_hidden], len(spec.tasks))
-
-    def forward(self, fields: list[Tensor]) -> Tensor:
-        """Logits [B, C, T]."""
-        return torch.as_tensor(self.layers(torch.cat(fields, dim=-1)))
-
-
 class FamilyHead(nn.Module):
-    """Fields, then the trunk. `widths` names the fields in order."""
+    """Fields, then the trunk: COLD's, or the layers of the served head, without the split of the first one. `widths` names the fields in order."""
 
     def __init__(self, variant: Variant, spec: ModelSpec, user_width: int) -> None:
         super().__init__()
@@ -85,14 +73,18 @@ class FamilyHead(nn.Module):
         if self.realtime.width:
             self.widths |= {"realtime": self.realtime.width}
         self.project = nn.ModuleDict({name: nn.Linear(of, width, bias=False) for name, of in projections.items()})
-        widths = list(self.widths.values())
-        tasks, scale = len(spec.tasks), variant.hidden_scale
-        self.trunk: nn.Module = ColdTrunk(widths, tasks, scale) if variant.trunk == "cold" else SplitTrunk(widths, spec, scale)
+        widths, tasks, scale = list(self.widths.values()), len(spec.tasks), variant.hidden_scale
+        self.trunk: nn.Module = (
+            ColdTrunk(widths, tasks, scale)
+            if variant.trunk == "cold"
+            else build_mlp(sum(widths), [round(scale * hidden) for hidden in spec.head_hidden], tasks)
+        )
 
     def forward(self, states: FamilyStates, rows: CandidateRows, bea: BridgeEmbedding | None) -> Tensor:
         """Logits [B, C, T]. `rows.bridge_BCN` holds what the variant's cross needs of an item (network.py)."""
-        fields = self.fields(states, rows, bea)
-        return torch.as_tensor(self.trunk([fields[name] for name in self.widths]))
+        named = self.fields(states, rows, bea)
+        fields = [named[name] for name in self.widths]
+        return torch.as_tensor(self.trunk(fields if self.variant.trunk == "cold" else torch.cat(fields, dim=-1)))
 
     def fields(self, states: FamilyStates, rows: CandidateRows, bea: BridgeEmbedding | None) -> Mapping[str, Tensor]:
         """Every field [B, C, width] by name."""

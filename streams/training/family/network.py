@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.features import FeatureSchema, Scope
-from schemas.model.inputs import CandidateRows, ItemInputs, UserInputs
+from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs
 from schemas.model.network import AifNetwork
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
@@ -55,7 +55,7 @@ class FamilyNetwork(AifNetwork):
         if not variant.has("async"):
             self.user_half.attention = None  # type: ignore[assignment]
 
-    def item_rows(self, items: ItemInputs) -> tuple[Tensor, Tensor]:
+    def item_rows(self, items: FeatureTensors) -> tuple[Tensor, Tensor]:
         """(vectors_RD, what the cross needs): bridge weights, the bridge key itself for Full-Cross, nothing [R, 0] without BEA."""
         vectors_RD, keys_RD = self.item_half(items)
         if not self.variant.has("bea"):

@@ -176,7 +176,7 @@ class Follower:
             "requests": place.requests,
             "steps": self.learner.steps,
             "data": DataRange(place.ends, place.from_ms, place.until_ms).to_dict(),
-            "progressive": self._validation.figures().to_dict(),
+            "progressive": self._validation.figures(),
         }
 
     def _status(self, faults: tuple[str, ...]) -> Status:

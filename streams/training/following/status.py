@@ -13,7 +13,6 @@ from infra.clock import Clock
 from infra.metrics import Metrics
 from streams.training.following.health import RoundCounts
 from streams.training.following.publications import Published
-from streams.training.following.validation import Progress
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Status:
     event_age_s: float | None
     faults: tuple[str, ...]
     published: Published | None
-    progress: Callable[[], Progress]
+    progress: Callable[[], dict[str, float | None]]
     newest: RoundCounts
 
 
@@ -46,7 +45,7 @@ class StatusTeller:
         if self._clock.monotonic() - self._told_at < self._every_s and about == self._told_of:
             return
         self._told_at, self._told_of = self._clock.monotonic(), about
-        progress = status.progress().to_dict()
+        progress = status.progress()
         self._show(status, progress)
         line = {
             "round": status.round,
@@ -71,7 +70,7 @@ class StatusTeller:
         for name, number in (("taken", counts.steps), ("refused", counts.refused)):
             self._metrics.counter("train_steps").labels(name).inc(number)
 
-    def _show(self, status: Status, progress: dict[str, float | int | None]) -> None:
+    def _show(self, status: Status, progress: dict[str, float | None]) -> None:
         for name, value in progress.items():
             if value is not None and name != "requests":
                 self._metrics.gauge("train_progressive").labels(name).set(value)

@@ -8,7 +8,6 @@ Arrays: B requests, C shown items, X shown items of the window.
 
 import math
 from collections import deque
-from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -16,21 +15,6 @@ from streams.training.following.learner import Scored
 from streams.training.metrics import calibration, gauc
 
 WINDOW_REQUESTS = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Figures of the window; NaN where there is no data for one. `calibration` is predicted clicks over clicks; the losses are means over batches."""
-
-    requests: int
-    gauc: float
-    click: float
-    copr: float
-    calibration: float
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        """Plain values for JSON, which has no NaN."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 class ProgressiveValidation:
@@ -50,16 +34,15 @@ class ProgressiveValidation:
         while self._requests - len(self._batches[0].logits_BC) >= self._requests_max:
             self._requests -= len(self._batches.popleft().logits_BC)
 
-    def figures(self) -> Progress:
-        """The figures of the current window."""
-        nothing = float("nan")
+    def figures(self) -> dict[str, float | None]:
+        """Of the current window: requests, GAUC, the losses (means over batches), and predicted clicks over clicks; None where there is no data for one."""
         if not self._batches:
-            return Progress(0, nothing, nothing, nothing, nothing)
+            return {"requests": 0, **dict.fromkeys(("gauc", "click", "copr", "calibration"))}
         logits_X, clicked_X = (np.concatenate([getattr(b, name)[b.mask_BC] for b in self._batches]) for name in ("logits_BC", "clicked_BC"))
         items = np.concatenate([b.mask_BC.sum(1) for b in self._batches])
         request_X = np.repeat(np.arange(len(items)), items)
         click, copr = np.mean([(b.click, b.copr) for b in self._batches], axis=0)
         predicted_X = 1 / (1 + np.exp(-logits_X.astype(np.float64)))
-        return Progress(
-            self._requests, gauc(request_X, logits_X, clicked_X), float(click), float(copr), calibration(predicted_X, clicked_X)
-        )
+        found = {"gauc": gauc(request_X, logits_X, clicked_X), "click": float(click), "copr": float(copr)}
+        found["calibration"] = calibration(predicted_X, clicked_X)
+        return {"requests": self._requests, **{name: value if math.isfinite(value) else None for name, value in found.items()}}

@@ -77,7 +77,7 @@ def test_the_family_in_aifs_configuration_gives_the_served_networks_logits() -> 
         family.head.project[name].load_state_dict(getattr(head, f"project_{name}").state_dict())
     ends = dict(zip(segments := head.user_segments | head.item_segments, np.cumsum(list(segments.values())), strict=True))
     columns = np.concatenate([np.arange(ends[name] - width, ends[name]) for name, width in family.head.widths.items()])
-    layers = family.head.trunk.layers
+    layers = family.head.trunk
     layers[0].weight.data, layers[0].bias.data = head.first.weight.data[:, columns], head.first.bias.data
     for ours, theirs in zip(list(layers)[2:], list(head.rest[1]), strict=True):
         ours.load_state_dict(theirs.state_dict())

@@ -52,8 +52,8 @@ def test_progressive_validation_sees_a_taste_being_learnt_and_keeps_only_the_new
             window.add(scored)
         early = window.figures() if number == 0 else early
     late = window.figures()
-    assert early is not None and late.gauc > 0.9 > early.gauc and late.click < early.click
-    assert late.requests == 64
+    assert early is not None and late["gauc"] > 0.9 > early["gauc"] and late["click"] < early["click"]
+    assert late["requests"] == 64
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
@@ -83,4 +83,4 @@ def test_what_cannot_be_scored_says_nothing() -> None:
     nothing = Scored(np.full((2, 1), np.nan), np.ones((2, 1)), np.ones((2, 1), bool), float("nan"), 0.0, False)
     window = ProgressiveValidation()
     window.add(nothing)
-    assert window.figures().requests == 0 and window.figures().to_dict()["gauc"] is None
+    assert window.figures()["requests"] == 0 and window.figures()["gauc"] is None

@@ -20,7 +20,7 @@ Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="The Kafka br
 def commands(app: typer.Typer) -> None:
     """Register the commands of `serving` onto the `aif` application."""
     register_settings("serving.settings:ServerSettings")
-    register_measured("serving.audit.audit_figures:VERIFY_ANSWERS")
+    register_measured("serving.audit.parity:VERIFY_ANSWERS")
     app.command("serve", short_help="Online: rankings over HTTP and gRPC.")(serve)
     app.command("query", short_help="Rank candidates for one user.")(query)
     app.command("verify-answers", short_help="Recompute answers with the reference model.")(verify_answers)
@@ -124,7 +124,6 @@ def verify_answers(
 ) -> None:
     """Recompute answers with the reference model from the files of the version each names; count those that equal none."""
     from infra.settings import load_settings
-    from serving.audit.audit_figures import audit_figures
     from serving.audit.parity import read_answers, recompute
     from serving.settings import ServerSettings
 
@@ -135,7 +134,7 @@ def verify_answers(
     if not as_json:
         typer.echo(report.describe())
         return
-    audit_figures(report, file.name, sample).print_json()
+    report.figures(file.name, sample).print_json()
 
 
 def _print_answer(answer: "RankAnswer") -> None:

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from infra.bench.declared import Bench, Figure
+from infra.bench.report import Figures
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Corrupted, RejectedInput
 from schemas.events import describe_errors
@@ -40,6 +42,22 @@ from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
 from schemas.token import VersionToken, decode_token
 from serving.audit.version_rows import VersionRows, positions_of
 from serving.core.answer_check import Claim, Reference, check_answer
+
+VERIFY_ANSWERS = Bench(
+    "verify-answers",
+    "Recorded answers, each recomputed with the reference network from the files and deltas of the version it names.",
+    (
+        Figure("answers", "count", "answers in the file"),
+        Figure("answers_recomputed", "count", "of these, recomputed"),
+        Figure("mixed_versions", "count", "answers that are not what the reference model gives, within the tolerance"),
+        Figure("versions", "count", "versions that the answers name"),
+        Figure("score_error_max", "tolerances", "largest difference of a score, in units of the derived tolerance"),
+        Figure("seconds_total", "s", "the whole audit"),
+    ),
+    goals=("mixed_versions == 0", "score_error_max <= 1"),
+    options="FILE",
+    asked=("sample",),
+)
 
 _REASONS_MAX = 10
 _MEASURED_ANSWERS = 4  # answers of each version that are also computed in fp64
@@ -78,6 +96,17 @@ class Report:
             f"greatest difference {self.error_max:.3g} of the tolerance ({self.tolerance_max:.2g} in probability)",
         ]
         return "\n".join([*lines, *self.reasons])
+
+    def figures(self, file: str, sample: int | None) -> Figures:
+        """The result as figures; `file` is the name of the file with the answers."""
+        figures = Figures(VERIFY_ANSWERS, {"file": file, "sample": sample, "reasons": self.reasons})
+        figures.add("answers", self.answers)
+        figures.add("answers_recomputed", self.recomputed)
+        figures.add("mixed_versions", self.mismatched)
+        figures.add("versions", len(self.versions))
+        figures.add("score_error_max", self.error_max)
+        figures.add("seconds_total", self.seconds)
+        return figures
 
 
 def read_answers(path: Path) -> list[RecordedAnswer]:

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -44,13 +43,6 @@ _PORTION_BYTES = 8 * MIB
 Row = tuple[bytes, bytes]
 
 
-class Sent(Protocol):
-    """The part of `SentLetters` that is used here."""
-
-    def look(self) -> None: ...
-    def has(self, record: SourceRecord, index: int) -> bool: ...
-
-
 class UserDeadLetters:
     """One thread that sends. `last_error` says why letters wait; empty if none do."""
 
@@ -61,7 +53,7 @@ class UserDeadLetters:
         store: UserStore,
         metrics: Metrics,
         producer: Producer | None = None,
-        sent: Mapping[str, Sent] | None = None,
+        sent: Mapping[str, SentLetters] | None = None,
     ) -> None:
         self._bootstrap, self._prefix, self._store, self._metrics, self._given = bootstrap, prefix, store, metrics, producer
         self._sent = sent or {topic: SentLetters(bootstrap, prefix, topic) for topic in VIEW_TOPICS}

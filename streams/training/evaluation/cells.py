@@ -29,7 +29,7 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.evaluation.questions import score_questions, score_tasks
-from streams.training.evaluation.teacher import teacher_ecpm, with_teacher
+from streams.training.evaluation.teacher import teacher_ecpm
 from streams.training.evaluation.world_truth import (
     CHEAP_FEATURES,
     REPORTED,
@@ -117,7 +117,7 @@ def run_cell(plan: CellPlan) -> Cell:
     began, began_cpu = time.monotonic(), time.process_time()
     data = _data_of(plan)
     if plan.taught_by is not None:
-        data = with_teacher(data, _taught(plan.teachers))
+        data = dataclasses.replace(data, teacher_QC=_taught(plan.teachers))
     network, report = _train(plan, data)
     started = time.monotonic()
     users, numbers = _measure(plan, network, data)

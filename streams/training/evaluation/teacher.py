@@ -1,13 +1,10 @@
 """The ranking teacher: a stronger network that stands for the ranking stage behind pre-ranking, for data whose log has no eCPM of that stage.
 
-Here: the eCPM that a trained network gives every impression, the impressions with it as their teacher's, and the candidates that a ranking stage
-would choose (the relevant ones of HR@K). Not here: the teacher's architecture (family/variant.py: TEACHER), its training (training/trainer.py), the
-losses that read it (training/losses.py).
+Here: the eCPM that a trained network gives every impression, and the candidates that a ranking stage would choose (the relevant ones of HR@K). Not here: the
+teacher's architecture (family/variant.py: TEACHER), its training (training/trainer.py), the losses that read it (training/losses.py).
 
 Arrays: Q requests, C shown items of a request, U users.  Source: AIF, section 5.1 (the ten candidates that the ranking model selects are relevant).
 """
-
-import dataclasses
 
 import numpy as np
 
@@ -24,12 +21,6 @@ def teacher_ecpm(teacher: AifNetwork, data: TrainingSet, behaviours_max: int) ->
     logits_QC = score_questions(teacher, data, behaviours_max).astype(np.float64)
     ecpm_QC = data.bid_QC / (1 + np.exp(-logits_QC))
     return np.where(data.row_QC == NOT_AN_ITEM, 0.0, ecpm_QC).astype(np.float32)
-
-
-def with_teacher(data: TrainingSet, ecpm_QC: np.ndarray) -> TrainingSet:
-    """The same impressions with `ecpm_QC` in place of the log's teacher."""
-    assert ecpm_QC.shape == data.row_QC.shape, f"a teacher of {ecpm_QC.shape} for impressions of {data.row_QC.shape}"
-    return dataclasses.replace(data, teacher_QC=ecpm_QC)
 
 
 def teachers_choice(ecpm_UC: np.ndarray, chosen: int) -> np.ndarray:

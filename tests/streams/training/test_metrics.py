@@ -86,16 +86,6 @@ def test_what_is_not_counted_is_as_if_it_were_not_there() -> None:
     assert found.weight_U.tolist() == pytest.approx(expected.weight_U.tolist())
 
 
-def test_drawn_clicks_give_the_expected_auc_on_average() -> None:
-    from sklearn.metrics import roc_auc_score
-
-    chance = np.random.default_rng(2)
-    scores, p = chance.standard_normal((1, 400)), chance.random((1, 400)) * 0.4
-    drawn = chance.random((300, 400)) < p
-    average = np.mean([roc_auc_score(clicked, scores[0]) for clicked in drawn])
-    assert expected_aucs(scores, p).mean() == pytest.approx(average, abs=0.005)
-
-
 def test_calibration_is_the_ratio_of_predicted_to_seen_clicks() -> None:
     clicked = np.array([1, 0, 0, 1])
     assert calibration(np.full(4, 0.5), clicked) == 1.0 and calibration(np.full(4, 0.75), clicked) == 1.5

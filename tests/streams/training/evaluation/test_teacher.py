@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from streams.training.evaluation.teacher import teacher_ecpm, teachers_choice, with_teacher
+from streams.training.evaluation.teacher import teacher_ecpm, teachers_choice
 from streams.training.trainer import task_logits
 from tests.streams.training.test_trainer import network_of, taste_world
 
@@ -18,8 +18,6 @@ def test_the_teachers_ecpm_is_its_click_probability_times_the_bid_of_each_impres
     logits = task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])[..., 0]
     expected = (torch.sigmoid(logits) * batch.bid_BC * batch.mask_BC).numpy()
     np.testing.assert_allclose(ecpm, expected, rtol=1e-5)
-    taught = with_teacher(data, ecpm)
-    assert np.array_equal(taught.teacher_QC, ecpm) and np.array_equal(taught.clicked_QC, data.clicked_QC)
 
 
 def test_the_teachers_choice_is_its_best() -> None:

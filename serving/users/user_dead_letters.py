@@ -38,7 +38,7 @@ _TURN_S_MAX = 1.0  # other servers see a letter about 20 ms after it was sent
 _SETTLE_S_MAX = 10.0
 _RETRY_S = 5.0
 _POLL_S = 0.1
-_CLOSE_S_MAX = 2.0
+CLOSE_S_MAX = 2.0
 _PORTION_BYTES = 8 * MIB
 Row = tuple[bytes, bytes]
 
@@ -70,7 +70,7 @@ class UserDeadLetters:
         """Stops the thread. Records whose letters were not sent stay in the view."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join(_CLOSE_S_MAX)
+            self._thread.join(CLOSE_S_MAX)
 
     @cached_property
     def _producer(self) -> Producer:

@@ -22,7 +22,7 @@ from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
 from schemas.topics import USER_BEHAVIOURS
 from serving.core.user_view import VIEW_TOPICS, TopicRange, find_misfit
-from serving.users.user_dead_letters import UserDeadLetters
+from serving.users.user_dead_letters import CLOSE_S_MAX, UserDeadLetters
 from serving.users.user_store import UserStore
 
 _RECORDS_MAX = 500  # per poll: between two polls other threads get the lock and the interpreter
@@ -64,10 +64,10 @@ class UserFollower:
         self._letters.start()
 
     def close(self) -> None:
-        """Stops both threads and waits for them, then closes the view."""
+        """Stops both threads and waits for them, then closes the view. A broker that is away is not waited for: that takes half a minute."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_S_MAX)
         self._letters.close()
         self._store.close()
 

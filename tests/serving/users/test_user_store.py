@@ -14,7 +14,7 @@ from infra.kafka.admin import GROW, PartitionWatch, apply_topics
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
-from infra.processes import wait_until
+from infra.processes import free_ports, wait_until
 from schemas.errors import Unavailable
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
@@ -22,6 +22,7 @@ from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from serving.core.user_view import BLOCK
+from serving.users import user_follower
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds, UserStore
 from tests.infra.kafka.deleted_topics import delete_topics
@@ -337,6 +338,15 @@ def test_how_long_the_broker_is_silent_is_told_also_where_nothing_is_published(
     wait_until(lambda: len(asked) > 0, 20, "it to be asked again")
     assert follower.silent_s() > 500
     follower.close()
+
+
+def test_a_follower_that_is_closed_does_not_wait_for_a_broker_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_follower, "CLOSE_S_MAX", 0.1)
+    away = f"127.0.0.1:{free_ports(1)[0]}"
+    follower = UserFollower(away, "", open_view(tmp_path, IdKind.INT64, M), Metrics())
+    follower.start()
+    follower.close()
+    assert follower._thread.is_alive(), "it is still asking"
 
 
 def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:

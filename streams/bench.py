@@ -53,7 +53,6 @@ from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.increments_floor import measure_floor
-from streams.shard.decode import encode_canonical
 from streams.shard.reader import ShardReader, open_shard_reader
 from streams.shard.shard import Shard, open_shard
 from streams.stored.kernels import load_kernels
@@ -146,8 +145,8 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     figures.add("floor_fp32_items_per_s", rates.best["floor_fp32"])
     figures.add("fold_updates_per_s", 2 * catalogue.item_count / seconds)
     with open_shard_reader(folder / "checkpoint") as reader:
-        first = next(reader.scan_items())
-    component_bytes = FEATURES_HEADER.size + len(encode_canonical(first.raw_features))
+        texts = next(reader.scan_blocks()).features
+    component_bytes = FEATURES_HEADER.size + int(texts.ends_R[0] - texts.starts_R[0])
     embedding_bytes = EMBEDDING_HEADER.size + 4 * checkpoint.spec.schema.mm_width
     row_bytes = ORDER.itemsize + encoder.layout.row_bytes
     floor = measure_floor(folder / "floor", catalogue.item_count // SHARDS, component_bytes, embedding_bytes, row_bytes)
@@ -209,9 +208,8 @@ def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
     """What the network alone is given. It computes as rows are encoded (fp64 in blocks of 256), and in fp32 at whatever block is fast, whose bits could
     not be kept."""
     schema = checkpoint.spec.schema
-    raw = [
-        {**item.raw_features, schema.multimodal: item.embedding} if schema.multimodal else item.raw_features for item in reader.scan_items()
-    ]
+    items = [item for block in reader.scan_blocks() for item in zip(block.features, block.embeddings, strict=True)]
+    raw = [{**features, schema.multimodal: embedding} if schema.multimodal else features for features, embedding in items]
     return encode_features(schema.item_half_inputs, raw)
 
 

@@ -12,6 +12,7 @@ Arrays: R rows, M width of the multimodal embedding.
 Source: AIF, eq. (4), (5), Algorithm 1 line 3; FORMAT.md section 3.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -110,31 +111,36 @@ class RowEncoder:
 
 
 class EncoderCache:
-    """Encoders of the versions used last, made from the index store's validated checkpoints."""
+    """Encoders of the versions used last, made from the index store's validated checkpoints. Loads the kernels when first asked. Thread-safe."""
 
     def __init__(self, store: IndexStore) -> None:
-        load_kernels()
-        self._store = store
+        self._store, self._lock = store, threading.Lock()
         self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
 
     @property
     def fingerprint(self) -> str:
-        """The encoder fingerprint of this process."""
+        """The encoder fingerprint of this process. Loads the kernels."""
+        load_kernels()
         return encoder_fingerprint()
 
     def get(self, version: int, checkpoint_sha256: str) -> RowEncoder:
         """The encoder of a version. Raises Corrupted (`checkpoint_damaged`: the store's copy of the checkpoint fails a check, or is gone), Unavailable."""
         key = version, checkpoint_sha256
-        if key not in self._encoders:
-            path = checkpoint_path(checkpoint_sha256)
-            data = read_if_there(self._store, path, CHECKPOINT_BYTES_MAX)
-            try:
-                self._encoders[key] = RowEncoder(version, read_checkpoint_file(data or b"", checkpoint_sha256))
-            except RejectedInput as error:  # it passed every check before it was put there
-                wrong = "is missing" if data is None else f"is damaged ({error.message})"
-                message = f"{path} of {self._store.url}, the model of version {version}, {wrong}; {CHECKPOINT_REPAIR}"
-                raise Corrupted("checkpoint_damaged", message) from error
-        self._encoders.move_to_end(key)
-        while len(self._encoders) > _ENCODERS_KEPT:
-            self._encoders.popitem(last=False)
-        return self._encoders[key]
+        with self._lock:
+            if key not in self._encoders:
+                self._encoders[key] = self._read(version, checkpoint_sha256)
+            self._encoders.move_to_end(key)
+            while len(self._encoders) > _ENCODERS_KEPT:
+                self._encoders.popitem(last=False)
+            return self._encoders[key]
+
+    def _read(self, version: int, checkpoint_sha256: str) -> RowEncoder:
+        load_kernels()
+        path = checkpoint_path(checkpoint_sha256)
+        data = read_if_there(self._store, path, CHECKPOINT_BYTES_MAX)
+        try:
+            return RowEncoder(version, read_checkpoint_file(data or b"", checkpoint_sha256))
+        except RejectedInput as error:  # it passed every check before it was put there
+            wrong = "is missing" if data is None else f"is damaged ({error.message})"
+            message = f"{path} of {self._store.url}, the model of version {version}, {wrong}; {CHECKPOINT_REPAIR}"
+            raise Corrupted("checkpoint_damaged", message) from error

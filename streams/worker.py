@@ -295,7 +295,7 @@ def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
     held = _Held()
     for task in tasks:
         try:
-            held[task.number] = task.submit(lambda shard: (shard.next_offsets, shard.disk_facts())).result()
+            held[task.number] = task.submit(lambda shard: (shard.next_offsets, shard.database.facts())).result()
         except Unavailable:
             if task.number in before:
                 held[task.number] = before[task.number]

@@ -23,6 +23,7 @@ from streams.core.snapshots import SnapshotJob
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
 from streams.shard.snapshot import write_snapshot
+from streams.stored.kernels import load_kernels
 
 _PROGRESS_EVERY_S = 0.2
 # A build gets what increments and requests leave: a quarter of a core that they want too, a whole core that is idle.
@@ -59,6 +60,7 @@ def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
 
 def serve_jobs(connection: Connection, store: IndexStore) -> None:
     """Does jobs until the parent closes its end of the socket."""
+    load_kernels()
     encoders = EncoderCache(store)
     os.nice(_NICENESS)
     while True:

@@ -67,8 +67,8 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         incremental = write_incremental_part(store, job.version, job.revision, job.shard, reader.scan_increments(job.version))
         merged = merge_parts(encoder.layout, read_full_part(store, job.full, encoder.layout), reader.scan_increments(job.version))
         digest = digest_blocks(encoder, merged, progress)
-        source_offsets, source_ms = reader.next_offsets, reader.source_ms
-        work = reader.work_of(job.version) | dict(job.built)
+        source_offsets, source_ms = reader.next_offsets, reader.state.source_ms
+        work = {**reader.state.work.get(str(job.version), {}), **job.built}
     seal = Seal(
         job.shard,
         job.full,

@@ -6,7 +6,6 @@ Invariant: `stale` and `is_tombstone` look at every step, never only at the firs
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from streams.core.item_state import (
     fold_embedding,
     fold_features,
 )
-from streams.core.stale import BY_INPUTS, EVERYTHING, Dependencies, Stale
-
-_NOTHING_KNOWN: Mapping[tuple[bytes, bytes], bool] = MappingProxyType({})
+from streams.core.stale import EVERYTHING, Dependencies, Stale
 
 
 class ItemChange:
@@ -33,7 +30,7 @@ class ItemChange:
         self.before_features, self.before_embedding = features, embedding
         self.features, self.embedding = features, embedding
         self._steps: list[tuple[StoredFeatures | None, StoredFeatures]] = []
-        self._decoded: dict[bytes, Mapping[str, Any]] = {}  # by canonical bytes: what was decoded, or came decoded with its update
+        self._decoded: dict[bytes, Mapping[str, Any]] = {}  # by canonical bytes
         self._embedding_changed = False
 
     def take(self, update: FeaturesUpdate | EmbeddingUpdate) -> bool:
@@ -44,8 +41,6 @@ class ItemChange:
                 return False
             self._steps.append((self.features, features))
             self.features = features
-            if update.decoded is not None:
-                self._decoded[update.raw] = update.decoded
             return True
         embedding = fold_embedding(self.embedding, update)
         if embedding is None:
@@ -67,23 +62,14 @@ class ItemChange:
             return False
         return self._embedding_changed or any(before is None or before.dead != after.dead for before, after in self._steps)
 
-    @property
-    def changed_texts(self) -> list[tuple[bytes, bytes]]:
-        """Canonical features before and after each step between two live states that differ."""
-        return [(a.raw, b.raw) for a, b in self._steps if a is not None and not a.dead and not b.dead and a.raw != b.raw]
-
-    def stale(self, dependencies: Dependencies, known: Mapping[tuple[bytes, bytes], bool] = _NOTHING_KNOWN) -> Stale:
-        """Which parts of a live item's row the batch made stale. `known`: for some of `changed_texts`, whether an input of the item half differs."""
+    def stale(self, dependencies: Dependencies) -> Stale:
+        """Which parts of a live item's row the batch made stale."""
         stale = dependencies.by_embedding if self._embedding_changed else Stale.NOTHING
         for before, after in self._steps:
             if before is None or before.dead != after.dead:
                 return EVERYTHING
             if before.raw != after.raw:
-                inputs_differ = known.get((before.raw, after.raw))
-                if inputs_differ is None:
-                    stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
-                else:
-                    stale |= BY_INPUTS if inputs_differ else Stale.ROW
+                stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
         return stale
 
     @property

@@ -14,7 +14,7 @@ Source: LWW register (Shapiro et al. 2011) per component.
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,6 @@ _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _DECODE = json.JSONDecoder().raw_decode
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
-_NO_EMBEDDING_CHANGED = struct.pack("<qH", *NO_EMBEDDING_ORDER)
 DEAD_AT = 36  # in a features component as it is stored
 
 
@@ -67,7 +66,6 @@ class FeaturesUpdate:
     index: int
     dead: bool
     raw: bytes = b""
-    decoded: Mapping[str, Any] | None = field(default=None, compare=False)  # what `raw` decodes to, where the event's reader has it
 
 
 @dataclass(slots=True)
@@ -96,18 +94,6 @@ def is_dead(features: bytes) -> bool:
     if len(features) < FEATURES_HEADER.size:
         raise _bad_features(features)
     return features[DEAD_AT] != 0
-
-
-def raw_of(features: bytes) -> bytes:
-    """The canonical JSON in a features component as it is stored."""
-    return features[FEATURES_HEADER.size :]
-
-
-def values_of(embedding: bytes) -> bytes:
-    """The float32 values in an embedding component as it is stored. Raises Corrupted (`bad_embedding_component`)."""
-    if len(embedding) < EMBEDDING_HEADER.size or (len(embedding) - EMBEDDING_HEADER.size) % 4:
-        raise _bad_embedding(embedding)
-    return embedding[EMBEDDING_HEADER.size :]
 
 
 def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
@@ -153,18 +139,15 @@ def encode_embedding_component(component: StoredEmbedding) -> bytes:
 
 def decode_embedding_component(value: bytes) -> StoredEmbedding:
     """Raises Corrupted (`bad_embedding_component`)."""
-    values = values_of(value)
+    if len(value) < EMBEDDING_HEADER.size or (len(value) - EMBEDDING_HEADER.size) % 4:
+        expected = f"expected {EMBEDDING_HEADER.size} + 4 a number"
+        raise Corrupted("bad_embedding_component", f"embedding component of {len(value)} bytes, {expected}")
     offset, index, changed_offset, changed_index, hashed = EMBEDDING_HEADER.unpack_from(value)
-    return StoredEmbedding((offset, index), values, (changed_offset, changed_index), hashed)
+    return StoredEmbedding((offset, index), value[EMBEDDING_HEADER.size :], (changed_offset, changed_index), hashed)
 
 
 def _bad_features(value: bytes) -> Corrupted:
     return Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {FEATURES_HEADER.size}")
-
-
-def _bad_embedding(value: bytes) -> Corrupted:
-    expected = f"expected {EMBEDDING_HEADER.size} + 4 a number"
-    return Corrupted("bad_embedding_component", f"embedding component of {len(value)} bytes, {expected}")
 
 
 def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
@@ -177,16 +160,6 @@ def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tup
 def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
     """One ORDER element: the fields of `order_of` as bytes."""
     return _ORDER.pack(*order_of(features, embedding))
-
-
-def encode_stored_order(features: bytes, embedding: bytes | None) -> bytes:
-    """One ORDER element of a live item from its components as they are stored: their bytes are cut where `order_of` names fields."""
-    hashed = int.from_bytes(features[37:45], "little")
-    if embedding is None:
-        changed = _NO_EMBEDDING_CHANGED
-    else:
-        changed, hashed = embedding[10:20], combine_hashes(hashed, int.from_bytes(embedding[20:28], "little"))
-    return features[18:36] + changed + hashed.to_bytes(8, "little") + features[36:37]
 
 
 def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:

@@ -28,7 +28,6 @@ class Stale(enum.IntFlag):
     VECTOR = 4
 
 
-BY_INPUTS = Stale.ROW | Stale.VECTOR
 EVERYTHING = Stale.ROW | Stale.SIGNATURE | Stale.VECTOR
 
 
@@ -41,18 +40,8 @@ class Dependencies:
 
     def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stale:
         """What a change from `before` to `after` makes stale; the two are known to differ somewhere."""
-        differ = _print_differently(list(map(before.get, self.inputs)), list(map(after.get, self.inputs)))
-        return BY_INPUTS if differ else Stale.ROW
-
-
-def _print_differently(before: list[object], after: list[object]) -> bool:
-    """Whether they print differently: unlike values always do; equal ones may if they have other types, are zeros (which have signs), or are lists."""
-    if before != after:
-        return True
-    types = set(map(type, before))
-    if list in types or 0 in before or list(map(type, before)) != list(map(type, after)):
-        return repr(before) != repr(after)
-    return False
+        differ = repr(list(map(before.get, self.inputs))) != repr(list(map(after.get, self.inputs)))
+        return Stale.ROW | Stale.VECTOR if differ else Stale.ROW
 
 
 def dependencies_of(schema: FeatureSchema) -> Dependencies:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from infra.clock import Clock
 from schemas.index.manifest import Manifest
+from streams.builders.full_part import encode_blocks
 from streams.core.replay_plan import Forecast, Sample, plan_forecast
 from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource
 from streams.replay.replay import ReplayPace, apply_shard, checkpoint_place
 from streams.shard.reader import open_shard_reader
 
-_SAMPLE_RECORDS, _SAMPLE_ROWS = 2_000, 1_024
+_SAMPLE_RECORDS = 2_000
 
 
 def forecast_replay(
@@ -34,10 +35,8 @@ def _measure(source: ReplaySource, plan: ReplayPlan, encoder: RowEncoder, clock:
     apply_shard(source, one, folder, clock, ReplayPace(batch_records), lambda *_: None, _SAMPLE_RECORDS)
     apply_s = clock.monotonic() - before
     with open_shard_reader(checkpoint_place(folder, one.shard)) as reader:
-        updates = sum(counts.consumed for counts in reader.counters.values())
-        items = list(itertools.islice(reader.scan_items(), _SAMPLE_ROWS))
-        live = len(items) + sum(1 for _ in reader.scan_items(items[-1].key + b"\0")) if items else 0
-    before = clock.monotonic()
-    if items:
-        encoder.encode([i.raw_features for i in items], [i.embedding for i in items])
-    return Sample(min(one.records, _SAMPLE_RECORDS), updates, live, apply_s, len(items), clock.monotonic() - before)
+        updates = sum(counts.consumed for counts in reader.state.counters.values())
+        live = sum(map(len, reader.scan_blocks()))
+        before = clock.monotonic()
+        rows = sum(map(len, encode_blocks(encoder, itertools.islice(reader.scan_blocks(), 1))))
+    return Sample(min(one.records, _SAMPLE_RECORDS), updates, live, apply_s, rows, clock.monotonic() - before)

@@ -37,7 +37,7 @@ def describe_shard(directory: Path) -> dict[str, Any]:
         with open_shard_reader(copy) as reader:
             counts = {
                 topic: {name: getattr(c, name) for name in ("consumed", "applied", "superseded", "dead_lettered")}
-                for topic, c in reader.counters.items()
+                for topic, c in reader.state.counters.items()
             }
             versions = {version: "behind" if v.behind else "writes" for version, v in sorted(reader.versions.items())}
             return {"shard": int(directory.name), "next_offsets": reader.next_offsets, "counts": counts, "versions": versions}

@@ -5,46 +5,22 @@ a build therefore reads only from a checkpoint (protocol B8). The directory must
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
+from typing import Self
 
 from infra.joined import join_some, join_stored
 from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from schemas.limits import BUILD_ROWS_AT_ONCE
-from streams.core.item_state import decode_raw_features, encode_stored_order, is_dead, raw_of, values_of
-from streams.core.shard_state import Counters, ShardState, ShardVersion, decode_shard_state, decode_shard_version
+from streams.core.item_state import is_dead
+from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, FEATURES
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
 from streams.stored.item_block import ItemBlock, cut_item_block, cut_joined_block, has_dead
 
-_PAGE_ROWS = 512
 _key, _value = itemgetter(0), itemgetter(1)
-
-
-@dataclass(slots=True)  # not frozen: one is made for every item of a build, and freezing triples its cost
-class StoredItem:
-    """A live item: index key, order (the bytes of one ORDER element), and its two components as they are stored."""
-
-    key: bytes
-    order: bytes
-    features: bytes
-    embedding_component: bytes | None
-
-    @property
-    def raw_features(self) -> dict[str, Any]:
-        """Raw features by name."""
-        return decode_raw_features(raw_of(self.features))
-
-    @property
-    def embedding(self) -> np.ndarray | None:
-        """float32 [mm_width] or None."""
-        return None if self.embedding_component is None else np.frombuffer(values_of(self.embedding_component), np.float32)
 
 
 class ShardReader:
@@ -60,39 +36,14 @@ class ShardReader:
         """Next offset of each source topic at the checkpoint."""
         return dict(self.state.next_offsets)
 
-    def work_of(self, version: int) -> dict[str, int]:
-        """Rows computed for a version, and work that was not needed, by cause, since the version began in this shard."""
-        return dict(self.state.work.get(str(version), {}))
-
-    @property
-    def source_ms(self) -> int:
-        """Time of the newest source record, 0 = there is none."""
-        return self.state.source_ms
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of updates per topic at the checkpoint."""
-        return self.state.counters
-
     @property
     def versions(self) -> dict[int, ShardVersion]:
         """The shard's versions at the checkpoint."""
         entries = self._database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
         return {v.version: v for v in (decode_shard_version(raw) for _, raw in entries)}
 
-    def scan_items(self, start_key: bytes = b"") -> Iterator[StoredItem]:
-        """Live items from `start_key` on, in key order."""
-        embeddings = self._rows(EMBEDDINGS, start_key)
-        head = next(embeddings, None)
-        for key, features in self._rows(FEATURES, start_key):
-            while head is not None and head[0] < key:
-                head = next(embeddings, None)
-            if not is_dead(features):
-                embedding = head[1] if head is not None and head[0] == key else None
-                yield StoredItem(key, encode_stored_order(features, embedding), features, embedding)
-
     def scan_blocks(self, start_key: bytes = b"", rows: int = BUILD_ROWS_AT_ONCE) -> Iterator[ItemBlock]:
-        """The same items in blocks of `rows`, fewer only in the last block: what a build reads."""
+        """Live items from `start_key` on, in key order, in blocks of `rows`, fewer only in the last block."""
         embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key), rows)
         scan = self._database.scan(FEATURES, start_key)
         keys: list[bytes] = []
@@ -111,12 +62,6 @@ class ShardReader:
                 del keys[:rows], values[:rows]
         if keys:
             yield cut_item_block(keys, values, embeddings.take(keys))
-
-    def _rows(self, family: str, start_key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """A scan read in pages: half the cost of one row after the other."""
-        scan = self._database.scan(family, start_key)
-        while page := scan.take(_PAGE_ROWS):
-            yield from page
 
     def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """(index key, increment value) of a version in key order, tombstones included."""

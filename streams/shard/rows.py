@@ -20,7 +20,6 @@ from streams.core.item_change import ItemChange
 from streams.core.item_state import encode_order, order_of
 from streams.core.stale import Dependencies, Stale
 from streams.encoders import Encoder
-from streams.stored.changed_inputs import find_changed_inputs
 from streams.stored.feature_texts import FeatureTexts
 from streams.stored.item_block import EmbeddingValues
 
@@ -59,13 +58,11 @@ def encode_row_changes(encoder: Encoder, dependencies: Dependencies, items: Sequ
     result = RowChanges()
     to_encode: list[ItemChange] = []
     to_rewrite: list[tuple[ItemChange, Stale]] = []
-    changed = [pair for item in items if item.is_live for pair in item.changed_texts]
-    known = find_changed_inputs(changed, dependencies.inputs) if len(changed) >= _AT_ONCE_MIN else {}
     for item in items:
         if not item.is_live:
             _remove(item, result)
             continue
-        stale = item.stale(dependencies, known)
+        stale = item.stale(dependencies)
         if stale is Stale.NOTHING:
             result.work[SKIPPED_IDENTICAL] += 1
         elif int(stale) & _VECTOR:

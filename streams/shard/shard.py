@@ -23,7 +23,7 @@ from infra.joined import Joined, join_stored, prefix_each
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from infra.kafka.dead_letters import code_version, encode_dead_letter
 from infra.kafka.reader import SourceRecord
-from infra.rocks import Database, DiskFacts, open_database
+from infra.rocks import Database, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, plan_delta_cuts
@@ -32,7 +32,6 @@ from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
 from streams.core.outbox import OutboxEntry, encode_outbox_key
 from streams.core.shard_state import (
-    Counters,
     ShardState,
     ShardVersion,
     TopicCounts,
@@ -81,7 +80,7 @@ class Shard:
 
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
         self.number, self.init = number, init
-        self._database, self._clock = JournaledDatabase(database, JOURNALED), clock
+        self.database, self._clock = JournaledDatabase(database, JOURNALED), clock  # of its owner, who also flushes it before a checkpoint
         self._encoders: dict[int, Encoder] = {}
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
@@ -90,17 +89,17 @@ class Shard:
         self._read_state()
 
     def _read_state(self) -> None:
-        raw = self._database.get(META, STATE_KEY)
+        raw = self.database.get(META, STATE_KEY)
         self.state = ShardState() if raw is None else decode_shard_state(raw)
-        entries = self._database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
-        self._versions = {v.version: v for v in sorted((decode_shard_version(raw) for _, raw in entries), key=lambda v: v.version)}
+        entries = self.database.scan(META, VERSION_PREFIX, VERSION_PREFIX + b"\xff")
+        self._versions = {v.version: v for v in (decode_shard_version(raw) for _, raw in entries)}
 
     def _check_identity(self) -> None:
         expected = encode_identity(self.number, self.init)
         if (found := self._keep_once(IDENTITY_KEY, expected)) != expected:
             raise Incompatible(
                 "other_shard",
-                f"{self._database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory",
+                f"{self.database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory",
             )
 
     def hold_index(self, index_id: str) -> None:
@@ -108,35 +107,25 @@ class Shard:
         if (found := self._keep_once(INDEX_KEY, index_id.encode()).decode()) != index_id:
             raise Incompatible(
                 "other_index_store",
-                f"{self._database.path} has rows and seals of index {found}, the index store holds index {index_id}, which was begun anew: restore "
+                f"{self.database.path} has rows and seals of index {found}, the index store holds index {index_id}, which was begun anew: restore "
                 "the index store that was there, or work for the new index with another AIF_WORKER__DATA_DIR",
             )
 
     def _keep_once(self, key: bytes, value: bytes) -> bytes:
         """What `meta` has under a key; `value`, synced, where there was nothing."""
-        found = self._database.get(META, key)
+        found = self.database.get(META, key)
         if found is None:
-            batch = self._database.new_batch()
+            batch = self.database.new_batch()
             batch.put(META, key, value)
-            self._database.write(batch, sync=True)
+            self.database.write(batch, sync=True)
         return value if found is None else found
 
     # --- what it holds ---------------------------------------------------------------------------------------------
 
     @property
-    def directory(self) -> Path:
-        """Its RocksDB directory."""
-        return self._database.path
-
-    @property
     def next_offsets(self) -> dict[str, int]:
         """Next offset of each source topic: everything before it is in the shard."""
         return dict(self.state.next_offsets)
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of updates of each topic, since offset 0."""
-        return self.state.counters
 
     @property
     def versions(self) -> Mapping[int, ShardVersion]:
@@ -181,7 +170,7 @@ class Shard:
         folded = self._fold(decoded)
         for one in decoded:
             result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
-        batch = self._database.new_batch()
+        batch = self.database.new_batch()
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
         after = self._advanced(decoded, folded.counts)
@@ -199,7 +188,7 @@ class Shard:
         return outgoing.entries
 
     def _fold(self, decoded: Sequence[DecodedRecord]) -> FoldedBatch:
-        return fold_batch(decoded, self._database, together=is_fold_loaded())
+        return fold_batch(decoded, self.database, together=is_fold_loaded())
 
     def _advanced(self, decoded: Sequence[DecodedRecord], counts: Mapping[str, TopicCounts]) -> ShardState:
         next_offsets = {**self.state.next_offsets, **{d.record.topic: d.record.offset + 1 for d in decoded}}
@@ -234,7 +223,7 @@ class Shard:
         prefix, dependencies = increment_prefix(encoder.version), dependencies_of(encoder.spec.schema)
 
         def old_rows_of(keys: Joined) -> Joined:
-            return self._database.get_joined(INCREMENTS, prefix_each(prefix, keys))
+            return self.database.get_joined(INCREMENTS, prefix_each(prefix, keys))
 
         rows = encode_row_changes(encoder, dependencies, folded.items, lambda keys: old_rows_of(join_stored(keys)).to_list())
         if folded.upserts is not None:
@@ -266,7 +255,7 @@ class Shard:
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
         failpoint("before-write")
-        self._database.write(batch, sync=sync)
+        self.database.write(batch, sync=sync)
         failpoint("after-write")
         self.state = after
 
@@ -282,7 +271,7 @@ class Shard:
             return []
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_watermark_if_due(self.state, outgoing)
-        self._commit(self._database.new_batch(), self.state, outgoing)
+        self._commit(self.database.new_batch(), self.state, outgoing)
         return outgoing.entries
 
     # --- versions ----------------------------------------------------------------------------------------------------
@@ -301,7 +290,7 @@ class Shard:
 
     def _start(self, started: ShardVersion) -> ShardVersion:
         started = dataclasses.replace(started, building_from_offsets=dict(self.state.next_offsets))
-        batch = self._database.new_batch()
+        batch = self.database.new_batch()
         batch.delete_range(INCREMENTS, increment_prefix(started.version), increment_prefix(started.version + 1))
         self._put_version(batch, started)
         failpoint("after-building")
@@ -321,17 +310,17 @@ class Shard:
     def update_version(self, version: int, **fields: Any) -> ShardVersion:
         """Replaces fields of a version's entry, synced. `behind=True` also stops its increments."""
         updated = dataclasses.replace(self._versions[version], **fields)
-        self._put_version(self._database.new_batch(), updated)
+        self._put_version(self.database.new_batch(), updated)
         if updated.behind:
             self._encoders.pop(version, None)
         return updated
 
     def stop_version(self, version: int) -> None:
         """Forgets a version and its increments."""
-        batch = self._database.new_batch()
+        batch = self.database.new_batch()
         batch.delete(META, _version_key(version))
         batch.delete_range(INCREMENTS, increment_prefix(version), increment_prefix(version + 1))
-        self._database.write(batch, sync=True)
+        self.database.write(batch, sync=True)
         self._versions.pop(version, None)
         self._encoders.pop(version, None)
 
@@ -339,71 +328,59 @@ class Shard:
         """Removes rows of a version whose last change lies before the offsets `before`, because its full part has them. Tombstones stay, because readers
         need their order. Looks at up to `rows_max` entries from `after_key` on. Returns the key to go on from, None at the end. A kill in between
         leaves more rows than needed, never fewer."""
-        self._database.settle()  # otherwise a removed row would come back from the journal
-        prefix, batch, last = increment_prefix(version), self._database.new_batch(), None
-        scan = self._database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))
+        self.database.settle()  # otherwise a removed row would come back from the journal
+        prefix, batch, last = increment_prefix(version), self.database.new_batch(), None
+        scan = self.database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))
         for key, value in itertools.islice(scan, rows_max):
             last = key[len(prefix) :] + b"\0"
             if is_covered(value, before):
                 batch.delete(INCREMENTS, key)
         scan.close()
         if len(batch):
-            self._database.write(batch)
+            self.database.write(batch)
         return last
 
     def _put_version(self, batch: JournaledBatch, version: ShardVersion) -> None:
         batch.put(META, _version_key(version.version), encode_shard_version(version))
-        self._database.write(batch, sync=True)
+        self.database.write(batch, sync=True)
         self._versions = dict(sorted({**self._versions, version.version: version}.items()))
 
     # --- outbox, checkpoint, end -------------------------------------------------------------------------------------
 
     def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
         """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max` and about OUTBOX_PAGE_BYTES."""
-        return read_outbox(self._database, OUTBOX, entries_max, after)
+        return read_outbox(self.database, OUTBOX, entries_max, after)
 
     def confirm_outbox(self, up_to_sequence: int) -> None:
         """Removes entries up to and with `up_to_sequence`: the broker has them."""
         if self._outbox_from is None:
-            self._database.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
+            self.database.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
         else:  # one by one: every new iterator would look at each range that was ever deleted in the memtable (2,000 of them: 25 ms)
-            batch = self._database.new_batch()
+            batch = self.database.new_batch()
             for sequence in range(self._outbox_from, up_to_sequence + 1):
                 batch.delete(OUTBOX, encode_outbox_key(sequence))
-            self._database.write(batch)
+            self.database.write(batch)
         self._outbox_from = up_to_sequence + 1
-
-    def disk_facts(self) -> DiskFacts:
-        """How large the directory is."""
-        return self._database.facts()
-
-    def begin_flush(self) -> None:
-        """Begins to write what is only in memory and the log to table files, in the background. A checkpoint then finds little to write."""
-        self._database.begin_flush()
-
-    def is_flushing(self) -> bool:
-        """Whether that is still going on."""
-        return self._database.is_flushing()
 
     def create_checkpoint(self, directory: Path) -> None:
         """Makes a consistent copy of everything at this moment, for builders and seals: it writes what is in memory, and makes hard links. It takes
         milliseconds after a flush, 0.7 s with 40 MB in memory."""
         failpoint("before-checkpoint")
-        self._database.create_checkpoint(directory)
+        self.database.create_checkpoint(directory)
 
     def recover(self) -> None:
         """Reopens the database. After a full disk every write fails until that is done. Raises Unavailable while the disk is full.
 
         The state is read again, because a write that failed may be there all the same. What readers were told is forgotten, because it is uncertain too.
         """
-        self._database.reopen()
+        self.database.reopen()
         self._read_state()
         self._encoders = {version: encoder for version, encoder in self._encoders.items() if version in self._versions}
         self._watermark_at, self._watermarked, self._outbox_from = float("-inf"), None, None
 
     def close(self) -> None:
         """Frees the directory."""
-        self._database.close()
+        self.database.close()
 
 
 def _version_key(version: int) -> bytes:

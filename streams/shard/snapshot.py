@@ -103,5 +103,5 @@ def describe_checkpoint_job(checkpoint: Path, shard: int, init: Init) -> Snapsho
     """The job that puts this checkpoint of a shard into the store, with what the checkpoint says of itself."""
     with open_shard_reader(checkpoint) as reader:
         parts = tuple(sorted(v.full.directory for v in reader.versions.values() if v.full is not None and v.full.files))
-        updates = sum(c.consumed for c in reader.counters.values())
+        updates = sum(c.consumed for c in reader.state.counters.values())
         return SnapshotJob(shard, encode_identity(shard, init).decode(), reader.next_offsets, updates, parts, str(checkpoint))

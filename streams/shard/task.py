@@ -112,7 +112,7 @@ class ShardTask:
         try:
             result = shard.apply(records, lambda entries: self._send_new(shard, entries))
         except BaseException as error:
-            mark_damaged(shard.directory, error)
+            mark_damaged(shard.database.path, error)
             self._send_all(shard)  # some of its WriteBatches may be written
             raise
         if not result.outbox:

@@ -1,6 +1,6 @@
 """Which changes of features touch the inputs of a model, for many changes at once: what core/stale.py decides for one, decided on stored texts.
 
-Here: `find_changed_inputs`, and `compare_inputs` for texts that lie in buffers. Not here: what a change makes stale (core/stale.py), which also decides
+Here: `compare_inputs`. Not here: what a change makes stale (core/stale.py), which also decides
 for texts that are not plain (feature_texts.py says what plain is).
 Two canonical texts differ exactly where a value is printed differently, and the names of both ascend. So both are walked in step, and only entries whose
 bytes differ are looked at. The part that both begin with, up to the last name in it, and the part that both end with are passed over.
@@ -22,15 +22,6 @@ from streams.stored.text_words import WORD_BYTES, order_of
 _QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL, _UNDERSCORE = (ord(c) for c in '"\\,:{[]n_')
 _ZERO, _NINE, _A, _Z, _SMALL_A, _SMALL_Z = (ord(c) for c in "09AZaz")
 _BAD = -1
-
-Pair = tuple[bytes, bytes]  # canonical features before and after a change
-
-
-def find_changed_inputs(pairs: Sequence[Pair], names: Sequence[str]) -> dict[Pair, bool]:
-    """For each pair whose texts are plain: whether a value of one of `names` is printed differently. Pairs with a text that is not plain are left out."""
-    before, after = (FeatureTexts.join([pair[side] for pair in pairs]) for side in (0, 1))
-    changed_P, known_P = compare_inputs(before, after, names)
-    return {pair: changed for pair, changed, known in zip(pairs, changed_P.tolist(), known_P.tolist(), strict=True) if known}
 
 
 def compare_inputs(before: FeatureTexts, after: FeatureTexts, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -192,4 +183,5 @@ def _compare(
 
 def compile_changes() -> None:
     """Takes the kernel from numba's cache, or compiles it."""
-    find_changed_inputs([(b'{"a":1}', b'{"a":2}')], ["a"])
+    text = FeatureTexts.join([b'{"a":1}'])
+    compare_inputs(text, text, ["a"])

@@ -21,7 +21,7 @@ from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
 from streams.stored.feature_texts import FeatureTexts
 
 _FEATURES_HEAD, _EMBEDDING_HEAD = FEATURES_HEADER.size, EMBEDDING_HEADER.size
-# Places in the headers of components, and in an order, of what the order repeats (core/item_state.py `encode_stored_order`).
+# Places in the headers of components, and in an order, of what the order repeats (core/item_state.py `order_of`).
 _CHANGED, _CHANGED_END, _HASH = 18, 36, 37
 _EMBEDDING_CHANGED, _EMBEDDING_HASH = 10, 20
 _ORDER_EMBEDDING, _ORDER_HASH, _ORDER_BYTES = 18, 28, ORDER.itemsize
@@ -108,7 +108,7 @@ def cut_embedding_values(embeddings: Joined) -> EmbeddingValues:
 
 
 def cut_orders(features: Joined, embeddings: Joined) -> np.ndarray:
-    """ORDER array [R] of live items: what `encode_stored_order` makes of their components of features and, where there is one, of embeddings."""
+    """ORDER array [R] of live items: what `order_of` makes of their components of features and, where there is one, of embeddings."""
     orders = np.empty((len(features.starts_R), _ORDER_BYTES), np.uint8)
     _cut_orders(features.bytes_T, features.starts_R, embeddings.bytes_T, embeddings.starts_R, orders)
     return orders.reshape(-1).view(ORDER)
@@ -137,7 +137,7 @@ def check_embeddings(joined: Joined) -> None:
 
 @kernel
 def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, embedding_starts_R: np.ndarray, out: np.ndarray) -> None:
-    """What `encode_stored_order` makes of each live item, side by side: uint8 [R, 37]."""
+    """What `order_of` makes of each live item, side by side: uint8 [R, 37]."""
     for r in range(starts_R.shape[0]):
         start, embedding = starts_R[r], embedding_starts_R[r]
         for i in range(_CHANGED_END - _CHANGED):

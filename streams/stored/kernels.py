@@ -2,6 +2,7 @@
 waits for a compiler. Not here: the kernels; how one process of a machine compiles for all (infra/compiled_once.py).
 """
 
+import functools
 from pathlib import Path
 
 from infra import held_rows
@@ -21,8 +22,10 @@ _ROW_SOURCES = Path(held_rows.__file__).parent
 _MODEL_SOURCES = Path(item_network.__file__).parent
 
 
+@functools.cache
 def load_kernels() -> None:
-    """Takes every kernel from numba's cache, which takes 1 s, or compiles it, which takes 10 s and is done by one process of a machine."""
+    """Takes every kernel from numba's cache, which takes 1 s, or compiles it, which takes 10 s and is done by one process of a machine. The second call does
+    nothing."""
     with compiled_once("rows", _ROW_SOURCES):
         compile_joined()
         compile_held_rows()

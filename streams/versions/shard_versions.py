@@ -244,7 +244,7 @@ class ShardVersions:
             if isinstance(job, SealJob) and error.code in _PART_IS_LOST:
                 on_shard(task, lambda shard: _forget_full(shard, job))
             if error.code == "database_corrupted" and str(running.directory) in error.message:  # the checkpoint has the shard's own files
-                mark_damaged(on_shard(task, lambda shard: shard.directory), error)
+                mark_damaged(on_shard(task, lambda shard: shard.database.path), error)
                 raise Corrupted(error.code, f"{error.message}; the next start of this worker does so with shard {task.number}") from error
             raise
         match job, result:

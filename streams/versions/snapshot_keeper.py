@@ -42,7 +42,7 @@ class SnapshotKeeper:
             found, _ = list_snapshots(self._store, task.number)
             newest = SnapshotFacts(found[0].put_ms, found[0].snapshot.updates) if found else None
             known = self._newest[task.number] = task, newest
-        updates = on_shard(task, lambda shard: sum(c.consumed for c in shard.counters.values()))
+        updates = on_shard(task, lambda shard: sum(c.consumed for c in shard.state.counters.values()))
         return plan_snapshot(known[1], updates, self._clock.now_ms(), int(self._times.every_s * 1000), self._times.every_updates)
 
     def taken(self, snapshot: ShardSnapshot) -> None:

@@ -23,9 +23,10 @@ from streams.builders.checkpoint_judge import judge_checkpoint
 from streams.builders.pool import BuilderPool
 from streams.builders.running_jobs import OwnedShard
 from streams.builders.template import start_from
-from streams.encoders import LazyEncoders
+from streams.encoder import EncoderCache
 from streams.settings import BuildSection, WorkerSettings
 from streams.shard.log_ends import KafkaLogEnds
+from streams.stored.kernels import load_kernels
 from streams.versions.attempts import StepReport
 from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings
@@ -69,9 +70,9 @@ class VersionSide:
         self.reports = ServerReports(bootstrap, prefix, clock)
         if rollback.enabled:
             self.reports.start()
-        self.encoders = LazyEncoders(store)
-        if build.warm:
-            self.encoders.preload()
+        self.encoders = EncoderCache(store)
+        if build.warm:  # so that the first version does not wait for them
+            threading.Thread(target=load_kernels, name="load-kernels", daemon=True).start()
         self.gate = self._make_gate(build, control_log, clock, by, stopping)
         self.reconciler = Reconciler(
             control_log,

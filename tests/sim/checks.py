@@ -139,7 +139,9 @@ def check_shard(world: World, task: Task) -> None:
     require(shard.next_offsets == oracle.ends, "applied", "shard %d is at %s, the log at %s", task.number, shard.next_offsets, oracle.ends)
     for topic in SHARD_TOPICS:
         expected = TopicCounts(*oracle.counts[topic][-1])
-        require(shard.counters[topic] == expected, "applied", "%s: counted %s, it was %s", topic, shard.counters[topic], expected)
+        require(
+            shard.state.counters[topic] == expected, "applied", "%s: counted %s, it was %s", topic, shard.state.counters[topic], expected
+        )
     _check_components(oracle, task)
     for version, facts in shard.versions.items():
         if not facts.behind and facts.full is not None:
@@ -147,7 +149,7 @@ def check_shard(world: World, task: Task) -> None:
 
 
 def _check_components(oracle: ShardOracle, task: Task) -> None:
-    database = task.shard._database
+    database = task.shard.database
     held = {k: decode_features_component(v) for k, v in database.scan(FEATURES)}
     for key in {**held, **oracle.features[-1]}:
         found, expected = held.get(key), oracle.features[-1].get(key)
@@ -171,7 +173,7 @@ def check_version_rows(world: World, task: Task, version: int) -> None:
         for k, o, r in zip(b.keys, b.orders.tolist(), b.rows, strict=True)
     }
     prefix = increment_prefix(version)
-    for key, value in task.shard._database.scan(INCREMENTS, prefix, increment_prefix(version + 1)):
+    for key, value in task.shard.database.scan(INCREMENTS, prefix, increment_prefix(version + 1)):
         rows[key[len(prefix) :]] = read_increment(value)
     encoder = sim_encoder(world, version, facts.checkpoint_sha256)
     check_view(

@@ -142,7 +142,7 @@ def _decode_plain_record(value: bytes, partition: int, kind: IdKind, shards: int
 
 
 def _move_to(offset: int, updates: Sequence[Any]) -> list[FeaturesUpdate]:
-    return [FeaturesUpdate(u.key, u.version, offset, u.index, u.dead, u.raw, u.decoded) for u in updates]
+    return [FeaturesUpdate(u.key, u.version, offset, u.index, u.dead, u.raw) for u in updates]
 
 
 def decode_each_record(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Any] | None]:

@@ -209,10 +209,10 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     def commit(shard: Shard, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         put_outbox(batch, streams.shard.shard.OUTBOX, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
-        shard._database.write(batch, sync=sync)
-        offsets = shard._database.new_batch()
+        shard.database.write(batch, sync=sync)
+        offsets = shard.database.new_batch()
         offsets.put(META, STATE_KEY, streams.shard.shard.encode_shard_state(after))
-        shard._database.write(offsets, sync=sync)
+        shard.database.write(offsets, sync=sync)
         shard.state = after
 
     return [(Shard, "_commit", commit)]
@@ -243,7 +243,7 @@ def _journal_emptied_first(_: World, __: Boundary) -> Sequence[Replacement]:
     "watermark",
 )
 def _state_kept_after_a_failed_write(_: World, __: Boundary) -> Sequence[Replacement]:
-    return [(Shard, "recover", lambda shard: shard._database.reopen())]
+    return [(Shard, "recover", lambda shard: shard.database.reopen())]
 
 
 @_plant("an assignment commits the stored offsets but leaves zeros out", "applied", "progress", "records follow without a hole")
@@ -304,7 +304,7 @@ def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
     start, run_job = ShardVersions._start, tests.sim.worker.run_job
 
     def start_late(versions: ShardVersions, status: VersionStatus, task: Any, behind: bool) -> None:
-        path = task.shard.directory.parent / f"early-{world.unique()}"
+        path = task.shard.database.path.parent / f"early-{world.unique()}"
         task.submit(lambda shard: shard.create_checkpoint(path)).result()
         early[task.number, status.version] = path
         world.data_point("between checkpoint and `building`")

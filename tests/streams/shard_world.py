@@ -141,14 +141,14 @@ def open_test_shard(directory: Path, clock: ManualClock | None = None) -> Shard:
 
 def everything(shard: Shard) -> dict[str, Any]:
     """All that must not depend on batches or crashes: components, increments, counters, offsets."""
-    held = {family: list(shard._database.scan(family)) for family in (FEATURES, EMBEDDINGS, INCREMENTS)}
-    return {**held, "counters": shard.counters, "next": shard.next_offsets, "source_ms": shard.state.source_ms}
+    held = {family: list(shard.database.scan(family)) for family in (FEATURES, EMBEDDINGS, INCREMENTS)}
+    return {**held, "counters": shard.state.counters, "next": shard.next_offsets, "source_ms": shard.state.source_ms}
 
 
 def rows_of(shard: Shard, version: int) -> dict[bytes, bytes]:
     """Increment values of a version by index key."""
     prefix = version.to_bytes(8, "big")
-    return {k[8:]: v for k, v in shard._database.scan(INCREMENTS) if k.startswith(prefix)}
+    return {k[8:]: v for k, v in shard.database.scan(INCREMENTS) if k.startswith(prefix)}
 
 
 def row_of(shard: Shard, version: int, item: int) -> tuple[np.ndarray, np.ndarray | None] | None:

@@ -83,11 +83,11 @@ def test_a_kill_in_mid_stream_counts_every_update_once_and_doubles_no_row(stage:
     assert stop_cleanly(worker) == 0
     for number in range(SHARDS):
         with stage.shard("worker", number) as shard:
-            assert dict(consumed(shard.counters)) == stage.expected_counters(number)
-            assert all(is_exact(c) for c in shard.counters.values())
-            assert shard.counters[NEW_ITEMS].applied == shard.counters[NEW_ITEMS].consumed
+            assert dict(consumed(shard.state.counters)) == stage.expected_counters(number)
+            assert all(is_exact(c) for c in shard.state.counters.values())
+            assert shard.state.counters[NEW_ITEMS].applied == shard.state.counters[NEW_ITEMS].consumed
             assert tuple(shard.next_offsets[t] for t in SHARD_TOPICS) == stage.ends()[number]
-            keys = [key for key, _ in shard._database.scan("features")]
+            keys = [key for key, _ in shard.database.scan("features")]
             assert len(keys) == len(set(keys)) == len([i for i in range(400) if partition_of(i, SHARDS) == number])
 
 
@@ -105,8 +105,8 @@ def test_two_workers_share_the_shards_and_one_takes_over_from_offset_0_when_the_
     assert len(owned_by_second) == 1
     for number in range(SHARDS):
         with stage.shard("first", number) as shard:
-            assert dict(consumed(shard.counters)) == stage.expected_counters(number)
-            assert all(is_exact(c) for c in shard.counters.values())
+            assert dict(consumed(shard.state.counters)) == stage.expected_counters(number)
+            assert all(is_exact(c) for c in shard.state.counters.values())
 
 
 def test_every_kind_of_garbage_ends_as_a_dead_letter_with_its_reason_and_the_partition_moves_on(stage: WorkerStage) -> None:
@@ -140,7 +140,7 @@ def test_every_kind_of_garbage_ends_as_a_dead_letter_with_its_reason_and_the_par
     assert (letters[len(garbage)].key, letters[len(garbage)].value) == (b"big", huge)
     assert stop_cleanly(worker) == 0
     with stage.shard("worker", 0) as shard:
-        counts = shard.counters[ITEM_FEATURES]
+        counts = shard.state.counters[ITEM_FEATURES]
         assert counts.dead_lettered == len(garbage) + 3 and counts.applied == 80 + 2
         assert shard.pending_outbox(10) == []
 
@@ -301,7 +301,7 @@ def test_partitions_that_somebody_adds_stop_a_running_worker_and_the_next_start_
     assert stage.log().count("has 3 partitions, the index has 2 shards") >= 2 and "publish the catalogue into a new index" in stage.log()
     for shard in range(SHARDS):
         with stage.shard("worker", shard) as held:
-            assert consumed(held.counters) == stage.expected_counters(shard)
+            assert consumed(held.state.counters) == stage.expected_counters(shard)
 
 
 def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: pytest.MonkeyPatch) -> None:

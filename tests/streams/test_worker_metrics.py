@@ -70,7 +70,7 @@ def test_a_shard_whose_disk_is_full_is_named_and_its_lag_and_that_of_the_others_
     """Its offsets stand still while it waits: the numbers of before for all shards said that nothing was behind."""
     metrics, clock = Metrics(), ManualClock()
     tasks = [ShardTask(open_shard(tmp_path / str(n), n, INIT, clock), clock, lambda _: None) for n in (0, 1)]
-    facts = tasks[0].submit(lambda shard: shard.disk_facts()).result()
+    facts = tasks[0].submit(lambda shard: shard.database.facts()).result()
     before = read_shards(tasks, {})
     assert before == {n: (dict.fromkeys((ITEM_FEATURES, NEW_ITEMS), 0), facts) for n in (0, 1)}
 

@@ -132,7 +132,7 @@ def test_a_worker_without_a_directory_takes_over_from_snapshots_after_the_log_s_
             stage.shard("second", n) as shard,
             closing(open_shard(stage.directory / f"oracle-{n}", n, stage.init(), SystemClock())) as oracle,
         ):
-            assert shard.counters == oracle.counters and shard.next_offsets == oracle.next_offsets
+            assert shard.state.counters == oracle.state.counters and shard.next_offsets == oracle.next_offsets
 
 
 @pytest.mark.timeout(120)

@@ -63,7 +63,7 @@ def counts_of_shards(system: System, topic: str) -> Counter[str]:
         copy = system.directory / "copies" / f"{topic}-{shard}"
         shutil.copytree(system.directory / "worker" / "shards" / f"{shard:05d}", copy)
         with open_shard_reader(copy) as reader:
-            counts = reader.counters[topic]
+            counts = reader.state.counters[topic]
         total += Counter({name: getattr(counts, name) for name in ("consumed", "applied", "superseded", "dead_lettered")})
     return total
 

@@ -22,7 +22,6 @@ from streams.core.item_state import (
     encode_features_component,
     encode_order,
     encode_raw_features,
-    encode_stored_order,
     fold_embedding,
     fold_features,
     is_covered,
@@ -135,21 +134,6 @@ def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_
     order = np.array([order_of(features, embedding)], ORDER)[0]
     assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(b"{}", b"abcd")
     assert order_of(held_features((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
-
-
-@given(
-    st.binary(max_size=40),
-    st.none() | st.lists(st.floats(width=32, allow_nan=False), max_size=4),
-    st.integers(-1, 1 << 40),
-    st.integers(0, 255),
-)
-def test_the_order_cut_from_stored_bytes_is_that_of_the_decoded_components(
-    raw: bytes, values: list[float] | None, offset: int, index: int
-) -> None:
-    features = held_features((5, offset + 9, index), False, raw, (3, offset, index))
-    embedding = None if values is None else held_embedding((offset + 7, 1), np.array(values, np.float32).tobytes(), (offset, index))
-    stored = None if embedding is None else encode_embedding_component(embedding)
-    assert encode_stored_order(encode_features_component(features), stored) == np.array([order_of(features, embedding)], ORDER).tobytes()
 
 
 def test_an_orders_bytes_are_those_of_the_array_form() -> None:

@@ -41,7 +41,6 @@ from streams.builders.pool import BuilderPool
 from streams.builders.sealer import digest_blocks
 from streams.builders.template import start_from
 from streams.encoder import EncoderCache
-from streams.encoders import LazyEncoders
 from streams.replay.cli import register
 from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
 from streams.replay.replay import ReplayPace, run_replay
@@ -125,7 +124,7 @@ def nearline(bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory) -
             builders,
             ends,
             folder / "scratch",
-            LazyEncoders(store),
+            EncoderCache(store),
             "w",
             messages.announce,
         )

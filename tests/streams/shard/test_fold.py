@@ -123,16 +123,16 @@ def test_a_row_that_another_state_made_is_encoded_and_a_torn_one_is_named(tmp_pa
     assert (encoder.encoded, encoder.rewritten) == (TOGETHER_MIN, 0)
     shard.apply([first(1, 2, 2)])
     assert (encoder.encoded, encoder.rewritten) == (TOGETHER_MIN, TOGETHER_MIN)
-    rows = list(shard._database.scan(INCREMENTS, increment_prefix(VERSION)))
-    batch = shard._database.new_batch()
+    rows = list(shard.database.scan(INCREMENTS, increment_prefix(VERSION)))
+    batch = shard.database.new_batch()
     batch.put(INCREMENTS, rows[0][0], rows[0][1][:28] + b"\0" * 8 + rows[0][1][36:])  # another input hash
     batch.delete(INCREMENTS, rows[1][0])
-    shard._database.write(batch)
+    shard.database.write(batch)
     shard.apply([first(2, 3, 3)])
     assert (encoder.encoded, encoder.rewritten) == (TOGETHER_MIN + 2, 2 * TOGETHER_MIN - 2)
-    batch = shard._database.new_batch()
+    batch = shard.database.new_batch()
     batch.put(INCREMENTS, rows[0][0], rows[0][1][:-1])
-    shard._database.write(batch)
+    shard.database.write(batch)
     with pytest.raises(Corrupted, match="bad_increment"):
         shard.apply([first(3, 4, 4)])
     assert shard.next_offsets["item-features"] == 3

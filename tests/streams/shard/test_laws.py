@@ -24,8 +24,9 @@ from schemas.ids import encode_index_key
 from schemas.index.layout import decode_delta, decode_increment, is_newer
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
-from streams.shard.reader import StoredItem, open_shard_reader
+from streams.shard.reader import open_shard_reader
 from streams.shard.shard import Shard
+from streams.stored.item_block import ItemBlock
 from tests.memory import MEMORY
 from tests.streams.shard_world import (
     ITEMS,
@@ -208,10 +209,10 @@ def oracle(log: Log) -> tuple[dict[int, tuple[Any, ...]], dict[str, TopicCounts]
     return held, totals
 
 
-def read_items(shard: Shard, folder: Path) -> list[StoredItem]:
+def read_items(shard: Shard, folder: Path) -> list[ItemBlock]:
     shard.create_checkpoint(folder / "read")
     with open_shard_reader(folder / "read") as reader:
-        return list(reader.scan_items())
+        return list(reader.scan_blocks())
 
 
 def contents(rows: Mapping[bytes, bytes]) -> dict[bytes, tuple[int, int, bytes]]:
@@ -253,11 +254,11 @@ def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan:
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
-        assert shard.counters == counts
-        assert all(c.consumed == c.applied + c.superseded + c.dead_lettered for c in shard.counters.values())
+        assert shard.state.counters == counts
+        assert all(c.consumed == c.applied + c.superseded + c.dead_lettered for c in shard.state.counters.values())
         live = {encode_index_key(item): features for item, (*_, features) in held.items() if features is not None}
-        items = read_items(shard, Path(name))
-        assert {i.key: repr(i.raw_features) for i in items} == {k: repr(dict(sorted(f.items()))) for k, f in live.items()}
+        texts = {key: repr(text) for block in read_items(shard, Path(name)) for key, text in zip(block.keys, block.features, strict=True)}
+        assert texts == {k: repr(dict(sorted(f.items()))) for k, f in live.items()}
         letters = [decode_dead_letter(list(e.headers)) for e in shard.pending_outbox(10_000) if e.topic != INDEX_DELTAS]
         positions = [(d.topic, d.offset, d.index) for d in letters]
         assert len(set(positions)) == len(positions) == sum(c.dead_lettered for c in counts.values())
@@ -270,12 +271,16 @@ def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
-        items = read_items(shard, Path(name))
-        rows = HashEncoder(VERSION).encode([i.raw_features for i in items], [i.embedding for i in items])
+        rows: dict[bytes, bytes] = {}
+        orders: dict[bytes, bytes] = {}
+        for block in read_items(shard, Path(name)):
+            encoded = HashEncoder(VERSION).encode(block.features, block.embeddings)
+            rows |= {key: row.tobytes() for key, row in zip(block.keys, encoded, strict=True)}
+            orders |= {key: order.tobytes() for key, order in zip(block.keys, block.orders_R, strict=True)}
         found = {k: decode_increment(HashEncoder(VERSION).layout, v) for k, v in rows_of(shard, VERSION).items()}
         live = {k: (o, r) for k, (o, r) in found.items() if r is not None}
-        assert {k: r.tobytes() for k, (_, r) in live.items()} == {i.key: row.tobytes() for i, row in zip(items, rows, strict=True)}
-        assert {k: o.tobytes() for k, (o, _) in live.items()} == {i.key: i.order for i in items}
+        assert {k: r.tobytes() for k, (_, r) in live.items()} == rows
+        assert {k: o.tobytes() for k, (o, _) in live.items()} == orders
         shard.close()
 
 

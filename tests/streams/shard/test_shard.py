@@ -1,10 +1,8 @@
 """A shard over real RocksDB: one WriteBatch a micro-batch, exact counts, restarts, bounds, checkpoints."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from infra.kafka.dead_letters import decode_dead_letter
@@ -12,7 +10,7 @@ from infra.kafka.reader import SourceRecord
 from infra.rocks import Database
 from schemas.errors import Incompatible
 from schemas.ids import encode_index_key, partition_of
-from schemas.index.layout import ORDER, decode_increment
+from schemas.index.layout import decode_increment
 from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
 from streams.core.outbox import OutboxEntry
@@ -46,7 +44,7 @@ def test_components_counters_and_next_offsets_survive_a_restart(tmp_path: Path) 
     again = open_test_shard(tmp_path / "s")
     assert everything(again) == before
     assert again.next_offsets == {ITEM_FEATURES: 2, NEW_ITEMS: 1}
-    assert again.counters[ITEM_FEATURES] == TopicCounts(2, 2, 0, 0)
+    assert again.state.counters[ITEM_FEATURES] == TopicCounts(2, 2, 0, 0)
 
 
 def test_a_lower_event_version_is_superseded_and_a_higher_offset_of_the_same_version_wins(tmp_path: Path) -> None:
@@ -54,12 +52,12 @@ def test_a_lower_event_version_is_superseded_and_a_higher_offset_of_the_same_ver
     shard.apply(
         [features_record(0, upsert(A, 5, brand="five"), upsert(A, 4, brand="four")), features_record(1, upsert(A, 5, brand="again"))]
     )
-    assert shard.counters[ITEM_FEATURES] == TopicCounts(3, 2, 1, 0)
+    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(3, 2, 1, 0)
     shard.create_checkpoint(tmp_path / "c")
     with open_shard_reader(tmp_path / "c") as reader:
-        (item,) = reader.scan_items()
-    assert item.raw_features == {"brand": "again"}
-    (order,) = np.frombuffer(item.order, ORDER)
+        (block,) = reader.scan_blocks()
+    assert list(block.features) == [{"brand": "again"}]
+    (order,) = block.orders_R
     assert (order["features_version"], order["features_offset"], order["features_index"]) == (5, 1, 0)
 
 
@@ -71,7 +69,7 @@ def test_a_key_without_value_deletes_at_the_stored_version_and_a_later_event_of_
     assert row is None and order["dead"] == 1 and order["features_version"] == 7
     shard.apply([features_record(2, upsert(A, 7, brand="y"))])
     assert row_of(shard, 0, A)[1] is not None
-    assert shard.counters[ITEM_FEATURES] == TopicCounts(3, 3, 0, 0)
+    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(3, 3, 0, 0)
 
 
 def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(tmp_path: Path) -> None:
@@ -81,8 +79,8 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(tmp_pa
     broken = SourceRecord(ITEM_FEATURES, 0, 1, b"k", b"{not json", (("h", None),), 5)
     huge = new_items_record(0, embed(A, 1e300))
     result = shard.apply([mixed, broken, huge, SourceRecord(NEW_ITEMS, 0, 1, b"k", None), SourceRecord(ITEM_FEATURES, 0, 2, None, None)])
-    assert shard.counters[ITEM_FEATURES] == TopicCounts(6, 2, 0, 4)
-    assert shard.counters[NEW_ITEMS] == TopicCounts(2, 0, 0, 2)
+    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(6, 2, 0, 4)
+    assert shard.state.counters[NEW_ITEMS] == TopicCounts(2, 0, 0, 2)
     letters = [e for e in shard.pending_outbox(100) if e.topic.startswith(DEAD_LETTER_PREFIX)]
     found = {(s.topic, s.offset, s.index, s.code) for s in (decode_dead_letter(list(e.headers)) for e in letters)}
     assert found == {
@@ -133,7 +131,7 @@ def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_lose
         clock.seconds += 1  # so that the next batch has a watermark too
 
     result = shard.apply(records, take)
-    assert shard.counters[ITEM_FEATURES] == TopicCounts(3200, 3200, 0, 0)
+    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(3200, 3200, 0, 0)
     assert len(sizes) == 1 + 2 and WRITE_BATCH_UPDATES_MAX == 2_000  # identity, then 25 + 15 records
     assert [written for written, _ in told] == [2, 3], "what a batch owes is handed over before the next is written"
     assert [entry for _, entries in told for entry in entries] == result.outbox
@@ -154,14 +152,14 @@ def test_a_checkpoint_is_one_moment_and_gives_live_items_in_key_order(tmp_path: 
     shard.create_checkpoint(tmp_path / "c")
     shard.apply([features_record(1, upsert(A, 2, brand="later"))])
     with open_shard_reader(tmp_path / "c") as reader:
-        items = list(reader.scan_items())
-        assert [i.key for i in items] == sorted(encode_index_key(i) for i in (A, B))
-        assert {json.dumps(i.raw_features) for i in items} == {'{"brand": "a"}', '{"brand": "b"}'}
-        by_key = {i.key: i for i in items}
-        assert by_key[encode_index_key(A)].embedding.tolist() == [1, 0, 0, 0] and by_key[encode_index_key(B)].embedding is None
+        (block,) = reader.scan_blocks()
+        assert block.keys == sorted(encode_index_key(i) for i in (A, B))
+        at_a, at_b = (block.keys.index(encode_index_key(i)) for i in (A, B))
+        assert block.features[at_a] == {"brand": "a"} and block.features[at_b] == {"brand": "b"}
+        assert block.embeddings[at_a].tolist() == [1, 0, 0, 0] and block.embeddings[at_b] is None
         assert reader.next_offsets == {ITEM_FEATURES: 1, NEW_ITEMS: 1} and set(reader.versions) == {2}
         increments = dict(reader.scan_increments(2))
         assert set(increments) == {encode_index_key(i) for i in (A, B, C)}
         order, _ = decode_increment(HashEncoder(2).layout, increments[encode_index_key(A)])
-        assert order.tobytes() == by_key[encode_index_key(A)].order
-        assert [i.key for i in reader.scan_items(encode_index_key(B))] == [i.key for i in items if i.key >= encode_index_key(B)]
+        assert order.tobytes() == block.orders_R[at_a].tobytes()
+        assert [key for b in reader.scan_blocks(encode_index_key(B)) for key in b.keys] == block.keys[at_b:]

@@ -23,7 +23,7 @@ def test_dead_letters_of_one_record_share_its_bytes_until_the_last_is_confirmed(
     shard = open_test_shard(tmp_path / "s")
     record = features_record(0, *({"op": "upsert", "note": "x" * 4_000} for _ in range(256)))
     result = shard.apply([record, features_record(1, {"op": "?"}), features_record(2, {"op": "!"})])
-    stored = sum(len(value) for _, value in shard._database.scan("outbox"))
+    stored = sum(len(value) for _, value in shard.database.scan("outbox"))
     assert stored < 1.3 * len(record.value or b"") and len(result.outbox) == 259
     assert [e.value for e in shard.pending_outbox(1_000)] == [e.value for e in result.outbox]
     shard.confirm_outbox(254)
@@ -86,7 +86,7 @@ def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opene
         raise Unavailable("disk_full", "the disk is full")
 
     with monkeypatch.context() as full:
-        full.setattr(shard._database, "write", fail)
+        full.setattr(shard.database, "write", fail)
         with pytest.raises(Unavailable):
             shard.apply([record])
     shard.recover()

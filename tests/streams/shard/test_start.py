@@ -97,7 +97,7 @@ def test_a_torn_write_ahead_log_is_a_consistent_prefix_that_the_topics_complete(
     shard = start(tmp_path / "s")
     held = shard.next_offsets
     assert held in ({ITEM_FEATURES: 0, NEW_ITEMS: 0}, {ITEM_FEATURES: 1, NEW_ITEMS: 0})
-    assert shard.counters[ITEM_FEATURES].consumed == held[ITEM_FEATURES]
+    assert shard.state.counters[ITEM_FEATURES].consumed == held[ITEM_FEATURES]
     shard.close()
 
 
@@ -146,7 +146,7 @@ def test_a_directory_that_another_owner_holds_is_waited_for_and_then_refused(tmp
 def _spoil_file(directory: Path, which: str) -> None:
     if which == "table":
         shard = open_shard(directory, 0, INIT, ManualClock())
-        shard._database.flush()
+        shard.database.flush()
         shard.close()
     pattern = {"manifest": "MANIFEST-*", "current": "CURRENT", "table": "*.sst"}[which]
     for path in directory.glob(pattern):
@@ -158,7 +158,7 @@ def _spoil_file(directory: Path, which: str) -> None:
 
 def _spoil_state(directory: Path) -> None:
     shard = open_shard(directory, 0, INIT, ManualClock())
-    batch = shard._database.new_batch()
+    batch = shard.database.new_batch()
     batch.put("meta", b"state", b"{half")
-    shard._database.write(batch)
+    shard.database.write(batch)
     shard.close()

@@ -195,7 +195,7 @@ def test_nothing_is_applied_before_admission_and_a_waiting_batch_is_let_in_by_it
         waiting = asyncio.create_task(task.apply([new_items_record(0, embed(A, 1, 2, 3, 4))]))
         done, _ = await asyncio.wait({waiting}, timeout=0.05)
         assert not done and not task.admitted
-        assert task.submit(lambda s: s.counters[ITEM_FEATURES].consumed + sum(s.next_offsets.values())).result() == 0
+        assert task.submit(lambda s: s.state.counters[ITEM_FEATURES].consumed + sum(s.next_offsets.values())).result() == 0
         task.admit()
         await waiting
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform
 from streams.core.item_state import encode_raw_features
-from streams.shard.decode import encode_canonical
 from streams.stored.feature_texts import ABSENT, BOOLEAN, FLOAT, LIST, TEXT, WHOLE, FeatureTexts, read_cells
 from streams.stored.item_columns import ItemColumns, PlainColumns, encode_columns, encode_plain_columns
 
@@ -56,11 +55,11 @@ def columns_bytes(columns: ItemColumns) -> list[bytes]:
 @given(st.lists(items, max_size=8))
 def test_columns_read_from_texts_have_the_bits_of_those_read_from_mappings(some: list[dict[str, Any]]) -> None:
     mm_RM = np.arange(2 * len(some), dtype=np.float32).reshape(len(some), 2) * 1e6
-    for encode in (encode_raw_features, encode_canonical):
-        compiled = encode_columns(SCHEMA, FeatureTexts.join([encode(item) for item in some]), mm_RM)
-        assert columns_bytes(compiled) == columns_bytes(encode_columns(SCHEMA, some, mm_RM))
-        plain = encode_plain_columns(SCHEMA, FeatureTexts.join([encode(item) for item in some]))
-        assert [a.tobytes() for a in plain_arrays(plain)] == [a.tobytes() for a in plain_arrays(compiled.plain)]
+    texts = FeatureTexts.join([encode_raw_features(item) for item in some])
+    compiled = encode_columns(SCHEMA, texts, mm_RM)
+    assert columns_bytes(compiled) == columns_bytes(encode_columns(SCHEMA, some, mm_RM))
+    plain = encode_plain_columns(SCHEMA, texts)
+    assert [a.tobytes() for a in plain_arrays(plain)] == [a.tobytes() for a in plain_arrays(compiled.plain)]
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,6 @@ def test_an_update_of_another_partition_or_too_many_of_them_are_left_to_the_mode
 def test_an_update_that_only_python_reads_leaves_its_neighbours_plain() -> None:
     some = [{"op": "upsert", "item_id": i, "version": 1, "features": {"a": a}} for i, a in enumerate((0.5, 0.1 + 0.2, "é"))]
     assert judge(as_record(some), IdKind.INT64)
-    update = FeaturesUpdate(b"k", 1, 1, 0, False)
-    assert update.decoded is None
 
 
 @settings(max_examples=50, deadline=None)

@@ -65,8 +65,8 @@ def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_
     fill(world)
     worker.settle()
     shard = worker.tasks[0].shard
-    shard._database.settle()
-    table = max(shard.directory.glob("*.sst"), key=lambda p: p.stat().st_size)
+    shard.database.settle()
+    table = max(shard.database.path.glob("*.sst"), key=lambda p: p.stat().st_size)
     raw = bytearray(table.read_bytes())
     raw[len(raw) // 3] ^= 8
     table.write_bytes(raw)
@@ -75,8 +75,8 @@ def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_
     assert any("database_corrupted" in text and "the next start of this worker does so with shard 0" in text for text in news)
     log = {topic: LogRange(0, end) for topic, end in world.sources_end(0).items()}
     worker.close()
-    with closing(start_shard(shard.directory, 0, world.init, "index", world.clock, log)) as rebuilt:
-        assert set(rebuilt.next_offsets.values()) == {0} and shard.directory.with_name("shard-0.damaged-1").is_dir()
+    with closing(start_shard(shard.database.path, 0, world.init, "index", world.clock, log)) as rebuilt:
+        assert set(rebuilt.next_offsets.values()) == {0} and shard.database.path.with_name("shard-0.damaged-1").is_dir()
 
 
 def test_a_version_over_zero_items_goes_live_and_fills_by_deltas(world: World, worker: Worker) -> None:

@@ -258,12 +258,6 @@ class JournaledDatabase:
         if self._held_bytes() > JOURNALED_ROWS_KEPT_BYTES_MAX:
             self._let_go()
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
-        """Remove every key from `start` to before `end`."""
-        batch = self.new_batch()
-        batch.delete_range(family, start, end)
-        self.write(batch)
-
     # --- the directory -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:

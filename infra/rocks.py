@@ -184,12 +184,6 @@ class Database:
         if self._failed:
             raise Exception(self._failed)  # what rocksdict raises
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
-        """Remove every key from `start` to before `end`."""
-        batch = self.new_batch()
-        batch.delete_range(family, start, end)
-        self.write(batch)
-
     def flush(self) -> None:
         """Write the memtables of every column family to table files."""
         with MappedErrors(self.path, "flush"):

@@ -240,24 +240,10 @@ class FeatureSchema:
         """The bucket of the SIM category; 0 if missing."""
         return self.item(self.sim_category).bucket(raw.get(self.sim_category)) if self.sim_category else 0
 
-    def bids_of(self, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """`bid_of` of R records: float64 [R]."""
-        if self.bid is None:
-            return np.ones(len(records))
-        values = [r.get(self.bid) for r in records]
-        if len(values) < _COLUMN_ROWS_MIN or not _PLAIN_NUMBERS.issuperset(map(type, values)):
-            return np.array([self.bid_of(r) for r in records], np.float64)
-        return self.bids_in(np.array(values, np.float64))
-
     def bids_in(self, x_R: np.ndarray) -> np.ndarray:
         """`bid_of` of a float64 column in which NaN stands for missing: float64 [R]. The schema must have a bid."""
         assert self.bid is not None
         return np.where(np.isfinite(x_R) & (x_R > 0), np.minimum(x_R, BID_MAX), self.item(self.bid).default)
-
-    def categories_of(self, records: Sequence[Mapping[str, Any]]) -> list[int]:
-        """`category_of` of R records."""
-        name = self.sim_category
-        return [0] * len(records) if name is None else self.item(name).buckets_of([r.get(name) for r in records])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the inverse of `decode_feature_schema`."""
@@ -356,13 +342,3 @@ def _is_vector(value: object, width: int) -> TypeGuard[Sequence[float]]:
 def encode_realtime(schema: FeatureSchema, raw: Mapping[str, Any]) -> list[float]:
     """The row's `realtime` column: scaled numbers, and buckets (at most 256, so exact in float32) of categoricals."""
     return [f.number(raw.get(f.name)) if f.kind is Kind.NUMERIC else float(f.bucket(raw.get(f.name))) for f in schema.realtime_features]
-
-
-def encode_realtime_rows(schema: FeatureSchema, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """`encode_realtime` of R records: float32 [R, Q], the same bits."""
-    columns = [
-        f.numbers(values) if f.kind is Kind.NUMERIC else f.buckets_of(values)
-        for f in schema.realtime_features
-        for values in ([r.get(f.name) for r in records],)
-    ]
-    return np.array(columns, np.float32).reshape(len(columns), len(records)).T

@@ -27,7 +27,7 @@ from infra.fork_server import Template
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index
+from infra.kafka.admin import apply_topics, describe_index, end_offsets
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
@@ -46,7 +46,7 @@ from streams.shard.shard import Shard
 from streams.shard.start import LogRange, check_log, fetch_log_ranges
 from streams.shard.task import ShardTask
 from streams.versions.version_side import VersionSide
-from streams.worker_metrics import WorkerMetrics, fetch_ends
+from streams.worker_metrics import WorkerMetrics
 
 _LAG_EVERY_S = 2.0
 _TOPICS_EVERY_S = 5.0
@@ -280,7 +280,7 @@ class Worker:
     # --- numbers -------------------------------------------------------------------------------------------------------
 
     def _show_lag(self) -> None:
-        ends, held = fetch_ends(self.bootstrap), _Held()
+        ends, held = functools.partial(end_offsets, self.bootstrap), _Held()
         while not self._stopping.wait(_LAG_EVERY_S):
             with contextlib.suppress(AifError, CancelledError):  # a shard that is given away, a broker that is away
                 held = read_shards(tasks := self.owned.tasks, held)

@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from infra.clock import Clock, SystemClock
-from infra.kafka.admin import end_offsets
 from infra.metrics import Metrics
 from infra.rocks import DiskFacts
 from schemas.index.lifecycle import State
@@ -128,8 +127,3 @@ class WorkerMetrics:
         for reason, count in dict(rejected).items():
             self._metrics.counter("checkpoints_rejected").labels(reason).inc(count - self._rejected.get(reason, 0))
             self._rejected[reason] = count
-
-
-def fetch_ends(bootstrap: str) -> EndOffsets:
-    """End offsets of a topic by its whole name."""
-    return lambda topic: end_offsets(bootstrap, topic)

@@ -11,13 +11,14 @@ import functools
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from schemas.errors import Corrupted
 from schemas.topics import DEAD_LETTER_PREFIX
 
 if TYPE_CHECKING:
     from infra.kafka.reader import SourceRecord
+    from schemas.events import Rejection  # it would load pydantic
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -28,19 +29,6 @@ FROM_HEADER = "aif.redriven_from"
 _ADDED = 11  # headers of `encode_dead_letter`, after those of the record
 _ATTEMPT_DIGITS_MAX = 6
 _REASON_CHARS_MAX = 1_000
-
-
-class Rejected(Protocol):
-    """What is needed of a `schemas.events.Rejection`, which this file does not import because it would load pydantic."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def code(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def disposition(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +50,13 @@ def dead_letter_topic(topic: str) -> str:
 
 
 @functools.cache
-def code_version() -> str:
+def _code_version() -> str:
     """The version of this code, as dead letters name it."""
     return importlib.metadata.version("aif")
 
 
 def encode_dead_letter(
-    record: "SourceRecord", rejection: Rejected, code_version: str, *, stage: str = "DECODE"
+    record: "SourceRecord", rejection: "Rejection", *, stage: str = "DECODE"
 ) -> tuple[bytes | None, bytes | None, Headers]:
     """(key, value, headers) of the dead letter of one rejected update. The same input gives the same bytes.
 
@@ -84,7 +72,7 @@ def encode_dead_letter(
         "disposition": rejection.disposition,
         "attempt": str(attempt_of(record.headers)),
         "first_seen": str(record.timestamp_ms),
-        "code_version": code_version,
+        "code_version": _code_version(),
         INDEX_HEADER: str(rejection.index),
     }
     assert len(added) == _ADDED

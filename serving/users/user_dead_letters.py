@@ -21,7 +21,7 @@ from functools import cached_property
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.sent_letters import SentLetters
@@ -130,7 +130,7 @@ class UserDeadLetters:
                 missing[key] -= 1
                 self._metrics.counter("dead_letters").labels(record.topic, rejection.disposition).inc()
 
-        letter_key, value, headers = encode_dead_letter(record, rejection, code_version())
+        letter_key, value, headers = encode_dead_letter(record, rejection)
         topic = self._prefix + dead_letter_topic(record.topic)
         while True:
             try:

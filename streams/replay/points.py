@@ -192,16 +192,12 @@ def _offsets(source: ReplaySource, point: Point, log: ShardLog) -> Offsets:
         case AtOffset(offset):
             return {topic: min(offset, log.end[topic]) for topic in SHARD_TOPICS}
         case AtTime(time_ms):
-            return {topic: _at_time(source, topic, time_ms)[log.shard] for topic in SHARD_TOPICS}
+            return {topic: offsets_at(source.bootstrap, source.prefix + topic, time_ms)[log.shard] for topic in SHARD_TOPICS}
         case AtVector(vector):
             _check_vector(vector, source.init.shards)
             return {topic: vector[topic][log.shard] for topic in SHARD_TOPICS}
         case Named(name):
             raise AssertionError(name)
-
-
-def _at_time(source: ReplaySource, topic: str, time_ms: int) -> dict[int, int]:
-    return offsets_at(source.bootstrap, source.prefix + topic, time_ms)
 
 
 def _check_vector(vector: Mapping[str, tuple[int, ...]], shards: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features, encode_realtime_rows
+from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features, encode_realtime
 from schemas.limits import BAG_VALUES_MAX
 from schemas.model.compiled import int64
 from streams.stored.bucket_hash import Memory, find_bucket, new_memory, start_words
@@ -63,8 +63,12 @@ def encode_columns(schema: FeatureSchema, raw_features: Sequence[Raw], mm_RM: np
 def encode_plain_columns(schema: FeatureSchema, raw_features: Sequence[Raw]) -> PlainColumns:
     """The plain columns of R items alone."""
     if not isinstance(raw_features, FeatureTexts):
-        categories = np.array(schema.categories_of(raw_features), np.int64)
-        return PlainColumns(categories, schema.bids_of(raw_features), encode_realtime_rows(schema, raw_features))
+        realtime = np.array([encode_realtime(schema, raw) for raw in raw_features], np.float32)
+        return PlainColumns(
+            np.array([schema.category_of(raw) for raw in raw_features], np.int64),
+            np.array([schema.bid_of(raw) for raw in raw_features], np.float64),
+            realtime.reshape(len(raw_features), len(schema.realtime_features)),
+        )
     names = {schema.sim_category, schema.bid, *(f.name for f in schema.realtime_features)} - {None}
     reader = _Reader(schema, raw_features, sorted(name for name in names if name is not None))
     plain = reader.plain()

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.redrive import read_dead_letters
@@ -66,7 +66,7 @@ class RefusedImpressions:
         topic = self._prefix + dead_letter_topic(IMPRESSIONS)
         for position, (record, error) in self._waiting.items():
             rejection = Rejection(0, error.code, error.message, error.disposition)
-            key, value, headers = encode_dead_letter(record, rejection, code_version())
+            key, value, headers = encode_dead_letter(record, rejection)
             try:
                 self._producer.produce(topic, value, key, headers=list(headers), on_delivery=self._noting(position))
             except (KafkaException, BufferError):

@@ -11,7 +11,7 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException
 
-from infra.kafka.dead_letters import code_version, dead_letter_topic, encode_dead_letter
+from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
@@ -32,7 +32,7 @@ class VersionMessages:
 
     def send_dead_letter(self, record: SourceRecord, rejection: Rejection) -> None:
         """Sends and waits for the acknowledgement. Raises Unavailable (`dead_letter_not_sent`)."""
-        key, value, headers = encode_dead_letter(record, rejection, code_version(), stage="VALIDATE")
+        key, value, headers = encode_dead_letter(record, rejection, stage="VALIDATE")
         outcome: list[KafkaError | None] = []
         try:
             self._producer.produce(

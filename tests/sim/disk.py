@@ -190,11 +190,6 @@ class MemoryDatabase:
         self.directory.write(batch.changes, sync)
         self._point("after a write")
 
-    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
-        batch = self.new_batch()
-        batch.delete_range(family, start, end)
-        self.write(batch)
-
     def ingest_rows(self, family: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         batch = self.new_batch()
         for key, value in rows:

@@ -19,16 +19,16 @@ def test_key_value_and_headers_are_kept_byte_for_byte_and_the_source_is_readable
 ) -> None:
     record = SourceRecord("item-features", 3, 42, key, value, headers, 1_700_000_000_000)
     rejection = Rejection(index, "bad_update", reason, "schema")
-    dead_key, dead_value, dead_headers = encode_dead_letter(record, rejection, "1.0")
+    dead_key, dead_value, dead_headers = encode_dead_letter(record, rejection)
     assert (dead_key, dead_value, tuple(dead_headers[: len(headers)])) == (key, value, headers)
     source = decode_dead_letter(dead_headers)
     assert (source.topic, source.partition, source.offset, source.index) == ("item-features", 3, 42, index)
     assert (source.code, source.disposition) == ("bad_update", "schema")
-    assert encode_dead_letter(record, rejection, "1.0") == (dead_key, dead_value, dead_headers)
+    assert encode_dead_letter(record, rejection) == (dead_key, dead_value, dead_headers)
 
 
 def test_the_headers_have_the_names_that_consoles_show() -> None:
-    _, _, headers = encode_dead_letter(SourceRecord("new-items", 0, 1, b"k", b"v"), Rejection(0, "not_json", "why", "malformed"), "2.0")
+    _, _, headers = encode_dead_letter(SourceRecord("new-items", 0, 1, b"k", b"v"), Rejection(0, "not_json", "why", "malformed"))
     assert [name for name, _ in headers] == [
         "__connect.errors.topic",
         "__connect.errors.partition",
@@ -45,9 +45,9 @@ def test_the_headers_have_the_names_that_consoles_show() -> None:
 
 
 def test_a_dead_letter_of_a_dead_letter_has_the_newest_source() -> None:
-    once = encode_dead_letter(SourceRecord("new-items", 0, 1, b"k", b"v"), Rejection(0, "not_json", "why", "malformed"), "2.0")
+    once = encode_dead_letter(SourceRecord("new-items", 0, 1, b"k", b"v"), Rejection(0, "not_json", "why", "malformed"))
     again = SourceRecord("dlq.new-items", 0, 9, once[0], once[1], tuple(once[2]))
-    assert decode_dead_letter(encode_dead_letter(again, Rejection(4, "x", "y", "poison"), "2.0")[2]).offset == 9
+    assert decode_dead_letter(encode_dead_letter(again, Rejection(4, "x", "y", "poison"))[2]).offset == 9
 
 
 def test_headers_of_another_system_are_no_dead_letter() -> None:

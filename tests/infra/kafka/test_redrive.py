@@ -39,7 +39,7 @@ def prefix(prefix: str, bootstrap_servers: str) -> str:
         (GARBAGE, 0, "not_json", "malformed"),
         (RECORD, 1, "wrong_partition", "semantic"),  # sent again after a crash
     ):
-        key, value, headers = encode_dead_letter(record, Rejection(index, code, f"because {code}", disposition), "1")
+        key, value, headers = encode_dead_letter(record, Rejection(index, code, f"because {code}", disposition))
         producer.produce(f"{prefix}dlq.item-features", value, key, headers=headers)
     assert producer.flush(30) == 0
     return prefix
@@ -159,7 +159,7 @@ def test_a_record_that_comes_back_says_which_attempt_it_was(bootstrap_servers: s
     letter = next(x for x in read_dead_letters(bootstrap_servers, prefix, "item-features") if x.source.code == "bad_update")
     again = encode_redriven(letter, 2, IdKind.INT64, "item_id")
     record = SourceRecord("item-features", again.partition, 77, again.key, again.value, tuple(again.headers), 2_000)
-    headers = encode_dead_letter(record, Rejection(0, "bad_update", "still", "schema"), "1")[2]
+    headers = encode_dead_letter(record, Rejection(0, "bad_update", "still", "schema"))[2]
     assert dict(headers)["attempt"] == b"2" and attempt_of(headers) == 2
     third = encode_redriven(DeadLetter(letter.source, SourceRecord("", 0, 0, b"", again.value, tuple(headers))), 2, IdKind.INT64, "item_id")
     assert [name for name, _ in third.headers] == ["ce_id", "aif.redriven_from", "aif.attempt"] and third.headers[-1][1] == b"3"
@@ -171,7 +171,7 @@ def test_a_record_of_one_user_goes_to_the_partition_of_its_id_and_one_that_does_
     cases = ((b"other", value, home, b"7"), (b"7", None, home, b"7"), (b"\xff", None, 1 - home, b"\xff"), (b"k", b"[1]", 1 - home, b"k"))
     for key, body, partition, sent_key in cases:
         record = SourceRecord("user-features", 1 - home, 5, key, body)
-        letter = encode_dead_letter(record, Rejection(0, "wrong_partition", "because", "semantic"), "1")
+        letter = encode_dead_letter(record, Rejection(0, "wrong_partition", "because", "semantic"))
         source = DeadLetterSource("user-features", 1 - home, 5, 0, "wrong_partition", "because", "semantic")
         again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, *letter[:2], tuple(letter[2]))), 2, IdKind.INT64, "user_id")
         assert (again.partition, again.key, again.value) == (partition, sent_key, body)
@@ -193,7 +193,7 @@ def test_a_record_that_was_rejected_as_a_whole_is_sent_again_with_all_its_update
 
 
 def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
-    source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"), "1")
+    source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"))
     letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]
     letters.append(DeadLetter(_source(9, topic="dlq.item-features"), letters[0].record))
     planned = plan_redrive(letters, "item-features", Filter(), {"item-features/1/0/0"}, 3)

@@ -36,6 +36,10 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What tests and their processes write, the broker's topics too, waits for no disk. Nothing cuts the power of the machine here; a lost write is simulated.
+if MEMORY is not None:
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+
 # A shell that starts the suite in the background has it ignore Ctrl-C, and what tests start would ignore the one that it is sent.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -95,21 +95,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # The modules that take longest: xdist hands out modules in this order, so that no long one is left for a single worker at the end.
 _LONG = [
-    "test_demo",
     "test_whole_path",
     "test_faults",
-    "test_worker_killed",
-    "test_worker",
     "test_server",
     "test_serve_process",
+    "test_follower",
+    "test_worker",
+    "test_tier_kernel",
     "test_versions",
+    "test_tables",
     "test_version_faults",
-    "test_program",
-    "test_world_learned",
-    "test_worker_snapshots",
-    "test_histories",
-    "test_plants",
+    "test_damaged_checkpoint",
+    "test_worker_killed",
+    "test_cells",
+    "test_demo",
     "test_revive",
+    "test_bad_records",
+    "test_loader",
+    "test_user_store",
+    "test_hostile",
+    "test_pool",
+    "test_program",
+    "test_replay",
+    "test_histories",
 ]
 # They share one running system (tests/system/conftest.py), so one worker has them all.
 _ONE_SYSTEM = ("tests/system/test_whole_path.py", "tests/system/test_faults.py")

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from rocksdict import (
     AccessType,
@@ -39,9 +39,10 @@ from rocksdict import (
 from infra.failpoints import failing_disk
 from infra.rocks_errors import MappedErrors
 from infra.rocks_scan import FrozenScan, Scan
-from schemas.errors import AifError, Corrupted, Incompatible
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 DEFAULT_FAMILY = "default"
+V = TypeVar("V")
 _CONFIG_NAME = "rocksdict-config.json"
 _MEMTABLES_BYTES = 64 << 20  # of one database, all column families together
 _BLOCKS_BYTES = 64 << 20  # of one database, all column families together: unpacked blocks of table files
@@ -73,6 +74,13 @@ class Batch:
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
         self.raw.delete_range(start, end, self._handles[family])
+
+
+class _ByFamily(dict[str, V]):
+    """What belongs to each column family. Nothing once the database is closed, as it is after a reopening that found no room on the disk."""
+
+    def __missing__(self, family: str) -> V:
+        raise Unavailable("database_closed", f"the database is closed, or has no column family {family}; reopen the database")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +119,8 @@ class Database:
             names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
             families = {name: _options(False, blocks) for name in sorted(names)}
             self._database = Rdict(str(self.path), _options(not self.read_only, blocks), families, access)
-            self._families = {name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)}
-            self._handles: dict[str, ColumnFamily] = {
-                name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)
-            }
+            self._families = _ByFamily({name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)})
+            self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.keep_no_blocks(self._passing)
         self.is_open = True
 

@@ -106,7 +106,7 @@ class UserFollower:
         with contextlib.suppress(AifError):  # the next attempt fails in the same way and reports it
             if error.code in ("offset_gone", "topic_gone", "other_topic"):  # the log was cut, or another one is there
                 self._log_at_start = None
-            elif error.code in ("disk_full", "database_failed"):
+            elif error.code in ("disk_full", "database_failed", "database_closed"):
                 self._store.reopen()
             elif error.code == "database_corrupted":
                 self._rebuild(str(error))

@@ -86,6 +86,22 @@ def test_reopen_keeps_what_was_written(tmp_path: Path) -> None:
         assert len(list(database.scan("a"))) == 10
 
 
+def test_a_database_that_could_not_be_opened_again_says_so_until_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_without_room(_: Database) -> None:
+        raise Unavailable("disk_full", "no space left on device")
+
+    with contextlib.closing(_filled(tmp_path / "db", 10)) as database:
+        with monkeypatch.context() as full:
+            full.setattr(Database, "_open", open_without_room)
+            with pytest.raises(Unavailable, match="disk_full"):
+                database.reopen()
+        for use in (lambda: database.get("a", _key(1)), lambda: database.new_batch().put("a", b"", b""), lambda: database.scan("a")):
+            with pytest.raises(Unavailable, match="database_closed"):
+                use()
+        database.reopen()
+        assert len(list(database.scan("a"))) == 10
+
+
 def test_a_checkpoint_is_the_moment_it_was_taken_and_opens_read_only(tmp_path: Path) -> None:
     with contextlib.closing(_filled(tmp_path / "db", 50)) as database:
         database.create_checkpoint(tmp_path / "copies" / "one")

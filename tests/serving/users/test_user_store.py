@@ -349,6 +349,17 @@ def test_a_follower_that_is_closed_does_not_wait_for_a_broker_that_is_away(tmp_p
     assert follower._thread.is_alive(), "it is still asking"
 
 
+def test_a_view_whose_database_could_not_be_opened_again_is_opened_as_soon_as_it_can(tmp_path: Path) -> None:
+    store = open_view(tmp_path, IdKind.INT64, M)
+    follower = UserFollower("127.0.0.1:9", "", store, Metrics())
+    store.close()  # as reopening leaves it on a disk that is still full
+    with pytest.raises(Unavailable) as closed:
+        store.find(1)
+    follower._mend(closed.value)
+    assert not store.find(1).behaviours
+    store.close()
+
+
 def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
     follower = UserFollower(bootstrap_servers, topic_prefix, open_view(tmp_path, IdKind.INT64, M), Metrics())
     follower.start()

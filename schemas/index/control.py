@@ -187,7 +187,8 @@ def _moved(state: ControlState, entry: Entry) -> VersionStatus:
     status = _status(state, entry)
     if entry.version < 0 or (status.state is State.NONE and entry.kind not in (EntryKind.WANT, EntryKind.REJECT)):
         raise Incompatible(
-            "unknown_version", f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)}"
+            "unknown_version",
+            f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)}: `aif index list` shows them",
         )
     after = next_state(status.state, entry.kind, entry.cause)
     return dataclasses.replace(status, state=after, ended_at_ms=entry.at_ms if after in FINAL else 0)

@@ -5,16 +5,20 @@ A latency counts from the moment at which the candidates were meant to arrive. I
 runs. Nothing is sent later because something else was slow, so there is no coordinated omission.
 """
 
-import asyncio
+import heapq
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from infra.bench.load import FAILED, OK, REFUSED, Latencies, call_at_rate, run_to_the_microsecond
+from infra.bench.load import FAILED, OK, REFUSED, Latencies
 from schemas.errors import Unavailable
 from serving.engine.loop import Engine
-from serving.engine.work import RankWork, UserState, UserWork
+from serving.engine.work import RankWork, UserResult, UserState, UserWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +29,76 @@ class Request:
     rank: Callable[[UserState | None], RankWork]
 
 
+class _Window:
+    """The answers of one window. Futures are completed in the engine's thread or in the sender's, so the counts are under a lock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock, self._all_done = engine, threading.Lock(), threading.Condition()
+        self._states: dict[int, Future[UserResult]] = {}
+        self._open = 0
+        self.latencies = Latencies()
+
+    def send_user(self, number: int, request: Request) -> None:
+        """Sends call 1, if there is one."""
+        if request.user is not None:
+            self._states[number] = self._engine.submit_user(request.user)
+
+    def send_rank(self, number: int, request: Request, intended_s: float) -> None:
+        """Sends call 2, at once or as soon as its state is there."""
+        with self._all_done:
+            self._open += 1
+        made = self._states.pop(number, None)
+        if made is None:
+            self._rank(request.rank(None), intended_s)
+        else:
+            made.add_done_callback(partial(self._rank_after, request, intended_s))
+
+    def wait(self) -> None:
+        """Waits until every request is answered."""
+        with self._all_done:
+            self._all_done.wait_for(lambda: self._open == 0)
+
+    def _rank_after(self, request: Request, intended_s: float, made: "Future[UserResult]") -> None:
+        if made.exception() is not None:
+            self._end(intended_s, made)
+        else:
+            self._rank(request.rank(made.result().state), intended_s)
+
+    def _rank(self, work: RankWork, intended_s: float) -> None:
+        self._engine.submit_rank(work).add_done_callback(partial(self._end, intended_s))
+
+    def _end(self, intended_s: float, done: "Future[Any]") -> None:
+        taken_ms, error = 1e3 * (time.perf_counter() - intended_s), done.exception()
+        outcome = OK if error is None else REFUSED if isinstance(error, Unavailable) else FAILED
+        with self._lock:
+            self.latencies.add(outcome, taken_ms)
+        with self._all_done:
+            self._open -= 1
+            self._all_done.notify_all()
+
+
 def send_requests(engine: Engine, request_of: Callable[[int], Request], rate_per_s: float, seconds: float, retrieval_s: float) -> Latencies:
     """Sends requests at a constant rate for `seconds`, the candidates of each `retrieval_s` after it; returns when the last one is answered."""
-    latencies = Latencies()
+    window, started_s = _Window(engine), time.perf_counter()
+    for intended_s, step, number in _schedule(started_s + retrieval_s, max(1, round(rate_per_s * seconds)), rate_per_s, retrieval_s):
+        wait_s = intended_s - time.perf_counter()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        request = request_of(number)
+        if step == 0:
+            window.send_user(number, request)
+        else:
+            window.send_rank(number, request, intended_s)
+    window.wait()
+    window.latencies.seconds = time.perf_counter() - started_s - retrieval_s
+    return window.latencies
 
-    async def send(number: int, arrives_s: float) -> None:
-        request, intended_s = request_of(number), arrives_s + retrieval_s
-        made = None if request.user is None else asyncio.wrap_future(engine.submit_user(request.user))
-        await asyncio.sleep(intended_s - time.perf_counter())
-        try:
-            state = None if made is None else (await made).state
-            await asyncio.wrap_future(engine.submit_rank(request.rank(state)))
-            outcome = OK
-        except Unavailable:
-            outcome = REFUSED
-        except Exception:
-            outcome = FAILED
-        latencies.add(outcome, 1e3 * (time.perf_counter() - intended_s))
 
-    latencies.seconds = run_to_the_microsecond(call_at_rate(send, rate_per_s, seconds)) - retrieval_s
-    return latencies
+def _schedule(start_s: float, count: int, rate_per_s: float, retrieval_s: float) -> Iterator[tuple[float, int, int]]:
+    """(time, 0 for call 1 or 1 for call 2, number of the request), in the order of time."""
+    ranks = ((start_s + number / rate_per_s, 1, number) for number in range(count))
+    users = ((start_s + number / rate_per_s - retrieval_s, 0, number) for number in range(count))
+    return heapq.merge(users, ranks)
 
 
 def find_rate_max(p99_ms_at: Callable[[float], float], bound_ms: float, low: float, high: float, steps: int) -> float:

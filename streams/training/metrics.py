@@ -41,6 +41,13 @@ def best_columns(scores_UC: np.ndarray, k: int) -> np.ndarray:
     return np.argsort(-scores_UC, axis=1, kind="stable")[:, :k]
 
 
+def teachers_choice(ecpm_UC: np.ndarray, chosen: int) -> np.ndarray:
+    """The `chosen` candidates of highest eCPM of each user, bool [U, C]: the relevant ones of HR@K."""
+    relevant_UC = np.zeros(ecpm_UC.shape, bool)
+    np.put_along_axis(relevant_UC, best_columns(ecpm_UC, chosen), True, 1)
+    return relevant_UC
+
+
 def hit_rates(scores_UC: np.ndarray, relevant_UC: np.ndarray, k: int) -> UserValues:
     """HR@K: share of the relevant candidates found in the top k; users without any count nothing."""
     total_U = relevant_UC.sum(1)

@@ -28,11 +28,9 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
-from streams.training.evaluation.questions import score_questions, score_tasks
-from streams.training.evaluation.teacher import teacher_ecpm
+from streams.training.evaluation.questions import score_questions, score_tasks, teacher_ecpm
 from streams.training.evaluation.world_truth import (
     CHEAP_FEATURES,
-    REPORTED,
     WorldTruth,
     measure_any,
     measure_near,
@@ -57,7 +55,6 @@ class CellPlan:
 
     spec           fields of the ModelSpec of the family, by name; the variant may change some
     signals        weights of the world's signals that differ from its defaults
-    fold           which held-out users are measured: REPORTED or TUNING (world_truth.py)
     taught_by      the model whose eCPM replaces the true one as the teacher's; None: the true one
     """
 
@@ -72,13 +69,12 @@ class CellPlan:
     signals: tuple[tuple[str, float], ...] = ()
     data: str = "world"
     world_seed: int = 0
-    fold: str = REPORTED
     taught_by: Variant | None = None
 
     @property
     def truth(self) -> WorldTruth:
         """The world and its held-out users. It does not depend on `seed`: all seeds of a model see the same data."""
-        return open_truth(self.world_seed, self.size, self.signals, self.fold)
+        return open_truth(self.world_seed, self.size, self.signals)
 
     @property
     def teachers(self) -> "CellPlan":
@@ -98,8 +94,7 @@ class CellPlan:
     @property
     def file_name(self) -> str:
         """The name of the cell's file."""
-        fold = "" if self.fold == REPORTED else f".{self.fold}"
-        return f"{self.data}{fold}.{self.variant.name}.{self.seed}.{self.digest}.json"
+        return f"{self.data}.{self.variant.name}.{self.seed}.{self.digest}.json"
 
 
 @dataclass(frozen=True)
@@ -151,18 +146,14 @@ def _taught(plan: CellPlan) -> np.ndarray:
 
 
 def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet) -> tuple[dict[str, UserValues], dict[str, float]]:
-    """All measures for the reported fold; for the tuning fold only those of GAUC, because choices are made by GAUC alone."""
     truth = plan.truth
     near_UCT = score_tasks(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
     near_UC = near_UCT[..., 0]
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
     numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
-    found = measure_near(truth, near_UC) | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {})
-    if plan.fold == REPORTED:
-        questions = truth.questions(data, truth.anywhere)
-        any_UC = score_questions(network, questions, BEHAVIOURS_MAX)
-        found |= measure_any(truth, any_UC)
-    return found, numbers
+    any_UC = score_questions(network, truth.questions(data, truth.anywhere), BEHAVIOURS_MAX)
+    found = measure_near(truth, near_UC) | measure_any(truth, any_UC)
+    return found | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {}), numbers
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray:
@@ -178,7 +169,7 @@ def _data_of(plan: CellPlan) -> TrainingSet:
     spec = variant_spec(plan.variant, family, CHEAP_FEATURES)
     # The joined columns depend only on features, bits and tasks, so models that differ in other sizes share one join.
     neutral = ModelSpec(spec.schema, hash_bits=spec.hash_bits, tasks=spec.tasks)
-    joined = _joined(open_truth(plan.world_seed, plan.size, plan.signals), neutral)
+    joined = _joined(plan.truth, neutral)
     data = dataclasses.replace(joined, spec=spec)
     return data if plan.variant.is_served else with_codes(data, moments=plan.variant.tiers == "clusters")
 

@@ -25,7 +25,6 @@ def tables(
     processes: Annotated[int, typer.Option(min=0, help="Cells side by side, one thread each. 0 = one per core.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training, if not the usual number.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="First compare steps and learning rates on the tuning fold.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
     saved: Annotated[
         bool, typer.Option("--saved", help="Write the report anew from the figures.json of the last run; compute nothing.")
@@ -45,7 +44,7 @@ def tables(
     from streams.training.evaluation.program import run_tables
 
     cores = len(os.sched_getaffinity(0))
-    figures = run_tables(out, quick, processes or cores, steps, seeds, tune, finished, saved, data_figures or ())
+    figures = run_tables(out, quick, processes or cores, steps, seeds, finished, saved, data_figures or ())
     say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
     print_figures(figures.as_dict(), as_json)
 

@@ -41,13 +41,12 @@ from schemas.users import UserHistory
 from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.pictures import draw_drift
 from streams.training.evaluation.questions import ask, score_questions
-from streams.training.evaluation.teacher import teachers_choice
 from streams.training.following.followed_log import REQUESTS_MAX
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_folded
-from streams.training.metrics import UserValues, hit_rates
+from streams.training.metrics import UserValues, hit_rates, teachers_choice
 from streams.training.model_file import default_spec
 from streams.training.trainer import fit
 

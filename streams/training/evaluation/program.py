@@ -17,15 +17,21 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.evaluation.bits import sigma_ratio
-from streams.training.evaluation.bridge_cost import bridges_ms, counted_bridges, counted_full_cross, full_cross_ms
-from streams.training.evaluation.cells import Cell, read_cell
+from streams.training.evaluation.cells import Cell
+from streams.training.evaluation.costs import (
+    bridges_ms,
+    counted_bridges,
+    counted_costs,
+    counted_full_cross,
+    full_cross_ms,
+    measure_costs,
+)
 from streams.training.evaluation.data_section import read_data_figures
 from streams.training.evaluation.grouped import grouped_speedup
 from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
 from streams.training.evaluation.report import FIGURES, write_report
 from streams.training.evaluation.runner import read_cells, run_cells
-from streams.training.evaluation.similarity_cost import counted_costs, make_case, measure_costs
-from streams.training.evaluation.tables import TABLES, add_tuning_figures, add_world_figures
+from streams.training.evaluation.tables import TABLES, add_world_figures
 from streams.training.evaluation.world_truth import measure_near
 from streams.training.family.variant import BITS, BRIDGE_COUNTS
 from streams.training.impressions import Events, join_events
@@ -40,7 +46,6 @@ def run_tables(
     processes: int,
     steps: int | None = None,
     seeds: int | None = None,
-    tune: bool = False,
     finished: bool = False,
     saved: bool = False,
     data_figures: Sequence[Path] = (),
@@ -59,12 +64,9 @@ def run_tables(
     plan = plan_tables(quick, steps, seeds)
     figures = Figures(TABLES, {"quick": plan.quick, "steps": plan.steps, "seeds": plan.seeds, "processes": processes})
     folder = out / "cells"
-    if tune:
-        run_cells(plan.tuning_cells, folder, processes)
     cells = read_cells(plan.cells, folder) if finished else run_cells(plan.cells, folder, processes)
     _add_progress(figures, plan, cells)
     add_world_figures(figures, cells, plan.cells[0].truth.user_ids)
-    add_tuning_figures(figures, [(tuned, cell) for tuned in plan.tuning_cells if (cell := read_cell(folder, tuned)) is not None])
     _add_truth(figures, plan)
     _add_costs(figures)
     _add_bridge_costs(figures, plan)
@@ -104,7 +106,7 @@ def _add_truth(figures: Figures, plan: TablesPlan) -> None:
 
 def _add_costs(figures: Figures) -> None:
     """Counted and measured cost of the rows of Table 3, relative to DIN + SimTier."""
-    measured, counted = measure_costs(make_case()), counted_costs(256, 256)
+    measured, counted = measure_costs(), counted_costs()
     for name in list(measured)[1:]:
         figures.add(f"{name}_time_saved_pct", 100 * (1 - measured[name] / measured["din_simtier"]))
         figures.add(f"{name}_counted_saved_pct", 100 * (1 - counted[name] / counted["din_simtier"]))

@@ -1,7 +1,7 @@
 """Scores of a network for chosen users, candidates and one moment, outside of the impressions that it was trained on.
 
-Here: such questions in the form of a `TrainingSet` over the tables of the training data, and the logits of a network for them. Not here: which
-candidates are asked about (world_truth.py, mapped_data.py), measures (training/metrics.py).
+Here: such questions in the form of a `TrainingSet` over the tables of the training data, the logits of a network for them, and a teacher's eCPM.
+Not here: which candidates are asked about (world_truth.py, mapped_data.py), measures (training/metrics.py).
 Invariant: as in training, a history ends strictly before the moment, and an item's row is the latest that is not after it.
 
 Arrays: Q questions, C candidates, B questions of a chunk, R item rows, T tasks.
@@ -19,6 +19,7 @@ from schemas.ids import Id
 from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
+from streams.training.item_table import NOT_AN_ITEM
 from streams.training.trainer import VectorTable, task_logits
 
 PAIRS_PER_CHUNK = 8_000
@@ -69,3 +70,11 @@ def score_tasks(
         logits_QCT[first : first + chunk] = task_logits(network, questions, batch, vectors.of).numpy()
         progress(min(1.0, (first + chunk) / len(questions)))
     return logits_QCT
+
+
+def teacher_ecpm(teacher: AifNetwork, data: TrainingSet, behaviours_max: int) -> np.ndarray:
+    """A network's click probability times the bid of each impression of `data`, float32 [Q, C]; 0 where a place is padding: what stands for the ranking
+    stage behind pre-ranking where a log has no eCPM of it."""
+    logits_QC = score_questions(teacher, data, behaviours_max).astype(np.float64)
+    ecpm_QC = data.bid_QC / (1 + np.exp(-logits_QC))
+    return np.where(data.row_QC == NOT_AN_ITEM, 0.0, ecpm_QC).astype(np.float32)

@@ -17,7 +17,7 @@ from streams.training.evaluation.bits import ALLOWED_PT
 from streams.training.evaluation.data_section import data_section
 from streams.training.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
 from streams.training.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
-from streams.training.evaluation.plan import OTHER_LOSSES, TUNED, TUNED_MODELS, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
+from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
 from streams.training.family.cluster_moments import CLUSTERS
 from streams.training.family.codes import MOMENT_WIDTH
 from streams.training.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
@@ -100,7 +100,7 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
         _tasks(found),
     )
     others = (data_section(raw) for raw in other_data)
-    blocks = [block for section in (*sections, _tuning(found), _training(found), *others) for block in section]
+    blocks = [block for section in (*sections, _training(found), *others) for block in section]
     _draw(folder, found)
     path = folder / RESULTS
     path.write_text(encode_markdown(blocks))
@@ -118,10 +118,9 @@ def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[Block]:
     Synthetic world {WORLD_SEED}: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of
     {size.shown_per_request} shown items. {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
     [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples: what another seed of a training changes is not in it."""
-    trust = f"""{size.held_out} users are kept out of training, in two folds: the {found.text("users", 0)} of the reported fold are measured here, against the
-    true click probability (which itself would reach a GAUC of {found.text("world.truth.gauc", 4)}); the others are the tuning fold, for whoever chooses steps
-    and learning rates anew (`--tune`). What the plan has, weights of the world's signals, sizes, steps and learning rate, was chosen on another
-    world, of seed 0: nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need
+    trust = f"""{size.held_out} users are kept out of training; {found.text("users", 0)} of them are measured here, against the true click probability (which
+    itself would reach a GAUC of {found.text("world.truth.gauc", 4)}). What the plan has, weights of the world's signals, sizes, steps and learning rate, was
+    chosen on another world, of seed 0: nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need
     not."""
     return [Heading("Results", 1), Paragraph(made), Paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
 
@@ -254,19 +253,6 @@ def _tasks(found: Lookup) -> list[Block]:
     {found.interval("world.aif.gauc", 4)}), of purchases {found.interval(f"{prefix}.gauc_buy", 4)} by its second task, and
     {found.interval(f"{prefix}.gauc_buy_by_click", 4)} by its click."""
     return [Heading("Two tasks"), Paragraph(text)]
-
-
-def _tuning(found: Lookup) -> list[Block]:
-    rows = []
-    for steps, rate in TUNED:
-        gaucs = [found.text(f"tuning.{v.name}.{steps}.{rate:g}.gauc", 4) for v in TUNED_MODELS]
-        if any(gauc != "-" for gauc in gaucs):
-            rows.append([f"{steps:,}", f"{rate:g}", *gaucs, found.text(f"tuning.{steps}.{rate:g}.aif_share_of_gap", 1, 100)])
-    if not rows:
-        return []
-    text = "GAUC of the tuning fold, one seed, by `aif eval tables --tune`: what steps and learning rate can be chosen by."
-    header = ("steps", "learning rate", *(v.title for v in TUNED_MODELS), "share of the gap, %")
-    return [Heading("Steps and learning rates"), Paragraph(text), Table(header, rows)]
 
 
 def _training(found: Lookup) -> list[Block]:

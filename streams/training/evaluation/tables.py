@@ -14,7 +14,6 @@ so differences between models are paired. The variation between seeds is not in 
     hash_loss_pt_<bits>[...], hash_law_pt      points that signatures lose against exact cosine; the a of the law loss = a / bits
     hash_bits_for_<points>, _by_law            the fewest bits for an allowed loss, by measured losses and by the law (bits.py)
     teacher_margin_pt[...]                     points of GAUC of the ranking teacher above AIF, both trained with the same labels
-    tuning.<model>.<steps>.<rate>.gauc         GAUC on the tuning fold
 
 Arrays: U users, R resamples.  Source: AIF, sections 5.1 and 5.2.
 """
@@ -29,7 +28,7 @@ from infra.bench.report import Figures, Interval
 from schemas.ids import Id
 from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
-from streams.training.evaluation.cells import Cell, CellPlan
+from streams.training.evaluation.cells import Cell
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
 from streams.training.metrics import UserValues
 
@@ -86,8 +85,6 @@ TABLES = Bench(
         Figure("world.{model}.cpu_s", "s", "its processor time"),
         Figure("world.{model}.parameters", "count", "of the model"),
         Figure("world.{model}.calibration", "ratio", "predicted over expected clicks"),
-        Figure("tuning.{model}.{steps}.{rate}.gauc", "ratio", "on the users by whom steps and rate were chosen"),
-        Figure("tuning.{steps}.{rate}.aif_share_of_gap", "ratio", "the same"),
     ),
     goals=(
         "aif_share_of_gap >= 0.93",
@@ -200,18 +197,6 @@ def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
     for name, teacher, student in (("teacher", TEACHER.name, AIF.name), ("teacher_click", "teacher_click", "aif_click")):
         if teacher in models and student in models:
             figures.add_interval(f"{name}_margin_pt", _points_lost(bootstrap, models[teacher]["gauc"], models[student]["gauc"]))
-
-
-def add_tuning_figures(figures: Figures, tuned: Sequence[tuple[CellPlan, Cell]]) -> None:
-    """Adds the GAUC of each choice of `TUNED` on the tuning fold, and AIF's share of the gap where Base, Base(full) and AIF were trained with it."""
-    found: dict[tuple[int, float], dict[str, float]] = {}
-    for plan, cell in tuned:
-        gauc = found.setdefault((plan.steps, plan.learning_rate), {})[cell.model] = cell.users["gauc"].mean()
-        figures.add(f"tuning.{cell.model}.{plan.steps}.{plan.learning_rate:g}.gauc", gauc)
-    for (steps, rate), by_model in found.items():
-        if {BASE.name, FULL.name, AIF.name} <= by_model.keys():
-            base, full, aif = (by_model[v.name] for v in (BASE, FULL, AIF))
-            figures.add(f"tuning.{steps}.{rate:g}.aif_share_of_gap", (aif - base) / (full - base))
 
 
 def _points_lost(bootstrap: Bootstrap, reference: UserValues, model: UserValues) -> Interval:

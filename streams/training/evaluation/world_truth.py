@@ -2,8 +2,6 @@
 
 Here: which candidates are ranked, and the measures per user. Not here: the world (infra/data/world.py), training, tables.
 Measures use the true click probability, so none contains the noise of drawn clicks.
-The held-out users are in two folds. Steps and learning rates are chosen by the tuning fold; the figures are of the reported fold, by which
-nothing is chosen.
 
     gauc      expected AUC over candidates that are drawn as those of impressions are (half from the user's interests), weighted by expected clicks
     gauc_new  the same over the candidates that are not in the user's history
@@ -24,9 +22,8 @@ from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, Wor
 from schemas.features import FeatureSchema
 from schemas.ids import Id
 from streams.training.evaluation.questions import ask
-from streams.training.evaluation.teacher import teachers_choice
 from streams.training.impressions import Events, TrainingSet
-from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k
+from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k, teachers_choice
 
 # The features that a model without asynchronous inference can afford at ranking time: one of the user's six facets, and no style, trait or occasion
 # of the item. In the paper, asynchronous inference has up to 7 times the user features and 3 times the item features (section 5.2.1).
@@ -36,18 +33,16 @@ CHEAP_FEATURES = frozenset(
 PRE_RANKED, SHOWN, RELEVANT = 100, 10, 10
 NEAR_CANDIDATES, ANY_CANDIDATES = 200, 2_000
 MORE_CANDIDATES = 0.15
-TUNING, REPORTED = "tuning", "reported"
-_TUNING_SHARE = 0.4  # the share of the held-out users that is the tuning fold: the first ones
+_SPARED_SHARE = 0.4  # of the held-out users, the first ones: nobody measures by them, so that something can still be chosen by them
 _NEAR, _ANY = 21, 22  # numbers of independent random streams of the world
 _CONTEXT = {"hour": f"h{NOW_MS // 3_600_000 % 24}"}
 
 
 @dataclass(frozen=True)
 class WorldTruth:
-    """A world, one fold of its held-out users, and their candidates: `near` for GAUC, `anywhere` (with 15% more at its end) for HR and the cascade."""
+    """A world, the held-out users who are measured, and their candidates: `near` for GAUC, `anywhere` (with 15% more at its end) for HR and the cascade."""
 
     catalogue: WorldCatalogue
-    fold: str = REPORTED
 
     @property
     def schema(self) -> FeatureSchema:
@@ -61,14 +56,13 @@ class WorldTruth:
 
     @functools.cached_property
     def held_out(self) -> np.ndarray:
-        """User numbers of the fold, int64 [U]. Held-out users are in no impression."""
+        """User numbers, int64 [U]. Held-out users are in no impression."""
         size = self.catalogue.world.size
-        first = size.users + round(_TUNING_SHARE * size.held_out)
-        return np.arange(size.users, first) if self.fold == TUNING else np.arange(first, size.users + size.held_out)
+        return np.arange(size.users + round(_SPARED_SHARE * size.held_out), size.users + size.held_out)
 
     @property
     def user_ids(self) -> list[Id]:
-        """The ids [U] of the fold's users."""
+        """Their ids, [U]."""
         return (FIRST_USER_ID + self.held_out).tolist()
 
     @functools.cached_property
@@ -112,16 +106,10 @@ class WorldTruth:
         return ~np.stack([np.isin(near, met) for near, met in zip(self.near, histories, strict=True)])
 
 
-@functools.lru_cache(4)
-def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...] = (), fold: str = REPORTED) -> WorldTruth:
-    """The world of a seed and size, with some weights of its signals changed. Cached, because every cell of a process needs it."""
-    return WorldTruth(_open_catalogue(seed, size, signals), fold=fold)
-
-
 @functools.lru_cache(2)
-def _open_catalogue(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...]) -> WorldCatalogue:
-    """The world's catalogue, shared by both folds."""
-    return WorldCatalogue(World(seed, size, SIGNALS | dict(signals)))
+def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...] = ()) -> WorldTruth:
+    """The world of a seed and size, with some weights of its signals changed. Cached, because every cell of a process needs it."""
+    return WorldTruth(WorldCatalogue(World(seed, size, SIGNALS | dict(signals))))
 
 
 def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:

@@ -1,7 +1,7 @@
 """Moments in the place of SimTier's histogram: how many of a user's behaviours lie in each cluster of the catalogue, and their mean vector.
 
 Here: the clusters of a catalogue, and the tiers of Eq. 9 as they follow from counts and means. Not here: the vectors (codes.py), the time of the
-form (evaluation/similarity_cost.py).
+form (evaluation/costs.py).
 
 The mean cosine of a candidate c to the n_k behaviours of cluster k is c . m_k, m_k their mean vector, exactly. How they lie around it is not known,
 so they are taken to be spread as a logistic step of width CLUSTER_SPREAD, and about

@@ -11,6 +11,7 @@ from streams.training.metrics import (
     gauc,
     hit_rates,
     recalls_at_k,
+    teachers_choice,
     top_k_hits,
     user_aucs,
 )
@@ -90,3 +91,8 @@ def test_calibration_is_the_ratio_of_predicted_to_seen_clicks() -> None:
     clicked = np.array([1, 0, 0, 1])
     assert calibration(np.full(4, 0.5), clicked) == 1.0 and calibration(np.full(4, 0.75), clicked) == 1.5
     assert np.isnan(calibration(np.full(2, 0.5), np.zeros(2)))
+
+
+def test_the_teachers_choice_is_its_best() -> None:
+    chosen = teachers_choice(np.array([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1]]), 2)
+    assert chosen.tolist() == [[False, True, True], [True, True, False]]

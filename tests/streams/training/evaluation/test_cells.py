@@ -11,16 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from infra.data.world_catalogue import NOW_MS
 from streams.training.evaluation.cells import Cell, CellPlan, read_cell, run_cell, write_cell
 from streams.training.evaluation.plan import TWO_TASKS, Lesson, plan_tables
+from streams.training.evaluation.questions import teacher_ecpm
 from streams.training.evaluation.runner import run_cells
-from streams.training.evaluation.world_truth import TUNING, measure_any, measure_near, open_truth, run_cascade
+from streams.training.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
 from streams.training.family.variant import AIF, BASE, FULL, TEACHER
 from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues
+from streams.training.trainer import VectorTable, task_logits
 from tests.streams.training.evaluation.tiny import SIZE, tiny_plan
+from tests.streams.training.test_trainer import network_of, taste_world
 
 
 def same(a: Cell, b: Cell) -> bool:
@@ -53,17 +57,23 @@ def test_whatever_decides_the_numbers_changes_the_files_name(change: dict[str, o
     assert dataclasses.replace(plan, **change).file_name != plan.file_name  # type: ignore[arg-type]
 
 
-def test_the_tuning_fold_is_measured_by_gauc_alone_and_its_users_are_no_reported_ones() -> None:
-    cell = run_cell(dataclasses.replace(tiny_plan(), fold=TUNING))
-    assert set(cell.users) == {"gauc", "gauc_new"} and len(cell.users["gauc"].value_U) == len(open_truth(0, SIZE, fold=TUNING).held_out)
-    assert not set(open_truth(0, SIZE, fold=TUNING).held_out) & set(open_truth(0, SIZE).held_out)
-
-
 def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> None:
     plan = dataclasses.replace(tiny_plan(), loss=LossWeights(copr=1.0, click=0.0), taught_by=TEACHER)
     assert plan.teachers.loss == LossWeights(copr=0.0, click=1.0) and plan.teachers.variant == TEACHER
     by_truth = dataclasses.replace(plan, taught_by=None)
     assert not same(run_cell(plan), run_cell(by_truth))
+
+
+@torch.no_grad()
+def test_the_teachers_ecpm_is_its_click_probability_times_the_bid_of_each_impression() -> None:
+    data = taste_world(users=4)
+    network = network_of(data).eval()
+    ecpm = teacher_ecpm(network, data, 8)
+    vectors, batch = VectorTable(network, data), data.batch(np.arange(len(data)), 8)
+    vectors.renew()
+    logits = task_logits(network, data, batch, vectors.of)[..., 0]
+    expected = (torch.sigmoid(logits) * batch.bid_BC * batch.mask_BC).numpy()
+    np.testing.assert_allclose(ecpm, expected, rtol=1e-5)
 
 
 def test_a_model_of_two_tasks_learns_what_came_of_the_impressions() -> None:
@@ -148,6 +158,7 @@ def test_an_interrupted_run_says_what_it_has_and_goes_on_from_there(tmp_path: Pa
     """Ctrl-C goes to every process of the terminal: one line of what is kept, and no trace of the processes that computed."""
     program = f"""
 from pathlib import Path
+from streams.training.evaluation.questions import teacher_ecpm
 from streams.training.evaluation.runner import run_cells
 from tests.streams.training.evaluation.tiny import tiny_plan
 run_cells([tiny_plan(), *(tiny_plan(seed=n, steps=100_000) for n in (1, 2, 3))], Path({str(tmp_path)!r}), 2)

@@ -8,20 +8,21 @@ from schemas.model.din import din_reference
 from schemas.model.lsh import lsh_similarity
 from schemas.model.simtier import simtier_reference
 from streams.training.evaluation.bits import sigma_ratio
-from streams.training.evaluation.bridge_cost import bridges_ms, counted_bridges, counted_full_cross, full_cross_ms
-from streams.training.evaluation.grouped import grouped_speedup, ungroup
-from streams.training.evaluation.similarity_cost import (
-    _EDGES,
+from streams.training.evaluation.costs import (
+    EDGES,
     attention_din,
+    bridges_ms,
     cluster_tiers,
     count_equal_bits,
+    counted_bridges,
     counted_costs,
-    factored_cosine_din,
-    factored_lsh_din,
+    counted_full_cross,
+    factored_din,
+    full_cross_ms,
     lsh_tiers,
-    make_case,
     measure_costs,
 )
+from streams.training.evaluation.grouped import grouped_speedup, ungroup
 from streams.training.family.cluster_moments import expect_at_least
 from streams.training.family.codes import similarity_edges
 from streams.training.impressions import TrainingSet
@@ -36,34 +37,36 @@ def test_the_spread_of_hashed_similarity_follows_its_law(bits: int) -> None:
 
 
 def test_counted_costs_are_the_papers() -> None:
-    costs = counted_costs(256, 256)
+    costs = counted_costs()
     saved = {name: 1 - cost / costs["din_simtier"] for name, cost in costs.items()}
     assert saved["lsh_256"] == pytest.approx(0.9375) and saved["mm_din_simtier"] == 0.5
     assert saved["lsh_din_simtier"] == saved["din_lsh_simtier"] == pytest.approx(0.4375)
 
 
 def test_the_timed_forms_compute_what_they_stand_for() -> None:
-    case = make_case(5, 9, 64, 64)
-    items, sequence = case.words_CQ.view(np.uint8), case.words_LQ.view(np.uint8)
+    rng = np.random.default_rng(0)
+    unit_CD, unit_LD, value_LD = (rng.standard_normal((rows, 64)).astype(np.float32) / 8 for rows in (5, 9, 9))
+    bits_CK, bits_LK = rng.random((5, 64)) < 0.5, rng.random((9, 64)) < 0.5
+    items, sequence = np.packbits(bits_CK, axis=1), np.packbits(bits_LK, axis=1)
+    words = items.view(np.uint64), sequence.view(np.uint64)
     similarity = lsh_similarity(items, sequence)
-    assert np.array_equal(np.repeat(np.arange(65), count_equal_bits(case.words_CQ, case.words_LQ)[0]), np.sort(np.rint(64 * similarity[0])))
-    tiers = simtier_reference(items, sequence, _EDGES)
-    assert np.array_equal(lsh_tiers(case), np.cumsum(tiers[:, ::-1], axis=1)[:, ::-1][:, 1:])
-    direct = din_reference(
-        torch.from_numpy(similarity)[None].float(), torch.from_numpy(case.value_LD)[None], torch.ones(1, 9, dtype=torch.bool), "centred"
-    )
-    np.testing.assert_allclose(factored_lsh_din(case), direct[0].numpy(), atol=1e-5)
-    cosine = (case.unit_CD @ case.unit_LD.T) @ case.value_LD / 9
-    np.testing.assert_allclose(factored_cosine_din(case, case.unit_LD.T @ case.value_LD), cosine, atol=1e-5)
-    weights = torch.softmax(torch.from_numpy(case.query_CD @ case.key_LD.T) / 8, dim=1).numpy()
-    np.testing.assert_allclose(attention_din(case), weights @ case.value_LD, atol=1e-4)
-    assert measure_costs(case).keys() == counted_costs(64, 64).keys()
+    assert np.array_equal(np.repeat(np.arange(65), count_equal_bits(*words)[0]), np.sort(np.rint(64 * similarity[0])))
+    tiers = simtier_reference(items, sequence, EDGES)
+    assert np.array_equal(lsh_tiers(*words), np.cumsum(tiers[:, ::-1], axis=1)[:, ::-1][:, 1:])
+    found = factored_din(2.0 * bits_CK - 1, (2.0 * bits_LK - 1).T @ value_LD, 64 * 9)
+    values = torch.from_numpy(value_LD)[None]
+    direct = din_reference(torch.from_numpy(similarity)[None].float(), values, torch.ones(1, 9, dtype=torch.bool), "centred")
+    np.testing.assert_allclose(found, direct[0].numpy(), atol=1e-5)
+    np.testing.assert_allclose(factored_din(unit_CD, unit_LD.T @ value_LD, 9), (unit_CD @ unit_LD.T) @ value_LD / 9, atol=1e-5)
+    weights = torch.softmax(torch.from_numpy(unit_CD @ unit_LD.T) / 8, dim=1).numpy()
+    np.testing.assert_allclose(attention_din(unit_CD, unit_LD, value_LD), weights @ value_LD, atol=1e-4)
+    assert measure_costs(3, 40).keys() == counted_costs().keys()
 
 
 def test_the_timed_moments_are_those_that_the_family_learns_from() -> None:
     rng = np.random.default_rng(0)
     codes, count, mean = rng.standard_normal((4, 5)) / 3, rng.random(6) * 9, rng.standard_normal((6, 5)) / 3
-    edges = similarity_edges(_EDGES[:-1], "clusters")  # the last is "equal", which allows for rounding there
+    edges = similarity_edges(EDGES[:-1], "clusters")  # the last is "equal", which allows for rounding there
     expected = expect_at_least(*(torch.from_numpy(x)[None] for x in (codes, count, mean)), edges)
     np.testing.assert_allclose(cluster_tiers(codes, count, mean)[:, :-1], expected[0].numpy())
 

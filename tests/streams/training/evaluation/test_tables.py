@@ -12,10 +12,10 @@ from infra.bench.report import Figures
 from schemas.errors import Misconfigured
 from schemas.ids import Id
 from streams.training.evaluation.cells import Cell
+from streams.training.evaluation.costs import measure_costs
 from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
 from streams.training.evaluation.program import run_tables
 from streams.training.evaluation.report import REPORT, RESULTS, write_report
-from streams.training.evaluation.similarity_cost import make_case
 from streams.training.evaluation.tables import TABLES, add_world_figures, average_seeds
 from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER
 from streams.training.metrics import UserValues
@@ -109,15 +109,6 @@ def test_the_plans_hold_every_model_of_the_tables() -> None:
     assert len({c.file_name for c in full.cells}) == len(full.cells)
 
 
-def test_what_is_chosen_by_is_another_fold_than_what_is_reported() -> None:
-    plan = plan_tables(quick=True)
-    assert {c.fold for c in plan.cells} == {"reported"} and {c.fold for c in plan.tuning_cells} == {"tuning"}
-    assert not {c.file_name for c in plan.cells} & {c.file_name for c in plan.tuning_cells}
-    tuned, reported = (set(of[0].truth.held_out.tolist()) for of in (plan.tuning_cells, plan.cells))
-    size = plan.size
-    assert not tuned & reported and tuned | reported == set(range(size.users, size.users + size.held_out))
-
-
 def test_the_spread_over_seeds_is_told_where_there_are_several() -> None:
     figures = figures_of([cell("aif", seed, gauc) for seed, gauc in enumerate((0.78, 0.80))])
     assert figures.value("world.aif.gauc_seed_sd") == pytest.approx(0.02 / 2**0.5, abs=1e-3) and figures.value("world.aif.seeds") == 2
@@ -165,7 +156,7 @@ def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure
     monkeypatch.setattr(plan, "SIZE", SIZE)
     monkeypatch.setattr(plan, "SPEC", SPEC)
     monkeypatch.setattr(program, "SPEC", SPEC)
-    monkeypatch.setattr(program, "make_case", lambda: make_case(20, 30, 64, 64))
+    monkeypatch.setattr(program, "measure_costs", lambda: measure_costs(20, 40))
     figures = run_tables(tmp_path, quick=True, processes=1, steps=2)
     for name in ("aif_share_of_gap", "lsh_gauc_loss_pt", "lsh_time_saved_pct", "moments_gauc_loss_pt", "grouped_speedup"):
         assert figures.value(name) is not None

@@ -1,0 +1,187 @@
+"""What the models cost beside what they are worth: the rows of Table 3, bridges, and Full-Cross, counted and measured.
+
+Here: multiply-adds counted by hand, and times of one request on one thread, best of several rounds. Not here: quality (tables.py).
+
+Table 3. Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh, so signatures of 256 bits are compared with
+embeddings of 256 numbers. Measured cost is the time of the fastest form known to us on one core: matrix products for exact similarities, the factored
+sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers.
+
+Bridges. The n user vectors are made once a request, and each candidate costs one product with its n weights. With Full-Cross, candidates are the bridges:
+each attends to every row of U and passes through f itself.
+
+Arrays: C candidates, L behaviours, D width of vectors, X width of any code, K bits, W words of 64 bits, T tiers, P principal directions, G clusters or rows
+of U, N bridges.  Source: AIF, sections 4.1, 5.2.2 and 5.2.3, Table 3 and Figure 6.
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+import numba
+import numpy as np
+import torch
+
+from schemas.model.bea import BridgeEmbedding, join_bridges
+from schemas.model.compiled import int64
+from schemas.model.lsh import equal_bits_min
+from schemas.model.spec import ModelSpec
+from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS
+from streams.training.family.codes import MOMENT_WIDTH
+from streams.training.family.head import cross_fully
+
+ROUNDS = 15
+CANDIDATES, BEHAVIOURS, WIDTH, BITS = 500, 4_000, 256, 256  # of Table 3
+EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
+BRIDGE_CANDIDATES = 10_000
+USER_ROWS = 9  # rows of U in the synthetic world: six facets, the price level, and the vectors of Eq. 2 and Eq. 3
+
+
+def best_seconds(work: Callable[[], object]) -> float:
+    """Wall-clock seconds of the fastest of `ROUNDS` calls, after one that is not counted."""
+    work()
+    times = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+# --- Table 3 -------------------------------------------------------------------------------------------------------------
+
+
+def attention_din(query_CD: np.ndarray, key_LD: np.ndarray, value_LD: np.ndarray) -> np.ndarray:
+    """DIN of learnt vectors: softmax attention over every behaviour, [C, D]."""
+    scores_CL = query_CD @ key_LD.T / math.sqrt(query_CD.shape[1])
+    scores_CL = np.exp(scores_CL - scores_CL.max(axis=1, keepdims=True))
+    return (scores_CL / scores_CL.sum(axis=1, keepdims=True)) @ value_LD
+
+
+def factored_din(codes_CX: np.ndarray, cross_XD: np.ndarray, scale: float) -> np.ndarray:
+    """LSH-DIN of signs (`scale`: bits times behaviours), MM-DIN of unit embeddings (behaviours), by the sums of the user half, [C, D]."""
+    return codes_CX @ cross_XD / scale
+
+
+def cosine_tiers(unit_CD: np.ndarray, unit_LD: np.ndarray) -> np.ndarray:
+    """SimTier of embeddings: counts at or above each edge, [C, T - 1]."""
+    similarity_CL = unit_CD @ unit_LD.T
+    return np.stack([(similarity_CL >= _cosine(edge)).sum(axis=1) for edge in EDGES], axis=1)
+
+
+def cluster_tiers(codes_CP: np.ndarray, count_G: np.ndarray, mean_GP: np.ndarray) -> np.ndarray:
+    """Counts expected at or above each edge from the clusters of the user half (family/cluster_moments.py), [C, T - 1].
+
+    A logistic step is 1 / (1 + exp(-z)) with z = (x - edge) / spread = x / spread - edge / spread, so one exponential per mean cosine x serves
+    all edges."""
+    below_CG = np.exp(codes_CP @ mean_GP.T / -CLUSTER_SPREAD)
+    return np.stack([1 / (1 + below_CG * math.exp(_cosine(edge) / CLUSTER_SPREAD)) @ count_G for edge in EDGES], axis=1)
+
+
+def lsh_tiers(words_CW: np.ndarray, words_LW: np.ndarray) -> np.ndarray:
+    """LSH-SimTier: counts of behaviours with at least each edge's equal bits, [C, T - 1]."""
+    at_least_CK = np.cumsum(count_equal_bits(words_CW, words_LW)[:, ::-1], axis=1)[:, ::-1]
+    return at_least_CK[:, list(equal_bits_min(EDGES, 64 * words_CW.shape[1]))]
+
+
+def _cosine(edge: float) -> float:
+    """What a share of equal bits stands for."""
+    return math.cos(math.pi * (1 - edge))
+
+
+@numba.njit(cache=True)
+def count_equal_bits(words_CW: np.ndarray, words_LW: np.ndarray) -> np.ndarray:
+    """How many behaviours have each number of equal bits with each candidate: int64 [C, 64 W + 1]. The count of a word is by halving."""
+    candidates, words = words_CW.shape
+    bits = 64 * words
+    counts_CK = np.zeros((candidates, bits + 1), np.int64)
+    for c in range(candidates):
+        for j in range(words_LW.shape[0]):
+            different = 0
+            for w in range(words):
+                x = words_CW[c, w] ^ words_LW[j, w]
+                x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
+                x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+                x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+                different += int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+            counts_CK[c, bits - different] += 1
+    return counts_CK
+
+
+def measure_costs(candidates: int = CANDIDATES, behaviours: int = BEHAVIOURS) -> dict[str, float]:
+    """Seconds of each row of Table 3 for one user, by the variant's name: the sum of those of its two modules.
+
+    Operands are random, because times do not depend on values. What call 1 makes once per user (sums, means) is not timed.
+    """
+    rng = np.random.default_rng(0)
+    query_CD, key_LD, value_LD = (rng.standard_normal((rows, WIDTH)).astype(np.float32) for rows in (candidates, behaviours, behaviours))
+    unit_CD, unit_LD = (of / np.linalg.norm(of, axis=1, keepdims=True) for of in (query_CD, key_LD))
+    bits_CK, bits_LK = (rng.random((rows, BITS)) < 0.5 for rows in (candidates, behaviours))
+    signs_CK, signs_LK = (np.where(bits, np.float32(1), np.float32(-1)) for bits in (bits_CK, bits_LK))
+    words_CW, words_LW = (np.packbits(bits, axis=1).view(np.uint64) for bits in (bits_CK, bits_LK))
+    signs_KD, unit_DD = signs_LK.T @ value_LD, unit_LD.T @ value_LD
+    narrow_CP, mean_GP = unit_CD[:, :MOMENT_WIDTH], unit_LD[:CLUSTERS, :MOMENT_WIDTH]
+    count_G = np.full(len(mean_GP), behaviours / len(mean_GP), np.float32)
+    din = {
+        "exact": best_seconds(lambda: attention_din(query_CD, key_LD, value_LD)),
+        "lsh": best_seconds(lambda: factored_din(signs_CK, signs_KD, BITS * behaviours)),
+        "mm": best_seconds(lambda: factored_din(unit_CD, unit_DD, behaviours)),
+    }
+    tiers = {
+        "exact": best_seconds(lambda: cosine_tiers(unit_CD, unit_LD)),
+        "lsh": best_seconds(lambda: lsh_tiers(words_CW, words_LW)),
+        "moments": best_seconds(lambda: cluster_tiers(narrow_CP, count_G, mean_GP)),
+    }
+    return {
+        "din_simtier": din["exact"] + tiers["exact"],
+        "lsh_din_simtier": din["lsh"] + tiers["exact"],
+        "din_lsh_simtier": din["exact"] + tiers["lsh"],
+        "mm_din_simtier": din["mm"] + tiers["exact"],
+        "lsh_256": din["lsh"] + tiers["lsh"],
+        "mm_din_moments": din["mm"] + tiers["moments"],
+    }
+
+
+def counted_costs() -> dict[str, float]:
+    """The paper's count for one pair of candidate and behaviour, by the variant's name. The unit is one number of a vector; 8 bits of a signature
+    are one too. The cost of moments is paid once per candidate and divided by its pairs; the paper counts no cost of factored sums."""
+    hashed, moments = BITS / 8, CLUSTERS * (MOMENT_WIDTH + len(EDGES))
+    return {
+        "din_simtier": 2.0 * WIDTH,
+        "lsh_din_simtier": hashed + WIDTH,
+        "din_lsh_simtier": WIDTH + hashed,
+        "mm_din_simtier": float(WIDTH),
+        "lsh_256": hashed,
+        "mm_din_moments": moments / BEHAVIOURS,
+    }
+
+
+# --- bridges -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def bridges_ms(spec: ModelSpec, bridges: int, candidates: int = BRIDGE_CANDIDATES) -> float:
+    """Milliseconds of lines 1, 2 and 4 of Algorithm 1 for one request. Line 3 is not included: the item half computes it nearline."""
+    bea = BridgeEmbedding(dataclasses.replace(spec, bridges=bridges)).eval()
+    rows_BGD, weights_BCN = torch.randn(1, USER_ROWS, spec.width), torch.rand(1, candidates, bridges)
+    return 1_000 * best_seconds(lambda: join_bridges(weights_BCN, bea.user_vectors(rows_BGD)))
+
+
+@torch.no_grad()
+def full_cross_ms(spec: ModelSpec, candidates: int = BRIDGE_CANDIDATES) -> float:
+    """Milliseconds of Full-Cross for one request."""
+    bea = BridgeEmbedding(spec).eval()
+    rows_BGD, keys_BCD = torch.randn(1, USER_ROWS, spec.width), torch.randn(1, candidates, spec.width)
+    return 1_000 * best_seconds(lambda: cross_fully(bea, keys_BCD, rows_BGD))
+
+
+def counted_bridges(spec: ModelSpec, bridges: int) -> int:
+    """Multiply-adds of one candidate with bridges: line 4 of Algorithm 1."""
+    return bridges * spec.bridge_width
+
+
+def counted_full_cross(spec: ModelSpec) -> int:
+    """Multiply-adds of one candidate with Full-Cross: attention over the rows of U, then the layers of f."""
+    layers = (spec.width, *spec.bridge_hidden, spec.bridge_width)
+    return 2 * USER_ROWS * spec.width + sum(a * b for a, b in itertools.pairwise(layers))

@@ -77,10 +77,12 @@ class Batch:
 
 
 class _ByFamily(dict[str, V]):
-    """What belongs to each column family. Nothing once the database is closed, as it is after a reopening that found no room on the disk."""
+    """What belongs to each column family. Nothing once the database is closed, as it is after a reopening that found no room on the disk: `because`."""
+
+    because = ""
 
     def __missing__(self, family: str) -> V:
-        raise Unavailable("database_closed", f"the database is closed, or has no column family {family}; reopen the database")
+        raise Unavailable("database_closed", f"the database is closed{self.because}, or has no column family {family}; reopen the database")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,11 @@ class Database:
         """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""
         with contextlib.suppress(AifError):  # the old handle may fail once more while it closes
             self.close()
-        self._open()
+        try:
+            self._open()
+        except AifError as error:
+            self._families.because = self._handles.because = f" ({error})"
+            raise
 
     def close(self) -> None:
         """End all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""

@@ -112,6 +112,8 @@ class UserFollower:
                 self._rebuild(str(error))
 
     def _follow(self) -> None:
+        if not self._store.is_open:  # it could not be opened again: with no record to fold, nobody would try, and nobody would say why
+            self._store.reopen()
         log = self._check_log()
         with contextlib.ExitStack() as stack:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]

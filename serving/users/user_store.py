@@ -253,6 +253,11 @@ class UserStore:
             self._decoded_behaviours = 0
             self.state, self.refused_bytes = ViewState(), 0
 
+    @property
+    def is_open(self) -> bool:
+        """Not after a reopening that failed, as on a disk that is still full."""
+        return self._database.is_open
+
     def reopen(self) -> None:
         """Opens the database again, which a failed write (a full disk) has made unusable."""
         with self._lock:

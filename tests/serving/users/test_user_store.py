@@ -15,6 +15,7 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import free_ports, wait_until
+from infra.rocks import Database
 from schemas.errors import Unavailable
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
@@ -358,6 +359,27 @@ def test_a_view_whose_database_could_not_be_opened_again_is_opened_as_soon_as_it
     follower._mend(closed.value)
     assert not store.find(1).behaviours
     store.close()
+
+
+def test_a_disk_that_is_still_full_is_named_until_it_is_not_also_where_nothing_is_published(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_without_room(_: Database) -> None:
+        raise Unavailable("disk_full", "no space left on device")
+
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    store = open_view(tmp_path, IdKind.INT64, M)
+    with monkeypatch.context() as full:
+        full.setattr(Database, "_open", open_without_room)
+        with pytest.raises(Unavailable, match="disk_full"):
+            store.reopen()
+        follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics())
+        follower.start()
+        wait_until(lambda: "disk_full" in follower.last_error, 20, "the reason")
+        assert not follower.ready
+    wait_until(lambda: follower.ready, 20, "the view to go on")
+    assert follower.last_error == "" and not store.find(1).behaviours
+    follower.close()
 
 
 def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:

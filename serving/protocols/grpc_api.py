@@ -176,7 +176,7 @@ class GrpcApi:
 
 
 def report_error(context: Any, error: Exception, method: str) -> str:
-    """Makes the error's status that of the call, whose handler then returns; the library sends no message with it. Returns the status's name.
+    """Makes the error's status that of the call, whose handler then returns; its message is dropped. Returns the status's name.
 
     Not by the library's `abort`: the call keeps what that raises, its frames keep the call, and so the message stayed in memory, up to 8 MiB of it, until
     Python's collector came by: after a hundred such calls.

@@ -173,13 +173,13 @@ class _OtherMethods(grpc.GenericRpcHandler):
 def _refusing(front: Front, error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
     """Answers with the error, counted and logged as every other answer. One label for all methods: a client may name any, and each would be a new one."""
 
-    async def refuse(requests: Any, context: Any) -> bytes:
+    async def refuse(requests: Any, context: Any) -> None:
         status = report_error(context, error, method)
         front.record("grpc other", status, 0.0, ranked=False)
         front.log("gRPC", method, status, 0.0, 0)
-        return b""
 
-    return grpc.stream_unary_rpc_method_handler(refuse)
+    # A handler of a unary answer sends an empty message before the error; a stream's client takes it for an answer.
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _bounds(idle_ms: int) -> tuple[tuple[str, int], ...]:

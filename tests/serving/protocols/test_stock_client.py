@@ -3,7 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,6 +246,25 @@ def test_an_extension_of_tritons_that_is_not_here_is_refused_with_what_is(stock:
     with pytest.raises(InferenceServerException, match=r"there is no such .*; Triton's .* repository, .* are not here") as caught:
         stock.call(name, *args)
     assert caught.value.status() in ("404", "StatusCode.UNIMPLEMENTED")
+
+
+def test_a_stream_gets_a_clear_error_and_no_empty_answer_before_it(front: Front) -> None:
+    answers = queue.SimpleQueue[tuple[Any, Any]]()
+    with triton_grpc.InferenceServerClient(front.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("prerank", grpc(front).inputs())
+        result, error = answers.get(timeout=20)
+    assert result is None and "no_such_method" in str(error) and "stream extensions are not here" in str(error)
+
+    async def call() -> list[Any]:
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "prerank", "inputs": grpc_aio(front).inputs()}
+
+        async with triton_grpc_aio.InferenceServerClient(front.grpc) as client:
+            return [one async for one in client.stream_infer(requests())]
+
+    with pytest.raises(InferenceServerException, match="stream extensions are not here"):
+        asyncio.run(call())
 
 
 def test_a_timeout_in_microseconds_is_the_requests_deadline() -> None:

@@ -32,7 +32,7 @@ from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_r
 from serving.protocols.front import Front
 from serving.protocols.http_reply import encode_error
 from serving.protocols.messages import pb
-from serving.protocols.open_inference import MODEL_NAME, InferAnswer
+from serving.protocols.open_inference import MODEL_NAME, NOT_HERE, InferAnswer
 
 SERVICE = "inference.GRPCInferenceService"
 _SMALL_INTEGERS = {"INT8": "int_contents", "INT16": "int_contents", "UINT8": "uint_contents", "UINT16": "uint_contents"}
@@ -49,7 +49,7 @@ _CONTENTS: Mapping[str, str] = {
 }
 _INPUTS_MAX = 16
 _PARAMETERS_MAX = 2 * FEATURES_PER_SCHEMA_MAX  # features of the context, and a few of the protocol's own
-_INFER = "ModelInfer"
+_INFER, _STREAM = "ModelInfer", "ModelStreamInfer"
 _MESSAGE_S_MAX = 10.0
 # A message has nearly always come when its call has. The library keeps what has come of it, and does not say how much: each may be BODY_BYTES_MAX.
 _SLOW_S = 0.25
@@ -100,6 +100,15 @@ class GrpcApi:
         }
         looks = {name: grpc.stream_unary_rpc_method_handler(self._handler(name, kind, look)) for name, (kind, look) in methods.items()}
         return {**looks, _INFER: grpc.stream_unary_rpc_method_handler(self._infer_handler())}
+
+    def stream_handler(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Of the method that is not here and that stock clients have. Its message is read first: an asyncio client whose call ends while it sends that tells of
+        an internal error of its library."""
+
+        async def refuse(raw: bytes, context: Any, received_s: float) -> bytes:
+            raise RejectedInput("no_such_method", f"{_STREAM}: there is no such method; {NOT_HERE}; call {_INFER} for each ranking")
+
+        return {_STREAM: grpc.stream_stream_rpc_method_handler(self._guarded(_STREAM, refuse))}
 
     def _handler(self, name: str, kind: Any, look: Callable[[Any], Message]) -> _Handler:
         async def answer(raw: bytes, context: Any, received_s: float) -> bytes:

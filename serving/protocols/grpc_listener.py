@@ -129,7 +129,7 @@ class GrpcListener:
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
         handlers = dict(self._api.handlers())
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers | self._api.stream_handler()),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, POOL)
         server.add_generic_rpc_handlers((_OtherMethods(self._front, f"{SERVICE} has {', '.join(handlers)}; {NOT_HERE}"),))  # asked last
@@ -178,7 +178,7 @@ def _refusing(front: Front, error: RejectedInput, method: str) -> grpc.RpcMethod
         front.record("grpc other", status, 0.0, ranked=False)
         front.log("gRPC", method, status, 0.0, 0)
 
-    # A handler of a unary answer sends an empty message before the error; a stream's client takes it for an answer.
+    # A handler of a unary answer sends an empty message before the error, which a stream's client takes for an answer.
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 

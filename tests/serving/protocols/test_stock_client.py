@@ -14,6 +14,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
+from grpc.aio import AioRpcError
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
@@ -256,15 +257,17 @@ def test_a_stream_gets_a_clear_error_and_no_empty_answer_before_it(front: Front)
         result, error = answers.get(timeout=20)
     assert result is None and "no_such_method" in str(error) and "stream extensions are not here" in str(error)
 
-    async def call() -> list[Any]:
+    async def call() -> None:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": "prerank", "inputs": grpc_aio(front).inputs()}
 
         async with triton_grpc_aio.InferenceServerClient(front.grpc) as client:
-            return [one async for one in client.stream_infer(requests())]
+            async for answer in client.stream_infer(requests()):
+                answers.put(answer)
 
-    with pytest.raises(InferenceServerException, match="stream extensions are not here"):
+    with pytest.raises(AioRpcError, match="stream extensions are not here"):
         asyncio.run(call())
+    assert answers.empty()
 
 
 def test_a_timeout_in_microseconds_is_the_requests_deadline() -> None:

@@ -9,8 +9,8 @@ In the order of the equations, each file with the slow form that specifies it:
     din.py          Eq. 8             DIN over that similarity, and its factored form
     simtier.py      Eq. 9             SimTier; hamming.py: equal bits as a product
     sim_hard.py     section 3.3       sub-sequences by category
-    head.py         sections 3-4      what reads all of this; head_split.py: its first layer in parts. The paper does not describe it
-    network.py      the whole, as nearline, call 1 and call 2. Eq. 10, the loss, is streams/training/copr.py
+    head.py         sections 3-4      what reads all of this. The paper does not describe it
+    network.py      the whole, as nearline, call 1 and call 2; in_float64.py: without rounding. Eq. 10, the loss, is streams/training/copr.py
 
 Around it:
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from schemas.model.hamming import equal_bits
+from schemas.model.hamming import decode_signs, equal_bits
 from schemas.model.lsh import equal_bits_min, lsh_similarity
 
 # Of the pair matrix at a time: 1 MiB of float32, which a cache holds while the thresholds are counted; on a GPU, where each chunk costs launches, 256 MiB.
@@ -44,6 +44,12 @@ def simtier_counts(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_B
     counts_BCN = cumulative_BCN.clone()
     counts_BCN[..., :-1] -= cumulative_BCN[..., 1:]
     return counts_BCN
+
+
+def count_plainly(items_CW: Tensor, sequence_SW: Tensor, tier_edges: Sequence[float]) -> Tensor:
+    """The same for one user, from packed signatures uint8: float32 [C, N]. Every behaviour is counted."""
+    items_CK, sequence_SK = (decode_signs(one, one.new_ones(len(one))) for one in (items_CW, sequence_SW))
+    return simtier_counts(items_CK[None], sequence_SK[None], sequence_SW.new_ones(1, len(sequence_SW), dtype=torch.bool), tier_edges)[0]
 
 
 def _at_least(candidates_BCK: Tensor, sequence_BSK: Tensor, has_signature_BS: Tensor, tier_edges: Sequence[float]) -> Tensor:

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
@@ -34,6 +33,7 @@ from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
+from schemas.model.in_float64 import InFloat64
 from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
@@ -277,18 +277,3 @@ class _Auditor:
         items = one.answer.items
         ids = [self._ids[item.item_id] for item in items]
         return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, one.request.top_k)
-
-
-class InFloat64(TorchFunctionMode):
-    """Inside, every torch function gets its floating-point arguments in fp64: the same network without the rounding of fp32."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_widen(args), **_widen(kwargs or {}))
-
-
-def _widen(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.Tensor.double(value) if value.dtype in (torch.float16, torch.float32) else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_widen, value))
-    return {name: _widen(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -29,8 +29,7 @@ from serving.audit.reference_answer import score_plainly
 from serving.engine.candidates import find_candidates
 from serving.engine.loop import Engine
 from serving.engine.resident import Resident
-from serving.engine.state_bytes import NamedState
-from serving.engine.user_arrays import arrays_of
+from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankResult, RankWork
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")
@@ -79,7 +78,7 @@ class ParitySampler:
         """Offers an answer; the sampler decides whether to check it. Returns at once."""
         if self._share == 0.0 or self._rng.random() >= self._share or self._clock() < self._next_s:
             return
-        if not isinstance(result.state, NamedState) or (self._running is not None and not self._running.done()):
+        if not isinstance(result.state, EngineUserState) or (self._running is not None and not self._running.done()):
             self._count("busy")
             return
         self._next_s = self._clock() + self._every_s
@@ -128,9 +127,8 @@ def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
 
 
 def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
-    assert isinstance(result.state, NamedState)
-    state = arrays_of(result.state.named_arrays())
-    scores_C, probabilities_CT = score_plainly(copied.parameters, state, copied.rows_C, context)
+    assert isinstance(result.state, EngineUserState)
+    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays, copied.rows_C, context)
     place = {one: at for at, one in enumerate(copied.ids)}
     return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)
 

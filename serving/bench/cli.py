@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     group = command_group(app, "bench", BENCH_HELP)
     names = (
         "rank:RANK",
+        "device:DEVICE",
         "overload:OVERLOAD_BENCH",
         "table1:TABLE_1",
         "table4:TABLE_4",
@@ -25,6 +26,7 @@ def register(app: typer.Typer) -> None:
     )
     register_measured(*(f"serving.bench.{name}" for name in names))
     group.command("rank", short_help="Engine, ports and peers beside the bare floor.")(bench_rank)
+    group.command("device", short_help="The engine on a CUDA device beside the CPU.")(bench_device)
     group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)
     group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)
     group.command("table4", short_help="The paper's Table 4, row for row.")(bench_table4)
@@ -50,6 +52,20 @@ def bench_rank(
     if not all(1 <= size <= items for size in sizes):
         raise typer.BadParameter(f"--candidates {candidates}: expected numbers from 1 to {items} (--items), with commas between")
     print_figures(measure_rank(items, sizes, quick).as_dict(), as_json)
+
+
+def bench_device(
+    items: Annotated[int, typer.Option(min=100_000, help="Items of the synthetic catalogue, made in memory.")] = 1_000_000,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency of the engine with a CUDA device, for 1,000 to 100,000 candidates, beside the same on this machine's processor."""
+    from infra.logs import open_logs
+    from serving.bench.device import CANDIDATES, measure_device
+    from serving.bench.world import Plan
+
+    open_logs("bench", "warning")
+    print_figures(measure_device(items, Plan(CANDIDATES, 3 if quick else 12, 20 if quick else 100)).as_dict(), as_json)
 
 
 def bench_overload(

@@ -10,8 +10,7 @@ Here: the parts about the engine. Not here: the world (world.py), ports (protoco
 """
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,23 +18,22 @@ import torch
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.command import say
-from schemas.features import Scope, encode_features
-from schemas.model.inputs import FeatureTensors, UserInputs
+from schemas.model.in_float64 import InFloat64
+from schemas.model.inputs import build_user_inputs
 from schemas.model.lsh import equal_bits_min
-from schemas.model.stored_rows import candidate_rows
+from schemas.model.stored_rows import behaviour_row, candidate_rows
 from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
-from serving.audit.parity import InFloat64
 from serving.bench.peer_runs import measure_peers
 from serving.bench.protocols import measure_protocols
-from serving.bench.world import CONTEXT, PROFILE, Plan, RankWorld, open_rank_world
+from serving.bench.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, open_rank_world, time_in_turns
 from serving.engine.behaviour_blocks import LANES, arrange_behaviours, pack_words
-from serving.engine.device_state import join_behaviours
+from serving.engine.history import find_slots
 from serving.engine.loop import Engine
 from serving.engine.panels import padded
 from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, plan_limits, take_beyond
 from serving.engine.user_state import EngineUserState
-from serving.engine.work import RankWork, UserState
+from serving.engine.work import UserState
 from serving.engine.workers import WORKERS
 
 RANK = Bench(
@@ -118,15 +116,11 @@ RANK = Bench(
     options="[--quick] [--candidates 1000,10000,100000]",
 )
 
-TOP_K = 100
-REST_S = 0.25  # the pause, after which torch's worker threads have stopped spinning
 LENGTH = 1_000  # behaviours, where nothing else is said
 LONG_TURNS = 6  # turns with a long history: few calls in each, and one ratio per turn
 EQUAL_TIERS = tuple(i / 8 for i in range(1, 9))
 EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 NO_SIGNATURES = np.zeros((0, 1), np.uint8)
-
-Case = Callable[[], object]
 
 
 def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figures:
@@ -148,31 +142,10 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
 # --- time -------------------------------------------------------------------------------------------------------------------
 
 
-def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray]:
-    """Milliseconds of every call by case; the cases take turns, and the first two calls of a turn are not counted."""
-    taken: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(plan.turns):
-        for name, case in cases.items():
-            time.sleep(REST_S)
-            for call in range(-2, plan.calls):
-                began = time.perf_counter()
-                case()
-                if call >= 0:
-                    taken[name].append(1e3 * (time.perf_counter() - began))
-    return {name: np.array(times) for name, times in taken.items()}
-
-
 def by_turn(taken: np.ndarray, calls: int) -> np.ndarray:
     """The median of each turn, [turns], from the times of all calls in their order."""
     medians: np.ndarray = np.median(taken.reshape(-1, calls), axis=1)
     return medians
-
-
-def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
-    """Ranks one of 16 requests in turn, and waits for the answer."""
-    requests = world.requests(candidates)
-    turn = iter(range(1 << 60))
-    return lambda: world.engine.submit_rank(RankWork(requests[next(turn) % len(requests)], TOP_K, state, context=CONTEXT)).result()
 
 
 def floor_case(world: RankWorld, candidates: int) -> Case:
@@ -310,13 +283,17 @@ def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: n
 
 
 def _reference_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
+    joint = candidate_rows(world.spec, _rows_at(world, slots), CONTEXT)
+    seen = zip(history, _rows_at(world, find_slots(world.tables, history)), strict=True)
+    behaviours = [behaviour_row(world.spec, event.item_id, event.kind, event.features, row) for event, row in seen]
+    with InFloat64():
+        states = world.network.user_states(build_user_inputs(world.spec, PROFILE, behaviours))
+        scores, _ = world.network.scores(world.network.joint_logits(states, joint), joint.bid_BC)
+    return np.asarray(scores[0].numpy())
+
+
+def _rows_at(world: RankWorld, slots: np.ndarray) -> np.ndarray:
     rows = np.zeros(len(slots), world.tables.layout.dtype)
     for name, column in world.tables.columns.items():
         rows[name] = column[slots]
-    behaviours, _ = join_behaviours(world.spec, world.tables, history)
-    profile = FeatureTensors.from_block(encode_features(world.spec.schema.of(Scope.USER), [PROFILE]))
-    joint = candidate_rows(world.spec, rows, CONTEXT)
-    with InFloat64():
-        states = world.network.user_states(UserInputs(profile, behaviours))
-        scores, _ = world.network.scores(world.network.joint_logits(states, joint), joint.bid_BC)
-    return np.asarray(scores[0].numpy())
+    return rows

@@ -138,7 +138,7 @@ class RowScorer:
 
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
         self.row, self.version, self._world, self._raw = row, version, world, raw
-        self._half, self._parts = world.scorer.half, row.parts
+        self._half, self._parts = world.scorer.call_one.half, row.parts
         self.parameters = world.scorer.parameters
         self._first_layer = slice_first_layer(self.parameters)
         self._places = self._plan_places()
@@ -165,7 +165,7 @@ class RowScorer:
 
     def _cut_columns(self) -> Columns:
         """The slot's columns; what the row does not read has no elements."""
-        columns = self._world.scorer.columns
+        columns = self._world.scorer.call_one.columns
         if "raw" in self._parts:
             columns = columns._replace(realtime=self._raw.rows_RQ)
         read = {"vector": "item", "bridge": "bea", "signature": "hash"}

@@ -1,11 +1,13 @@
 """The synthetic world of the benches in one process: an engine with a model and random item rows in memory, users' histories, and requests.
 
-Here: `RankWorld`, and how much `aif bench rank` measures on it (`Plan`). Not here: what is measured (rank.py, table1.py, table4.py). Rows are random
+Here: `RankWorld`, how much `aif bench rank` measures on it (`Plan`) and how calls are timed. Not here: what is measured (rank.py, device.py, table1.py,
+table4.py). Rows are random
 numbers and not computed by the model, because times depend on where rows lie and not on their values: ids are random, and candidates are drawn from all of
 them.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +29,11 @@ from serving.engine.loop import Engine
 from serving.engine.resident import Resident
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables import Tables
-from serving.engine.work import UserState, UserWork
+from serving.engine.work import RankWork, UserState, UserWork
 
 VERSION = 1
+TOP_K = 100
+REST_S = 0.25  # between two cases, after which torch's worker threads have stopped spinning
 PROFILE = {"age": 0.5, "city": "c7"}
 CONTEXT = {"hour": 20}
 _CATEGORIES = 1_000
@@ -38,6 +42,8 @@ _INTERESTS = 30  # categories of one user's history
 _APPLY_ROWS = 65_536
 _WAIT_S = 600.0
 _SEED = 0
+
+Case = Callable[[], object]
 
 
 def bench_spec() -> ModelSpec:
@@ -105,6 +111,27 @@ class RankWorld:
     def close(self) -> None:
         """Ends the engine's thread."""
         self.engine.close()
+
+
+def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray]:
+    """Milliseconds of every call by case; the cases take turns, and the first two calls of a turn are not counted."""
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(plan.turns):
+        for name, case in cases.items():
+            time.sleep(REST_S)
+            for call in range(-2, plan.calls):
+                began = time.perf_counter()
+                case()
+                if call >= 0:
+                    taken[name].append(1e3 * (time.perf_counter() - began))
+    return {name: np.array(times) for name, times in taken.items()}
+
+
+def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
+    """Ranks one of 16 requests in turn, and waits for the answer."""
+    requests = world.requests(candidates)
+    turn = iter(range(1 << 60))
+    return lambda: world.engine.submit_rank(RankWork(requests[next(turn) % len(requests)], TOP_K, state, context=CONTEXT)).result()
 
 
 def open_rank_world(items: int) -> RankWorld:

@@ -26,7 +26,8 @@ from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.limits import CARRIED_STATE_BYTES_MAX
 from schemas.token import VersionToken, decode_token
-from serving.engine.state_bytes import NamedState, decode_state, encode_state
+from serving.engine.state_bytes import decode_state, encode_state
+from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserState
 
 _MAC_BYTES, _LENGTH_BYTES = 32, 4
@@ -52,7 +53,7 @@ class CarriedStates:
     def seal(self, user: Id, token: VersionToken, state: UserState) -> str | None:
         """The text for the client; None if it would be larger than call 2 accepts. Raises RejectedInput (`user_state_off`)."""
         key = self._expect_key()
-        assert isinstance(state, NamedState)
+        assert isinstance(state, EngineUserState)
         head = json.dumps({"user": user, "token": str(token), "made_ms": int(self._clock() * 1000)}).encode()
         signed = len(head).to_bytes(_LENGTH_BYTES, "little") + head + encode_state(state)
         if _MAC_BYTES + len(signed) > CARRIED_STATE_BYTES_MAX:

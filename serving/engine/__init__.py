@@ -7,9 +7,9 @@ changes.py        row changes as arrays; arrivals.py: how fresh they make answer
 workers.py        threads that help the engine's own
 candidates.py     ids of a request to slots; top_k.py: the best of their scores
 
-scorers.py        which scorer a device has: cpu.py, or cuda.py with device_state.py (call 1) and tier_kernel.py (SimTier)
+scorers.py        which scorer a device has: cpu.py, or cuda.py with tier_kernel.py (SimTier)
 
-call 1            user_state.py: read it first. history.py, history_pass.py (Eq. 1), attention.py (Eq. 2-3), user_vectors.py (Algorithm 1),
+call 1            call_one.py, user_state.py: read these first. history.py, history_pass.py (Eq. 1), attention.py (Eq. 2-3), user_vectors.py (Algorithm 1),
                   embedded_features.py; extended_state.py after a few new behaviours; folded_user.py with fold_pass.py, behaviour_blocks.py: the user's part
                   of call 2
                   its result: user_arrays.py, as bytes state_bytes.py

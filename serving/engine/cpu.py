@@ -14,11 +14,11 @@ import numpy as np
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
 from schemas.model.vector_blocks import aligned
-from serving.engine.extended_state import extend_arrays, find_base
-from serving.engine.folded_user import FoldedUser, UserFold
-from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch, score_part
+from serving.engine.call_one import CallOne
+from serving.engine.folded_user import FoldedUser
+from serving.engine.joint_pass import RequestUser, Scratch, build_sign_table, open_scratch, score_part
 from serving.engine.tables import Applied, Tables
-from serving.engine.user_state import EngineUserState, UserHalf
+from serving.engine.user_state import EngineUserState
 from serving.engine.vector_code import SIGN_CHUNK
 from serving.engine.version_weights import fold_version
 from serving.engine.work import UserState, UserWork
@@ -34,22 +34,16 @@ class CpuScorer:
     tiers_by = "compiled"
 
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
-        self.parameters, self.spec, self.version, self.tables = parameters, parameters.spec, version, tables
-        self.columns, self._bids_R = _columns_of(tables), tables.columns["bid"]
-        self.weights, self.half, self.user_fold = fold_version(parameters), UserHalf(parameters, tables, self.columns), UserFold(parameters)
+        self.parameters, self.spec, self._bids_R = parameters, parameters.spec, tables.columns["bid"]
+        self.weights, self.call_one = fold_version(parameters), CallOne(parameters, version, tables)
         self._words = -(-self.spec.signature_bytes // 8)
         self._scratch: list[Scratch] = []
         self._log1p_L = np.zeros(1, np.float32)
         self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
     def user_state(self, work: UserWork) -> EngineUserState:
-        """Call 1. Extends the work's `base` if there is one and it fits."""
-        base = find_base(self.half, self.version, work)
-        arrays, missing = self.half.make(work) if base is None else extend_arrays(self.half, base, work)
-        cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
-        extensions = 0 if base is None else base.extensions + 1
-        folded = self.user_fold.fold(arrays)
-        return EngineUserState(self.version, arrays, folded, len(work.behaviours), missing, cold, newest, extensions)
+        """Call 1."""
+        return self.call_one.user_state(work)
 
     def on_applied(self, applied: Applied) -> None:
         """The columns are the slot's own memory: nothing to copy."""
@@ -57,7 +51,7 @@ class CpuScorer:
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
         assert isinstance(state, EngineUserState)
-        folded = state.folded or self.user_fold.fold(state.arrays)
+        folded = self.call_one.folded(state)
         user = self._request_user(folded, context)
         logits_CT = np.empty((len(slots_C), len(self.spec.tasks)), np.float32)
         self._open_scratch(len(slots_C))
@@ -67,7 +61,7 @@ class CpuScorer:
         try:
             WORKERS.run(
                 lambda first, end, thread: score_part(
-                    self.columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
+                    self.call_one.columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
                 ),
                 len(slots_C),
             )
@@ -78,8 +72,7 @@ class CpuScorer:
 
     def _request_user(self, folded: FoldedUser, context: Mapping[str, Any]) -> RequestUser:
         """The user's tables, together with this request's context."""
-        context_H = self.user_fold.fold_context(self.half.weights.context_features.embed_one(context))
-        tables, behaviours = folded.tables, folded.behaviours
+        context_H, tables, behaviours = self.call_one.context(context), folded.tables, folded.behaviours
         return RequestUser(
             tables.base_GH,
             context_H,
@@ -119,22 +112,3 @@ class CpuScorer:
 def sigmoid(logits_CT: np.ndarray) -> np.ndarray:
     """1 / (1 + e^-x), without an overflow: beyond +-88 it is 0 or 1 in float32 anyway."""
     return 1 / (1 + np.exp(-np.clip(logits_CT, -88, 88)))
-
-
-def _columns_of(tables: Tables) -> Columns:
-    """The slot's columns as the pass reads them; a column that the layout does not have has no elements."""
-
-    def wide(name: str, dtype: type) -> np.ndarray:
-        column = tables.columns.get(name)
-        if column is None:
-            return np.zeros((tables.capacity, 0), dtype)
-        return column.reshape(tables.capacity, -1).view(dtype)
-
-    return Columns(
-        vector=wide("vector", np.uint16),
-        bridge=wide("bridge", np.uint16),
-        signature=wide("signature", np.uint8),
-        has_signature=tables.columns["has_signature"],
-        category=tables.columns["category"],
-        realtime=wide("realtime", np.float32),
-    )

@@ -1,7 +1,17 @@
 """Call 1's last step: the user's part of call 2 is folded through the head's first layer, so that requests need not compute it again.
 
-Here: `FoldedUser`, and `UserFold` that makes it. Not here: the compiled pass (fold_pass.py), the equations of the split (schemas/model/head_split.py, the
-specification), the use of the tables (joint_pass.py). The first layer of a candidate is then
+Here: `FoldedUser`, and `UserFold` that makes it. Not here: the compiled pass (fold_pass.py), the plain form (schemas/model/head.py, the specification), the
+use of the tables (joint_pass.py, cuda.py). With M_x the weights of a product segment, its sum column included (`product_weights`), the exact split of the
+first layer, segment by segment, is
+
+    user, context    constant:  u W_u + c W_c + b
+    item, user_x     I (W_i + M_u o (u P_u))                  the user's product costs nothing per candidate
+    bea, bea_x       w (V W_b)  +  ((w (V P_b)) o I) M_b
+    din, din_x       DIN W_d  +  ((DIN P_d) o I) M_d          DIN = s T + offset of Eq. 8 by its sums (schemas/model/din.py), times the gain
+    sim, sim_x       look-ups of [mean; log count] W_s  +  ((look-up of mean P_s) o I) M_s
+    tiers, realtime  as they are
+
+and that of a candidate then
 
     base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
 

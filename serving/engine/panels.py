@@ -30,3 +30,13 @@ def pack_panels(matrix_KH: np.ndarray) -> np.ndarray:
         out[at : at + panel.size] = panel.ravel()
         at += panel.size
     return out
+
+
+def unpack_panels(panels: np.ndarray, depth: int) -> np.ndarray:
+    """float32 [K, padded H]: the inverse of `pack_panels` for K = `depth`."""
+    wide_KH, at = np.empty((depth, panels.size // max(depth, 1)), np.float32), 0
+    for first in range(0, wide_KH.shape[1], PANEL):
+        panel = wide_KH[:, first : first + PANEL]
+        panel[...] = panels[at : at + panel.size].reshape(panel.shape)
+        at += panel.size
+    return wide_KH

@@ -5,35 +5,23 @@ signature was verified.
 What call 1 folded for the compiled pass is left out: call 2 folds it again from the same arrays, with the same bits.
 """
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 from safetensors.numpy import load, save
 
 from serving.engine.user_arrays import arrays_of
 from serving.engine.user_state import EngineUserState
-from serving.engine.work import UserState
 
 _ABOUT = "about"  # int64 [4]: version, behaviours, behaviours without a row, cold
 
 
-@runtime_checkable
-class NamedState(UserState, Protocol):
-    """A state of any device."""
-
-    def named_arrays(self) -> Mapping[str, np.ndarray]:
-        """What call 2 needs, by name, as a batch of one."""
-
-
-def encode_state(state: NamedState) -> bytes:
-    """The bytes of a state, from whatever device it is on."""
+def encode_state(state: EngineUserState) -> bytes:
+    """The bytes of a state."""
     about = np.array([state.version, state.behaviours, state.behaviours_without_row, int(state.cold)], np.int64)
-    return save({name: np.ascontiguousarray(array) for name, array in state.named_arrays().items()} | {_ABOUT: about})
+    return save({name: np.ascontiguousarray(array) for name, array in state.arrays.named().items()} | {_ABOUT: about})
 
 
 def decode_state(raw: bytes) -> EngineUserState:
-    """The inverse of `encode_state`, as a state in memory; a scorer on another device copies it there. REQUIRES: bytes of `encode_state`."""
+    """The inverse of `encode_state`, as a state in memory. REQUIRES: bytes of `encode_state`."""
     found = load(raw)
     version, behaviours, missing, cold = found.pop(_ABOUT).tolist()
     return EngineUserState(version, arrays_of(found), None, behaviours, missing, bool(cold))

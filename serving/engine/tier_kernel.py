@@ -4,7 +4,7 @@ Here: the kernel, its launch (`count_tiers`), and the check of a model's own sig
 held to (schemas/model/simtier.py), the compiled one of the CPU (tier_counts.py), who launches it (cuda.py). Exact: whole numbers all the way.
 
     program     TILE_C candidates, a thread each; it walks over the user's behaviours, TILE_S at a time, which all candidates share as they are stored
-    distance    population count of the exclusive or, 32 bits at a time; a behaviour that is not counted is beyond every limit
+    distance    population count of the exclusive or, 32 bits at a time; what fills up the last tile is beyond every limit
     tiers       how many distances are within each tier's limit, in registers; less those within the next one's, once, at the end
 
 It has been compiled for devices and run in Triton's interpreter, but never on a device, so nothing here is tuned or timed. `popcount` is written out because
@@ -22,13 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schemas.model.hamming import decode_signs
 from schemas.model.lsh import equal_bits_min
-from schemas.model.simtier import simtier_counts
+from schemas.model.simtier import count_plainly
 from schemas.model.spec import ModelSpec
 from serving.engine.tier_counts import plan_limits
 
-CountTiers = Callable[[Tensor, Tensor, Tensor], Tensor]
+CountTiers = Callable[[Tensor, Tensor], Tensor]
 
 # One thread a candidate, as TILE_C = 32 WARPS. With 64 of them, 10^4 candidates are 157 programs, more than an H200's 132 multiprocessors. A thread holds
 # TILE_S distances and its tiers in registers: 64 to 152 of 255 for devices of the generations 8.0, 9.0 and 10.0, up to these bounds. With 1,024 bits they
@@ -51,7 +50,6 @@ def popcount(words):  # type: ignore[no-untyped-def] # triton's own types
 def count_kernel(  # type: ignore[no-untyped-def] # triton's own types
     items_CQ,
     sequence_SQ,
-    counted_S,
     limits_N,
     counts_CN,
     candidates,
@@ -68,8 +66,7 @@ def count_kernel(  # type: ignore[no-untyped-def] # triton's own types
     within = tl.zeros((TIERS_PADDED, TILE_C), tl.int32)
     for first in range(0, behaviours, TILE_S):
         s = first + tl.arange(0, TILE_S)
-        counted = tl.load(counted_S + s, mask=s < behaviours, other=0) != 0
-        distance = tl.where(counted[:, None], tl.zeros((TILE_S, TILE_C), tl.int32), _BEYOND)
+        distance = tl.where((s < behaviours)[:, None], tl.zeros((TILE_S, TILE_C), tl.int32), _BEYOND)
         for q in tl.static_range(WORDS):
             item = tl.load(items_CQ + c * WORDS + q, mask=c < candidates, other=0).to(tl.uint32, bitcast=True)
             behaviour = tl.load(sequence_SQ + s * WORDS + q, mask=s < behaviours, other=0).to(tl.uint32, bitcast=True)
@@ -86,14 +83,13 @@ def tier_limits(tier_edges: Sequence[float], bits: int) -> Tensor:
     return torch.tensor([bits, *limits], dtype=torch.int32)
 
 
-def count_tiers(items_CW: Tensor, sequence_SW: Tensor, counted_S: Tensor, limits_N: Tensor) -> Tensor:
-    """`simtier_counts` of one user: float32 [C, N], from packed signatures and the behaviours that have one. All tensors are on one device."""
+def count_tiers(items_CW: Tensor, sequence_SW: Tensor, limits_N: Tensor) -> Tensor:
+    """`simtier_counts` of one user: float32 [C, N], from packed signatures of candidates and behaviours. All tensors are on one device."""
     items_CQ, sequence_SQ, tiers = _words(items_CW), _words(sequence_SW), len(limits_N)
     counts_CN = torch.empty(len(items_CQ), tiers, device=limits_N.device)
     count_kernel[(triton.cdiv(len(items_CQ), TILE_C),)](
         items_CQ,
         sequence_SQ,
-        counted_S.contiguous().view(torch.uint8),
         limits_N,
         counts_CN,
         len(items_CQ),
@@ -131,10 +127,7 @@ def open_tier_kernel(spec: ModelSpec, signatures_RW: Tensor) -> tuple[CountTiers
 
 
 def _count_different(count: CountTiers, rows_RW: Tensor, tier_edges: Sequence[float]) -> int:
-    """How many counts differ from the plain form's: signatures of the model and random ones, against others, themselves and behaviours that do not count."""
+    """How many counts differ from the plain form's: signatures of the model and random ones, against others and themselves."""
     drawn_RW = torch.randint(256, (3 * _CHECKED, rows_RW.shape[1]), generator=torch.Generator().manual_seed(0)).to(rows_RW)
     items_CW, sequence_SW = torch.cat([rows_RW, drawn_RW[: 2 * _CHECKED]]), torch.cat([rows_RW[::2], drawn_RW[_CHECKED:]])
-    counted_S = torch.arange(len(sequence_SW), device=rows_RW.device) % 7 != 3
-    items_BCK, sequence_BSK = (decode_signs(one[None], one.new_ones(1, len(one))) for one in (items_CW, sequence_SW))
-    wanted_BCN = simtier_counts(items_BCK, sequence_BSK, counted_S[None], tier_edges)
-    return int((count(items_CW, sequence_SW, counted_S) != wanted_BCN[0]).sum())
+    return int((count(items_CW, sequence_SW) != count_plainly(items_CW, sequence_SW, tier_edges)).sum())

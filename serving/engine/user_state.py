@@ -1,8 +1,8 @@
 """Call 1 on the CPU: the state of a user half, and how it is made from a profile and a history.
 
 Here: `EngineUserState` (what the engine keeps), `UserHalf` (the making). Not here: the state as plain arrays (user_arrays.py), the compiled passes
-(history_pass.py, attention.py), the fold through the head (folded_user.py), extending an earlier state (extended_state.py), the same on a torch device
-(device_state.py). The specification is `AifNetwork.user_states` (schemas/model/network.py); a test compares the two.
+(history_pass.py, attention.py), the fold through the head (folded_user.py), extending an earlier state (extended_state.py). The specification is
+`AifNetwork.user_states` (schemas/model/network.py); a test compares the two.
 
 Arrays: L behaviours, D width, N bridges, P bridge width, K bits, S for SimTier, G categories, W signature bytes.
 """
@@ -50,10 +50,6 @@ class EngineUserState:
     def size_bytes(self) -> int:
         """Memory it holds."""
         return self.arrays.size_bytes + (self.folded.size_bytes if self.folded else 0)
-
-    def named_arrays(self) -> dict[str, np.ndarray]:
-        """What call 2 needs, by name."""
-        return self.arrays.named()
 
 
 class _Scratch(threading.local):

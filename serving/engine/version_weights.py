@@ -55,13 +55,13 @@ def slice_first_layer(parameters: Parameters) -> dict[str, np.ndarray]:
 
 
 def product_weights(segment_HE: np.ndarray) -> np.ndarray:
-    """M_x [H, D] of a product segment's weights [H, D + 1]: its sum column spread over the products (schemas/model/head_split.py)."""
+    """M_x [H, D] of a product segment's weights [H, D + 1]: its sum column spread over the products (folded_user.py)."""
     width = segment_HE.shape[1] - 1
     return segment_HE[:, :width] + segment_HE[:, width:] / np.float32(width**0.5)
 
 
-def fold_version(parameters: Parameters) -> VersionWeights:
-    """The arrays of one version's head."""
+def joint_parts(parameters: Parameters) -> dict[str, np.ndarray]:
+    """The first layer's weights of the inputs after I and w, in their order: name -> [H, width of the part]."""
     spec, weights = parameters.spec, slice_first_layer(parameters)
     parts = {"bea_x": product_weights(weights["bea_x"])}
     if spec.schema.multimodal:
@@ -69,6 +69,12 @@ def fold_version(parameters: Parameters) -> VersionWeights:
     parts |= {name: weights[name] for name in ("tiers", "realtime") if name in weights}
     if spec.schema.sim_category:  # last, so that the pass can leave them out
         parts["sim_x"] = product_weights(weights["sim_x"])
+    return parts
+
+
+def fold_version(parameters: Parameters) -> VersionWeights:
+    """The arrays of one version's head."""
+    spec, parts = parameters.spec, joint_parts(parameters)
     at, places = spec.width + spec.bridges, {}
     for name, part in parts.items():
         places[name], at = at, at + part.shape[1]
@@ -89,7 +95,7 @@ def fold_version(parameters: Parameters) -> VersionWeights:
         distance_max_E=limits.distance_max_E,
         masks_EP=limits.masks_EP,
         entry_of_category=np.zeros(categories + 1, np.int32),
-        **_realtime(parameters),
+        **plan_realtime(parameters),
     )
 
 
@@ -104,7 +110,7 @@ def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nd
     return layers, np.concatenate(pieces)
 
 
-def _realtime(parameters: Parameters) -> dict[str, Any]:
+def plan_realtime(parameters: Parameters) -> dict[str, Any]:
     """Which columns of `realtime` are numbers, which are rows of the table, and from where: the order of `RealtimeFeatures`."""
     features, table = parameters.spec.schema.realtime_features, parameters.find("head.realtime.table")
     categorical = [i for i, feature in enumerate(features) if feature.kind is Kind.CATEGORICAL]

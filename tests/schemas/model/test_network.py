@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from schemas.features import Scope
-from schemas.model.head_split import joint_logits_split, split_first_layer
 from schemas.model.inputs import CandidateRows, FeatureTensors, build_user_inputs, map_tensors
 from schemas.model.network import rank_reference
 from tests.schemas.model.samples import (
@@ -33,13 +32,6 @@ def trained_like(spec):
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return network.requires_grad_(False)
-
-
-@every_schema
-def test_the_split_first_layer_gives_the_logits_of_the_plain_head(name):
-    network = trained_like(SPECS[name])
-    states, rows = network.user_states(make_user(network, make_items(10, seed=2))), make_candidates(network, make_items(7, seed=1))
-    torch.testing.assert_close(joint_logits_split(network.head, states, rows), network.joint_logits(states, rows), **CLOSE)
 
 
 @every_schema
@@ -156,11 +148,3 @@ def test_the_reference_ranking_is_by_score_then_by_id():
     assert [(i, s) for i, s, _ in ranked] == expected
     text = [i for i, _, _ in rank_reference(network, states, rows, ["10", "zz", "9", "a"], 4) if i != "zz"]
     assert text == ["10", "9", "a"]
-
-
-def test_folding_costs_no_copy_of_the_user_per_candidate():
-    network = trained_like(SPECS["full"])
-    states, rows = network.user_states(make_user(network, make_items(5))), make_candidates(network, make_items(3))
-    split = split_first_layer(network.head, states, rows.context)
-    assert split.constant_BH.shape == (1, 12) and split.item_BHD.shape == (1, 12, 8)
-    assert split.din is not None and split.din.through_w.shape == (1, 16, 12)

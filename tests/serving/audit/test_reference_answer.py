@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from serving.audit.parity import InFloat64
+from schemas.model.in_float64 import InFloat64
 from serving.audit.reference_answer import score_plainly
-from serving.engine.device_state import build_device_state
 from serving.engine.user_arrays import arrays_of
-from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version
+from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version, named_states, reference_inputs
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -18,10 +16,11 @@ def test_the_plain_form_is_the_networks_joint_part_in_fp64(name: str, monkeypatc
     version = make_version(SPECS[name], 90)
     monkeypatch.setattr("serving.audit.reference_answer._PAIRS_MAX", 200)  # several blocks
     for length in (0, 30):
-        state = build_device_state(version.network, 1, version.tables, UserWork(PROFILE, make_behaviours(version, length)))
-        scores_C, probabilities_CT = score_plainly(version.parameters, arrays_of(state.named_arrays()), version.rows, CONTEXT)
+        with torch.inference_mode():
+            states = version.network.user_states(reference_inputs(version, PROFILE, make_behaviours(version, length)))
+        scores_C, probabilities_CT = score_plainly(version.parameters, arrays_of(named_states(states)), version.rows, CONTEXT)
         rows = candidate_rows(version.spec, version.rows)
         with torch.inference_mode(), InFloat64():
-            wanted, expected = version.network.scores(version.network.joint_logits(state.tensors, rows), rows.bid_BC)
+            wanted, expected = version.network.scores(version.network.joint_logits(states, rows), rows.bid_BC)
         assert np.allclose(probabilities_CT, expected[0].numpy(), rtol=0, atol=1e-12)
         assert np.allclose(scores_C, wanted[0].numpy(), rtol=1e-12, atol=1e-12)

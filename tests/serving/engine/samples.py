@@ -1,6 +1,7 @@
 """Small versions in ordinary memory for the tests of the engine: random networks of every shape of schema, their rows, their tables, engines on them."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from schemas.features import encode_realtime
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout
-from schemas.model.inputs import BehaviourRow, CandidateRows, build_user_inputs, encode_context
+from schemas.model.inputs import BehaviourRow, CandidateRows, UserInputs, UserStates, build_user_inputs, encode_context
 from schemas.model.network import AifNetwork, rank_reference
 from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec
@@ -159,7 +160,7 @@ def make_behaviours(version: Version, length: int, seed: int = 0) -> list[Behavi
     ]
 
 
-def reference_inputs(version: Version, profile: dict[str, object], behaviours: Sequence[BehaviourEvent]) -> object:
+def reference_inputs(version: Version, profile: dict[str, object], behaviours: Sequence[BehaviourEvent]) -> UserInputs:
     """`UserInputs` by the plain builder, one object per behaviour."""
     places = {id_: i for i, id_ in enumerate(version.ids)}
     joined = []
@@ -178,6 +179,13 @@ def reference_inputs(version: Version, profile: dict[str, object], behaviours: S
             )
         )
     return build_user_inputs(version.spec, profile, joined)
+
+
+def named_states(states: UserStates) -> dict[str, np.ndarray]:
+    """The network's user half by the names of `UserArrays.named`."""
+    parts = [("", states, ("user_BU", "bridges_BNP", "simtier_BSW", "simtier_mask_BS"))]
+    parts += [(f"{name}.", part, [f.name for f in dataclasses.fields(part)]) for name, part in (("din", states.din), ("sim", states.sim))]
+    return {before + name: getattr(part, name).numpy() for before, part, names in parts for name in names}
 
 
 @torch.inference_mode()

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from schemas.model.score import rank_scores
-from serving.engine.device_state import join_behaviours
 from serving.engine.joint_pass import BLOCK
 from serving.engine.work import UserWork
 from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
@@ -43,18 +42,6 @@ def test_probabilities_and_scores_are_those_of_the_reference_network_on_the_same
     more, less = (np.asarray(rank_of(version, (wanted[0].numpy() + by).clip(0, None))) for by in (tolerance, -tolerance))
     assert (wanted_scores[0].numpy() <= more).all() and (wanted_scores[0].numpy() >= less).all()
     assert (scores <= more * (1 + 1e-6)).all() and (scores >= less * (1 - 1e-6)).all()
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_the_join_with_slot_rows_is_the_plain_builder_on_the_same_rows(name: str) -> None:
-    version = make_version(SPECS[name])
-    behaviours = make_behaviours(version, 30)
-    joined, missing = join_behaviours(version.spec, version.tables, behaviours)
-    wanted = reference_inputs(version, PROFILE, behaviours).behaviours
-    assert missing == sum(b.item_id not in set(version.ids) for b in behaviours)
-    for field in ("item_bucket_BL", "kind_BL", "category_BL", "vectors_BLD", "signatures_BLW", "has_signature_BL", "mask_BL"):
-        assert torch.equal(getattr(joined, field), getattr(wanted, field)), field
-    assert torch.equal(joined.features.numeric, wanted.features.numeric)
 
 
 def test_a_candidates_score_does_not_depend_on_the_others_nor_on_the_cut_into_blocks() -> None:

@@ -1,5 +1,6 @@
 """The device scorer: its arithmetic on the CPU everywhere, and on a GPU where there is one."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -10,15 +11,12 @@ import torch
 
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
-from schemas.model.hamming import decode_signs
-from schemas.model.head_split import joint_logits_split
-from schemas.model.inputs import map_tensors
-from schemas.model.simtier import simtier_counts
+from schemas.model.simtier import count_plainly
 from serving.engine.changes import decode_changes
 from serving.engine.cuda import CudaScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version, order
+from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, order
 from tests.serving.engine.test_cpu import probability_tolerance
 
 WITHOUT_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -60,12 +58,11 @@ def test_no_candidate_is_an_empty_answer(device: str) -> None:
 def test_call_two_on_a_device_touches_no_tensor_of_another(name: str) -> None:
     """Torch's device "meta" has shapes and no values; as on a GPU, an operation on tensors of two devices fails there."""
     version = make_version(SPECS[name], 20)
-    states = CudaScorer(version.parameters, 1, version.tables, "cpu").user_state(UserWork(PROFILE, make_behaviours(version, 9))).tensors
-    states, rows = (map_tensors(one, lambda t: t.to("meta")) for one in (states, candidate_rows(version.spec, version.rows)))
+    scorer = CudaScorer(version.parameters, 1, version.tables, "meta")
+    state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 9)))
     with torch.inference_mode():
-        logits = joint_logits_split(version.network.to("meta").head, states, rows)
-        scores, _ = version.network.scores(logits, rows.bid_BC)
-    assert scores.device.type == "meta" and scores.dtype is torch.float32
+        answer_CX = scorer.score_there(scorer.send_user(state, version.slots, CONTEXT))
+    assert answer_CX.device.type == "meta" and answer_CX.shape == (20, 1 + len(version.spec.tasks)) and answer_CX.dtype is torch.float32
 
 
 @pytest.mark.cuda
@@ -81,7 +78,7 @@ def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
     assert scorer.tiers_by == "triton"
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))
     fused = scorer.score(state, slots, CONTEXT)
-    scorer.count_tiers = None
+    scorer.count_tiers = functools.partial(count_plainly, tier_edges=version.spec.tier_edges)
     for one, other in zip(fused, scorer.score(state, slots, CONTEXT), strict=True):
         assert np.array_equal(one, other)
 
@@ -93,14 +90,13 @@ def test_simtiers_kernel_is_not_slower_than_plain_torch() -> None:
     from tests.serving.engine.tier_kernel_cases import EDGES
 
     items, sequence = (torch.randint(256, (rows, 16), dtype=torch.uint8, device="cuda") for rows in (10_000, 1_000))
-    counted, limits = torch.ones(1_000, dtype=torch.bool, device="cuda"), tier_limits(EDGES, 128).cuda()
+    limits = tier_limits(EDGES, 128).cuda()
 
     def plain() -> torch.Tensor:
-        signs = [decode_signs(one[None], one.new_ones(1, len(one))) for one in (items, sequence)]
-        return simtier_counts(*signs, counted[None], EDGES)[0]
+        return count_plainly(items, sequence, EDGES)
 
     def fused() -> torch.Tensor:
-        return count_tiers(items, sequence, counted, limits)
+        return count_tiers(items, sequence, limits)
 
     assert torch.equal(plain(), fused())
     assert _median_s(fused) <= _median_s(plain)

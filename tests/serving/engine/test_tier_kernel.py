@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from serving.engine.tier_kernel import TIERS_MAX, TILE_C, TILE_S, WARPS, WORDS_MAX, count_kernel
 
-signature = dict(zip(count_kernel.arg_names, ["*i32", "*i32", "*u8", "*i32", "*fp32", "i32", "i32"]))
+signature = dict(zip(count_kernel.arg_names, ["*i32", "*i32", "*i32", "*fp32", "i32", "i32"]))
 for generation, words, tiers in ((80, 4, 10), (90, 4, 10), (100, WORDS_MAX, TIERS_MAX)):
     sizes = {"WORDS": words, "TIERS": tiers, "TIERS_PADDED": triton.next_power_of_2(tiers), "TILE_C": TILE_C, "TILE_S": TILE_S}
     target, options = GPUTarget("cuda", generation, 32), {"num_warps": WARPS, "enable_fp_fusion": False}

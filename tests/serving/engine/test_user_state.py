@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from schemas.features import Scope, encode_features
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.feature_places import plan_features
+from schemas.model.in_float64 import InFloat64
 from schemas.model.vector_blocks import address, aligned
-from serving.audit.parity import InFloat64
-from serving.engine.device_state import DeviceUserState, build_device_state
 from serving.engine.embedded_features import EmbeddedFeatures
 from serving.engine.history import join_history
 from serving.engine.vector_code import LANES, soften_row, widen_row
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import PROFILE, make_behaviours, make_version, reference_inputs
+from tests.serving.engine.samples import PROFILE, make_behaviours, make_version, named_states, reference_inputs
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -47,7 +46,7 @@ def wanted_arrays(version: Any, profile: Any, behaviours: Any) -> dict[str, np.n
     """The reference's state in fp64, by name."""
     with torch.inference_mode(), InFloat64():
         states = version.network.user_states(reference_inputs(version, profile, behaviours))
-    named = DeviceUserState(1, states, 0, 0, 0, False).named_arrays()
+    named = named_states(states)
     # Behaviours without a category have an entry of their own there.
     groups = max(1, int((named["sim.categories_BG"] != NO_CATEGORY).sum()))
     named |= {name: array[:, :groups] for name, array in named.items() if name.startswith("sim.")}
@@ -86,7 +85,7 @@ def test_every_array_of_a_state_is_the_reference_networks_in_fp64(name: str) -> 
         behaviours = make_behaviours(version, length, seed=length)
         state = scorer.user_state(UserWork(PROFILE, behaviours))
         wanted = wanted_arrays(version, PROFILE, behaviours)
-        assert_equal_up_to_rounding(version, state.named_arrays(), wanted)
+        assert_equal_up_to_rounding(version, state.arrays.named(), wanted)
         assert state.behaviours_without_row == sum(b.item_id not in set(version.ids) for b in behaviours)
 
 
@@ -104,32 +103,24 @@ def test_attention_holds_for_any_width_depth_and_number_of_behaviours(
     version = make_version(spec, 40)
     behaviours = make_behaviours(version, length)
     state = version.scorer().user_state(UserWork(PROFILE, behaviours))
-    assert_equal_up_to_rounding(version, state.named_arrays(), wanted_arrays(version, PROFILE, behaviours))
+    assert_equal_up_to_rounding(version, state.arrays.named(), wanted_arrays(version, PROFILE, behaviours))
 
 
 def test_a_history_leaves_nothing_of_its_categories_behind_for_the_next() -> None:
     version = make_version(SPECS["full"], 60)
     scorer = version.scorer()
     work = UserWork(PROFILE, make_behaviours(version, 20))
-    first = scorer.user_state(work).named_arrays()
+    first = scorer.user_state(work).arrays.named()
     scorer.user_state(UserWork({}, make_behaviours(version, 40, seed=9)))
-    assert all(np.array_equal(array, first[name]) for name, array in scorer.user_state(work).named_arrays().items())
+    assert all(np.array_equal(array, first[name]) for name, array in scorer.user_state(work).arrays.named().items())
 
 
 def test_kinds_that_differ_and_kinds_that_do_not_are_coded_alike() -> None:
     version = make_version(SPECS["full"], 60)
-    weights, behaviours = version.scorer().half.weights, make_behaviours(version, 9)
+    weights, behaviours = version.scorer().call_one.half.weights, make_behaviours(version, 9)
     mixed = join_history(weights, version.tables, behaviours).kind_L
     assert mixed.tolist() == [(1, 2, 0)[j % 3] for j in range(9)]
     assert join_history(weights, version.tables, behaviours[::3]).kind_L.tolist() == [1, 1, 1]
-
-
-def test_the_state_of_a_device_and_of_the_cpu_are_carried_by_the_same_names() -> None:
-    version = make_version(SPECS["full"], 60)
-    work = UserWork(PROFILE, make_behaviours(version, 20))
-    on_device = build_device_state(version.network, 1, version.tables, work).named_arrays()
-    on_cpu = version.scorer().user_state(work).named_arrays()
-    assert {n: (a.ndim, a.dtype) for n, a in on_device.items()} == {n: (a.ndim, a.dtype) for n, a in on_cpu.items()}
 
 
 @given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=70), st.floats(0.01, 2.0))

@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from aiokafka.partitioner import murmur2
@@ -153,11 +154,8 @@ def _read(value: bytes) -> Mapping[str, Any]:
     if len(value) > _RECORD_BYTES:
         raise ValueError("too large")
     text = value.decode()
-    depth = deepest = 0
-    for bracket in re.findall(r"[][{}]", _EMPTY.sub("0", _TEXTS.sub("0", text))):  # an empty list is a value, nothing lies in it
-        depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    if deepest > _DEPTH:
+    brackets = re.findall(r"[][{}]", _EMPTY.sub("0", _TEXTS.sub("0", text)))  # an empty list is a value, nothing lies in it
+    if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > _DEPTH:
         raise ValueError("too deep")
     _refuse_half_pairs(text)
     decoded: Mapping[str, Any] = json.loads(text, parse_float=_float)

@@ -7,8 +7,7 @@ world's eCPM of that period. Then the follower learns what the period showed: it
 
     recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
 
-What can be recovered at all (`ceiling_share`), what a model trained anew for each period recovers, and what else
-was tried: docs/EXPERIMENTS.md.
+What a model trained anew for each period recovers, and what else was tried: docs/EXPERIMENTS.md.
 
 Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
 """
@@ -61,13 +60,6 @@ ONLINE = Bench(
             "ratio",
             "(followed - frozen) / (start - frozen), means of HR@100 over the second half of the periods; interval over users",
         ),
-        Figure(
-            "online_ceiling_share",
-            "ratio",
-            "the same of a model that is always as good as at the start, of a world one period old: start x late truth in place of "
-            "followed",
-        ),
-        Figure("online_late_truth_hr_at_100", "ratio", "HR@100 of the true eCPM of the period before, mean over the second half"),
         Figure("online_start_hr_at_100", "ratio", "of both, before anything moved"),
         Figure("online_frozen_hr_at_100", "ratio", "mean over the second half"),
         Figure("online_followed_hr_at_100", "ratio", "the same"),
@@ -82,7 +74,7 @@ K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96
 _EXAM = 32  # number of an independent random stream of the world
 SEEDS = 3
-FORM = 2  # of a seed's file and of the measures; part of its name: raise it when either changes, so that no old file is read
+FORM = 3  # of a seed's file and of the measures; part of its name: raise it when either changes, so that no old file is read
 Tell = Callable[[str, float], None]
 
 
@@ -103,21 +95,15 @@ class DriftPlan:
 
 @dataclass(frozen=True)
 class DriftCurves:
-    """HR@K of each held-out user at each moment, float64 [T, U] each: of both models, and of the truth of one period ago."""
+    """HR@K of each held-out user at each moment, float64 [T, U] each."""
 
     frozen_TU: np.ndarray
     followed_TU: np.ndarray
-    late_truth_TU: np.ndarray
 
     @property
     def late(self) -> slice:
         """The moments that count: the second half."""
         return slice((len(self.frozen_TU) + 1) // 2, None)
-
-    def ceiling_share(self) -> float:
-        """The share that a model would recover that knows the world of one period ago as well as the one at the start knew its own."""
-        start, frozen, truth = (of_TU.mean() for of_TU in (self.frozen_TU[0], self.frozen_TU[self.late], self.late_truth_TU[self.late]))
-        return float((start * truth - frozen) / (start - frozen)) if start > frozen else float("nan")
 
     def recovered_share(self) -> Interval:
         """With an interval over users; NaN where the frozen model has lost nothing."""
@@ -153,7 +139,7 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     for period in range(plan.periods + 1):
         progress("follow", period / (plan.periods + 1))
         exam.meet(period)
-        rates.append((exam.hit_rates(frozen, period), exam.hit_rates(learner.network, period), exam.late_truth_rates(period)))
+        rates.append((exam.hit_rates(frozen), exam.hit_rates(learner.network)))
         if 0 < period < plan.periods:
             _follow(catalogue, period, view, learner)
     progress("follow", 1.0)
@@ -185,11 +171,13 @@ class _Exam:
         self._users: dict[int | str, UserHistory] = fold_users(list(first.users()), [])
         self._tables = join_folded(spec, w_hash_KM, list(first.items()), list(first.new_items()), {}, [], every_item=True)
         rng = first.world.rng(_EXAM)
-        self._truth: dict[int, np.ndarray] = {}
         self._rows_UC = np.stack([np.sort(rng.choice(first.item_count, candidates, replace=False)) for _ in catalogue.held_out])
 
     def meet(self, period: int) -> None:
-        """Appends what the held-out users did in the period before to their histories. Periods 0 and 1 both begin with their past."""
+        """Asks of this period from now on: by its truth, of users whose histories have what they did in the period before. Periods 0 and 1 both begin
+        with their past."""
+        self._period = period
+        self._relevant_UC = teachers_choice(self._catalogue.world(period).true_ecpm(self._catalogue.held_out, self._rows_UC), RELEVANT)
         if period == 1:
             return
         wanted = frozenset(self._catalogue.held_out_ids)
@@ -197,36 +185,22 @@ class _Exam:
         for user, history in fold_users([], told).items():
             self._users[user].behaviours.extend(history.behaviours)
 
-    def hit_rates(self, network: AifNetwork, period: int) -> np.ndarray:
+    def hit_rates(self, network: AifNetwork) -> np.ndarray:
         """HR@K of each user by a model, [U]."""
-        logits_UC = score_questions(network, self._questions(period), _BEHAVIOURS_MAX).astype(np.float64)
-        return self._rates(self._catalogue.first.world.items.bid_I[self._rows_UC] / (1 + np.exp(-logits_UC)), period)
+        logits_UC = score_questions(network, self._questions(), _BEHAVIOURS_MAX).astype(np.float64)
+        scores_UC = self._catalogue.first.world.items.bid_I[self._rows_UC] / (1 + np.exp(-logits_UC))
+        return hit_rates(scores_UC, self._relevant_UC, K).value_U
 
-    def late_truth_rates(self, period: int) -> np.ndarray:
-        """HR@K of each user by the truth of the period before, [U]."""
-        return self._rates(self._true_ecpm(max(0, period - 1)), period)
-
-    def _rates(self, scores_UC: np.ndarray, period: int) -> np.ndarray:
-        return hit_rates(scores_UC, teachers_choice(self._true_ecpm(period), RELEVANT), K).value_U
-
-    def _true_ecpm(self, period: int) -> np.ndarray:
-        """[U, C]; made once a period."""
-        if period not in self._truth:
-            self._truth[period] = self._catalogue.world(period).true_ecpm(self._catalogue.held_out, self._rows_UC)
-        return self._truth[period]
-
-    def _questions(self, period: int) -> TrainingSet:
+    def _questions(self) -> TrainingSet:
         asked: dict[Id, UserHistory] = {user: self._users[user] for user in self._catalogue.held_out_ids}
         data = dataclasses.replace(self._tables, histories=build_histories(self._spec, self._tables.items, asked))
-        at = self._catalogue.begin_ms(max(period, 1))
+        at = self._catalogue.begin_ms(max(self._period, 1))
         return ask(data, self._catalogue.held_out_ids, at, FIRST_ITEM_ID + self._rows_UC, {"hour": f"h{at // 3_600_000 % 24}"})
 
 
 def add_drift_figures(figures: Figures, curves: DriftCurves) -> None:
     """The figures of `aif eval online`."""
     figures.add_interval("online_recovered_share", curves.recovered_share())
-    figures.add("online_ceiling_share", curves.ceiling_share())
-    figures.add("online_late_truth_hr_at_100", float(curves.late_truth_TU[curves.late].mean()))
     figures.add("online_start_hr_at_100", float(curves.frozen_TU[0].mean()))
     for name, of_TU in (("frozen", curves.frozen_TU), ("followed", curves.followed_TU)):
         figures.add(f"online_{name}_hr_at_100", float(of_TU[curves.late].mean()))

@@ -17,10 +17,8 @@ TINY = DriftPlan(
 def test_the_share_is_of_what_the_frozen_model_has_lost_in_the_second_half() -> None:
     users = np.array([-0.05, 0.05, 0.0])
     frozen, followed = (np.array(of)[:, None] + users for of in ([0.8, 0.6, 0.5, 0.3], [0.8, 0.7, 0.7, 0.7]))
-    curves = DriftCurves(frozen, followed, np.array([1.0, 1.0, 0.95, 0.85])[:, None] + users)
-    found = curves.recovered_share()
+    found = DriftCurves(frozen, followed).recovered_share()
     assert found.value == pytest.approx((0.7 - 0.4) / (0.8 - 0.4)) and found.low == pytest.approx(found.high)
-    assert curves.ceiling_share() == pytest.approx((0.8 * 0.9 - 0.4) / (0.8 - 0.4)), "as good as at the start, of a world one period old"
 
 
 def test_a_run_in_small_gives_figures_and_a_picture_and_a_seed_that_is_there_is_not_run_again(
@@ -33,5 +31,4 @@ def test_a_run_in_small_gives_figures_and_a_picture_and_a_seed_that_is_there_is_
     assert figures.as_dict()["figures"] == again.as_dict()["figures"]
     assert figures.value("online_frozen_hr_at_100_0") == figures.value("online_followed_hr_at_100_0")
     assert figures.value("online_followed_hr_at_100_2") is not None
-    assert 0.5 < (figures.value("online_late_truth_hr_at_100") or 0) < 1, "the world of this period is not quite that of the last one"
     assert (tmp_path / "online.png").stat().st_size > 1_000

@@ -57,10 +57,7 @@ def crash(
     print_figures(measure_crash(kills, seed, items, rate).as_dict(), as_json)
 
 
-def scale(
-    sizes: Annotated[str, typer.Option(help="Numbers of items, with commas.")] = "100000,1000000",
-    as_json: AsJson = False,
-) -> None:
+def scale(sizes: Annotated[str, typer.Option(help="Numbers of items, with commas.")] = "100000,1000000", as_json: AsJson = False) -> None:
     """Time of a full build, bytes on disk and memory by number of items: build_s_N, disk_bytes_per_item_N, raw_bytes_per_item_N, rss_mb_N."""
     from infra.bench.scale import measure_scale
 

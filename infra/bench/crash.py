@@ -60,9 +60,7 @@ CRASH = Bench(
         ),
         Figure("doubled", "updates", "the same, counted too often"),
         Figure(
-            "dead_letters",
-            "updates",
-            "source positions (topic, partition, offset, index) that the fold sends to the dead-letter topics",
+            "dead_letters", "updates", "source positions (topic, partition, offset, index) that the fold sends to the dead-letter topics"
         ),
         Figure("dead_letters_missing", "updates", "of these, not in the dead-letter topics; one that is there twice counts once"),
         Figure("dead_letters_wrong", "updates", "in the dead-letter topics, and not of these"),

@@ -52,12 +52,7 @@ FRESHNESS = Bench(
         Figure("probes_during_build", "count", "the same while one ran"),
         Figure("build_s", "s", "how long a build took, mean"),
     ),
-    goals=(
-        "visible_p50_ms <= 60",
-        "visible_p99_ms <= 250",
-        "visible_during_build_p99_ms <= 500",
-        "lost == 0",
-    ),
+    goals=("visible_p50_ms <= 60", "visible_p99_ms <= 250", "visible_during_build_p99_ms <= 500", "lost == 0"),
 )
 
 _PROBES = 64

@@ -25,9 +25,7 @@ SCALE = Bench(
     "from here.",
     (
         Figure(
-            "build_s_{items}",
-            "s",
-            "from the announcement of a checkpoint to the live version, over the items that the shards hold already",
+            "build_s_{items}", "s", "from the announcement of a checkpoint to the live version, over the items that the shards hold already"
         ),
         Figure("fill_s_{items}", "s", "a worker from nothing to so many items applied"),
         Figure("disk_bytes_per_item_{items}", "bytes", "files of the version, all parts of its manifest"),

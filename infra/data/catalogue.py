@@ -11,13 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from schemas.events import (
-    Behaviour,
-    ImpressionRecord,
-    ItemFeaturesUpdate,
-    NewItem,
-    UserFeaturesRecord,
-)
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import FeatureSchema
 from schemas.ids import Id
 from schemas.train_choices import TrainChoices

@@ -135,12 +135,7 @@ class _Kinds:
 
 
 def read_interactions(
-    table: LoadedTable,
-    kind: IdKind,
-    items: Sequence[Id],
-    bounds: SpoolBounds,
-    columns: Sequence[str] = (),
-    choose: Choose | None = None,
+    table: LoadedTable, kind: IdKind, items: Sequence[Id], bounds: SpoolBounds, columns: Sequence[str] = (), choose: Choose | None = None
 ) -> Interactions:
     """The interactions of a table with the roles user and item, and where there are such time and kind. Places of `items` come first in
     `item_ids`. A row without user, item or time is rejected. `columns` = what else is kept of each row; `choose` = which rows count."""

@@ -55,12 +55,7 @@ class MappedCatalogue:
     """
 
     def __init__(
-        self,
-        mapping: DataMapping,
-        directory: Path,
-        limit: int | None = None,
-        bounds: SpoolBounds | None = None,
-        tell: Tell | None = None,
+        self, mapping: DataMapping, directory: Path, limit: int | None = None, bounds: SpoolBounds | None = None, tell: Tell | None = None
     ) -> None:
         self.name, self.mapping = mapping.name, mapping
         self.sources = MappedSources(mapping, directory, limit, bounds or SpoolBounds(), tell)

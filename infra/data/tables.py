@@ -127,12 +127,7 @@ class LoadedTable:
 
 
 def load_table(
-    directory: Path,
-    source: Source,
-    limit: int | None,
-    rejections: Rejections,
-    bounds: SpoolBounds,
-    tell: Tell | None = None,
+    directory: Path, source: Source, limit: int | None, rejections: Rejections, bounds: SpoolBounds, tell: Tell | None = None
 ) -> LoadedTable:
     """All rows of a section that count, in file order. Raises Misconfigured for a file or column that is not there."""
     paths = find_files(directory, source)

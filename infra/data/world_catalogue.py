@@ -75,10 +75,6 @@ class WorldCatalogue:
     def impression_count(self) -> int:
         return self.world.size.users * self.world.size.requests_per_user
 
-    def true_ecpm(self, user_ids: np.ndarray, item_ids: np.ndarray) -> np.ndarray:
-        """The teacher's eCPM of users [U] on their items [U, S], as ids."""
-        return self.world.true_ecpm(np.asarray(user_ids) - FIRST_USER_ID, np.asarray(item_ids) - FIRST_ITEM_ID)
-
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         for first in range(0, self.item_count, CHUNK_ITEMS):
             rows = np.arange(first, min(first + CHUNK_ITEMS, self.item_count))

@@ -50,10 +50,7 @@ DEMO = Bench(
         Figure("items", "count", "items in the version that the replay was compared with"),
         Figure("seconds_total", "s", "the whole demo"),
     ),
-    goals=(
-        "mixed_versions == 0",
-        "digest_equal == 1",
-    ),
+    goals=("mixed_versions == 0", "digest_equal == 1"),
     options="[--data DIR --mapping FILE]",
 )
 

@@ -16,8 +16,7 @@ _Steps = Annotated[
     int | None, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more.")
 ]
 _WaitImpressions = Annotated[
-    int,
-    typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait."),
+    int, typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait.")
 ]
 _State = Annotated[
     Path | None,
@@ -44,12 +43,10 @@ _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Train nothing: show the model and every choice of [train], and where it is from.")
 ]
 _Follow = Annotated[
-    bool,
-    typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish."),
+    bool, typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish.")
 ]
 _LateAfter = Annotated[
-    float | None,
-    typer.Option(min=1.0, help="With --follow: publish nothing while the newest impressions are older than this, in seconds."),
+    float | None, typer.Option(min=1.0, help="With --follow: publish nothing while the newest impressions are older than this, in seconds.")
 ]
 
 

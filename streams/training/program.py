@@ -18,7 +18,6 @@ from infra.kafka.publisher import Publisher
 from infra.settings import ProcessSettings
 from schemas.errors import Incompatible, Misconfigured
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
-from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
@@ -27,7 +26,7 @@ from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file, read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
-from streams.training.similarity_start import start_from_similarity
+from streams.training.similarity_start import new_network
 from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import LogAddress, TopicEvents
 from streams.training.trainer import WARM_RATE, TrainReport, fit
@@ -134,11 +133,7 @@ def _open_network(plan: TrainPlan) -> AifNetwork:
         return read_checkpoint(plan.warm_start).network
     if plan.model is None:
         raise Misconfigured("no_model", "name a --model file with the feature schema, or a checkpoint with --warm-start")
-    spec = read_model_file(plan.model)
-    network = AifNetwork(spec, make_w_hash(plan.train.seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
-    if plan.train.start == "similarity":
-        start_from_similarity(network)
-    return network
+    return new_network(read_model_file(plan.model), plan.train.seed, plan.train.start)
 
 
 def _open_source(settings: ProcessSettings, plan: TrainPlan, refused: RefusedImpressions | None) -> TopicEvents | SnapshotEvents:

@@ -1,7 +1,7 @@
 """Initial weights for a fit: an item's vector is its embedding, a behaviour is its item's vector, a user the mean of the behaviours, and the head reads
 the similarity of candidate and user.
 
-Here: these weights of a new network. Not here: fitting; every weight can still be learnt.
+Here: a new network, with these weights where they are chosen. Not here: fitting; every weight can still be learnt.
 Why: with random projections between history and candidate, training has to find their inner product (the simplest collaborative filtering) by chance,
 which a few hundred steps on a shop's purchases do not. The other weights start as usual.
 
@@ -18,10 +18,19 @@ from torch import nn
 
 from schemas.features import Kind
 from schemas.model.item_half import ItemHalf
+from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 
 _OTHERS = 0.3  # the random start of P_u for profile and Eq. 3 is scaled by this; at full size it would drown the mean similarity
+
+
+def new_network(spec: ModelSpec, w_hash_seed: int, start: str) -> AifNetwork:
+    """A network with random weights; `start` is that of TrainChoices. Without a multimodal embedding there is no W_hash."""
+    network = AifNetwork(spec, make_w_hash(w_hash_seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    if start == "similarity":
+        start_from_similarity(network)
+    return network
 
 
 @torch.no_grad()

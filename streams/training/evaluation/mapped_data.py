@@ -38,10 +38,8 @@ from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
 from infra.data.reading_progress import counted, open_progress, tell_rows
 from schemas.model.checkpoint import write_checkpoint
-from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
-from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.questions import ask, score_tasks
@@ -51,7 +49,7 @@ from streams.training.item_table import build_item_table
 from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices, default_spec
-from streams.training.similarity_start import start_from_similarity
+from streams.training.similarity_start import new_network
 from streams.training.trainer import fit
 
 DATA = Bench(
@@ -80,11 +78,8 @@ PAIRS_AT_ONCE = 2_000_000  # candidates whose measures are taken together
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
 MODEL = "aif"
-LOSSES: Mapping[str, LossWeights] = {
-    "copr": DEFAULT_LOSS,
-    "click": CLICK_LOSS,
-    "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0),
-}
+_W_HASH_SEED = 0  # models of other seeds are compared under the same hashing
+LOSSES: Mapping[str, LossWeights] = {"copr": DEFAULT_LOSS, "click": CLICK_LOSS, "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0)}
 
 
 @dataclass(frozen=True)
@@ -177,16 +172,13 @@ def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices
     """An untrained network of the catalogue's spec, and the training set."""
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
     spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, **named})
+    network = new_network(spec, _W_HASH_SEED, chosen.start)
     # One kind after the other becomes columns: as events, what is read is several times as large, and never lies in memory as a whole.
     items = build_item_table(
-        spec, _w_hash(spec), counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
+        spec, network.w_hash_KM, counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
     )
     users = fold_users(counted(catalogue.users(), progress, "users"), counted(catalogue.behaviours(), progress, "behaviours"))
-    data = join_table(spec, items, users, counted(catalogue.impressions(), progress, "impressions"))
-    network = AifNetwork(spec, _w_hash(spec))
-    if chosen.start == "similarity":
-        start_from_similarity(network)
-    return network, data
+    return network, join_table(spec, items, users, counted(catalogue.impressions(), progress, "impressions"))
 
 
 def _measure_all(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
@@ -202,10 +194,6 @@ def _period(catalogue: MappedCatalogue) -> dict[str, str]:
     """The period that is measured, as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
     return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
-
-
-def _w_hash(spec: ModelSpec) -> np.ndarray | None:
-    return make_w_hash(0, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None
 
 
 def collect_candidates(evaluation: Evaluation) -> Candidates:

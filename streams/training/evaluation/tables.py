@@ -98,11 +98,7 @@ TABLES = Bench(
         "grouped_speedup >= 3",
     ),
     options="--out docs [--quick]",
-    asked=(
-        "quick",
-        "steps",
-        "seeds",
-    ),
+    asked=("quick", "steps", "seeds"),
 )
 
 _COSINE = "mm_din_simtier"

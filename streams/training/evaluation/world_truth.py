@@ -115,10 +115,7 @@ def open_truth(seed: int, size: WorldSize, signals: tuple[tuple[str, float], ...
 def measure_near(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:
     """gauc and gauc_new of logits [U, C] of `near`."""
     probability_UC = truth.probabilities(truth.near)
-    return {
-        "gauc": expected_aucs(logits_UC, probability_UC),
-        "gauc_new": expected_aucs(logits_UC, probability_UC, truth.near_is_new),
-    }
+    return {"gauc": expected_aucs(logits_UC, probability_UC), "gauc_new": expected_aucs(logits_UC, probability_UC, truth.near_is_new)}
 
 
 def measure_purchases(truth: WorldTruth, logits_UCT: np.ndarray) -> dict[str, UserValues]:

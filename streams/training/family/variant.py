@@ -26,12 +26,7 @@ from typing import Any
 from schemas.errors import Misconfigured
 
 PARTS = ("async", "bea", "long_term", "sim")
-_CHOICES = {
-    "trunk": ("split", "cold"),
-    "cross": ("bridges", "full"),
-    "din": ("lsh", "mm", "id"),
-    "tiers": ("lsh", "mm", "clusters"),
-}
+_CHOICES = {"trunk": ("split", "cold"), "cross": ("bridges", "full"), "din": ("lsh", "mm", "id"), "tiers": ("lsh", "mm", "clusters")}
 
 
 @dataclass(frozen=True)
@@ -61,21 +56,11 @@ class Variant:
         """Whether the model has a part."""
         return part in self.parts
 
-    def size(self, name: str) -> Any:
-        """The variant's own value of a field of the ModelSpec; None where it has that of the family."""
-        return dict(self.sizes).get(name)
-
     @property
     def is_served(self) -> bool:
         """Whether this is the network that serving runs: all parts, with the split trunk, bridges and signatures."""
-        return (self.parts, self.trunk, self.cross, self.din, self.tiers, self.hidden_scale) == (
-            PARTS,
-            "split",
-            "bridges",
-            "lsh",
-            "lsh",
-            1.0,
-        )
+        served = (PARTS, "split", "bridges", "lsh", "lsh", 1.0)
+        return (self.parts, self.trunk, self.cross, self.din, self.tiers, self.hidden_scale) == served
 
 
 def _without(part: str, title: str) -> Variant:

@@ -24,7 +24,7 @@ import torch
 from infra.clock import Clock, SystemClock
 from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore, open_index_store
-from infra.kafka.admin import check_topic_ids, end_offsets, start_offsets, topic_ids
+from infra.kafka.admin import check_topic_ids, start_offsets, topic_ids
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
@@ -221,7 +221,7 @@ def _first_place(bootstrap: str, prefix: str, base: Checkpoint) -> tuple[Place, 
     ends = fetch_ends(bootstrap, prefix)
     told = base.info.card.get("data")
     offsets = partitions_of(told["offsets"], IMPRESSIONS) if isinstance(told, Mapping) and "offsets" in told else {}
-    low, high = (ask(bootstrap, prefix + IMPRESSIONS) for ask in (start_offsets, end_offsets))
+    low, high = start_offsets(bootstrap, prefix + IMPRESSIONS), partitions_of(ends, IMPRESSIONS)
     if offsets.keys() == low.keys() and all(low[p] <= offset <= high[p] for p, offset in offsets.items()):
         return Place(0, {**ends, IMPRESSIONS: as_text(offsets)}), "where the base ended"
     return Place(0, ends), "end of the log"

@@ -8,7 +8,7 @@ import pytest
 
 from infra.data import world as world_module
 from infra.data.world import SIGNALS, World, WorldSize
-from infra.data.world_catalogue import NOW_MS, WorldCatalogue
+from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from schemas.features import Scope
 
 SMALL = WorldSize(items=600, users=60, held_out=20, requests_per_user=3, shown_per_request=8)
@@ -16,6 +16,11 @@ SMALL = WorldSize(items=600, users=60, held_out=20, requests_per_user=3, shown_p
 
 def small(seed: int = 0) -> WorldCatalogue:
     return WorldCatalogue(World(seed, SMALL))
+
+
+def true_ecpm(catalogue: WorldCatalogue, user: int, items: np.ndarray) -> np.ndarray:
+    """The teacher's eCPM of a user on some items, by their ids."""
+    return catalogue.world.true_ecpm(np.array([user - FIRST_USER_ID]), items[None] - FIRST_ITEM_ID)[0]
 
 
 def told(catalogue: WorldCatalogue) -> list[str]:
@@ -90,7 +95,7 @@ def test_events_come_in_order_of_time_and_none_after_the_evaluation() -> None:
 def test_the_relevant_items_are_the_ten_with_the_highest_true_ecpm() -> None:
     catalogue = small()
     for user in catalogue.evaluation().users[:5]:
-        ecpm = catalogue.true_ecpm(np.array([user.user_id]), user.candidates[None])[0]
+        ecpm = true_ecpm(catalogue, user.user_id, user.candidates)
         assert user.relevant == set(user.candidates[np.argsort(-ecpm, kind="stable")[:10]].tolist())
 
 
@@ -99,7 +104,7 @@ def test_an_impression_tells_the_teachers_ecpm_and_shows_no_item_twice() -> None
     for impression in itertools.islice(catalogue.impressions(), 20):
         shown = [s.item_id for s in impression.items]
         assert len(set(shown)) == len(shown)
-        ecpm = catalogue.true_ecpm(np.array([impression.user_id]), np.array([shown]))[0]
+        ecpm = true_ecpm(catalogue, impression.user_id, np.array(shown))
         np.testing.assert_allclose([s.teacher_ecpm for s in impression.items], ecpm, atol=1e-3)
 
 

@@ -44,8 +44,12 @@ def shop(kind: IdKind = IdKind.INT64) -> tuple[ModelSpec, Events]:
 
 
 def publish_shop(bootstrap: str, prefix: str, kind: IdKind) -> None:
-    """Every event of the shop into topics of two shards and two user partitions, impressions last."""
-    _, events = shop(kind)
+    """Every event of the shop."""
+    publish(bootstrap, prefix, shop(kind)[1], kind)
+
+
+def publish(bootstrap: str, prefix: str, events: Events, kind: IdKind = IdKind.INT64) -> None:
+    """Everything in log order into topics of two shards and two user partitions, impressions last."""
     with Publisher(bootstrap, prefix, "test", 2, 2, kind) as publisher:
         publisher.publish_items(events.items)
         publisher.publish_new_items(events.new_items)

@@ -1,6 +1,7 @@
 """The fit: the same seed and steps give the same weights, the loss falls, and what it learns ranks better than popularity."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from streams.training.copr import copr_loss, label_gains
 from streams.training.impressions import Batch, Events, TrainingSet, join_events
 from streams.training.losses import click_loss
 from streams.training.metrics import gauc
-from streams.training.trainer import fit, task_logits
+from streams.training.trainer import VectorTable, fit, task_logits
 from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import shop
 
@@ -42,6 +43,14 @@ def taste_world(users: int = 60, items: int = 40) -> TrainingSet:
         impressions.append(ImpressionRecord(request_id=str(user), user_id=user, time_ms=20, items=shown))
     spec = dataclasses.replace(small_spec(), hash_bits=64)
     return join_events(spec, make_w_hash(1, 64, 16), Events(updates, new_items, [], behaviours, impressions))
+
+
+@torch.no_grad()
+def logits_of(network: AifNetwork, data: TrainingSet, requests: Sequence[int]) -> torch.Tensor:
+    """Click logits [len(requests), C]."""
+    vectors = VectorTable(network, data)
+    vectors.renew()
+    return task_logits(network, data, data.batch(np.array(requests), 8), vectors.of)[..., 0]
 
 
 def test_the_same_seed_and_steps_give_the_same_weights() -> None:
@@ -104,10 +113,7 @@ def test_a_taste_is_learnt_that_popularity_cannot_know() -> None:
     shares: list[float] = []
     report = fit(network, data, TrainChoices(steps=60, batch_requests=32), shares.append)
     assert report.steps == 60 and shares == sorted(shares) and report.click < 0.4
-    batch = data.batch(np.arange(len(data)), 8)
-    with torch.no_grad():
-        vectors = network.item_rows(data.items.inputs)[0]
-        logits = task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)])[..., 0]
+    logits = logits_of(network, data, range(len(data)))
     users, clicked = np.repeat(np.arange(len(data)), 8), data.clicked_QC.ravel()
     popularity = np.bincount(data.row_QC.ravel(), weights=clicked)[data.row_QC].ravel()
     assert gauc(users, logits.numpy().ravel(), clicked) > 0.9 > gauc(users, popularity, clicked)
@@ -148,16 +154,10 @@ def test_logits_do_not_depend_on_who_else_is_in_the_batch() -> None:
     spec, events = shop()
     data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
     network = network_of(data).eval()
-    vectors = network.item_rows(data.items.inputs)[0]
-
-    def logits(*requests: int) -> torch.Tensor:
-        batch = data.batch(np.array(requests), 8)
-        return task_logits(network, data, batch, lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None])[..., 0]
-
-    together = logits(0, 1, 2)
-    for place, request in enumerate((0, 1, 2)):
+    together = logits_of(network, data, range(3))
+    for request in range(3):
         known = data.row_QC[request] >= 0
-        torch.testing.assert_close(logits(request)[0][known], together[place][known], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(logits_of(network, data, [request])[0][known], together[request][known], rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_to_learn_from_is_said() -> None:

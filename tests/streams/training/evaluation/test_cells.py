@@ -22,9 +22,8 @@ from streams.training.evaluation.world_truth import measure_any, measure_near, o
 from streams.training.family.variant import AIF, BASE, FULL, TEACHER
 from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues
-from streams.training.trainer import VectorTable, task_logits
 from tests.streams.training.evaluation.tiny import SIZE, tiny_plan
-from tests.streams.training.test_trainer import network_of, taste_world
+from tests.streams.training.test_trainer import logits_of, network_of, taste_world
 
 
 def same(a: Cell, b: Cell) -> bool:
@@ -64,15 +63,12 @@ def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> 
     assert not same(run_cell(plan), run_cell(by_truth))
 
 
-@torch.no_grad()
 def test_the_teachers_ecpm_is_its_click_probability_times_the_bid_of_each_impression() -> None:
     data = taste_world(users=4)
     network = network_of(data).eval()
     ecpm = teacher_ecpm(network, data, 8)
-    vectors, batch = VectorTable(network, data), data.batch(np.arange(len(data)), 8)
-    vectors.renew()
-    logits = task_logits(network, data, batch, vectors.of)[..., 0]
-    expected = (torch.sigmoid(logits) * batch.bid_BC * batch.mask_BC).numpy()
+    clicks = torch.sigmoid(logits_of(network, data, range(len(data)))).numpy()
+    expected = clicks * data.bid_QC * (data.row_QC >= 0)
     np.testing.assert_allclose(ecpm, expected, rtol=1e-5)
 
 

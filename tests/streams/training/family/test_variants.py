@@ -26,7 +26,8 @@ from streams.training.family.cold import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.trainer import fit, task_logits
+from streams.training.trainer import fit
+from tests.streams.training import test_trainer
 from tests.streams.training.shop import shop
 
 CHEAP = frozenset({"category", "price"})
@@ -45,12 +46,8 @@ def network_of(variant: Variant, data: TrainingSet) -> AifNetwork:
     return build_network(variant, data.spec, make_w_hash(1, data.spec.hash_bits, 16)).eval()
 
 
-@torch.no_grad()
 def logits_of(network: AifNetwork, data: TrainingSet) -> torch.Tensor:
-    vectors = network.item_rows(data.items.inputs)[0]
-    return task_logits(
-        network, data, data.batch(np.arange(len(data)), 8), lambda rows: vectors[rows.clamp(min=0)] * (rows >= 0)[..., None]
-    )[..., 0]
+    return test_trainer.logits_of(network, data, range(len(data)))
 
 
 def test_names_are_unique_so_no_cell_stands_for_two_models() -> None:

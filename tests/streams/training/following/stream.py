@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from infra.kafka.publisher import Publisher
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
-from schemas.ids import IdKind
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -72,17 +70,6 @@ def write_base(path: Path, stream: TasteStream) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_checkpoint(path, stream.network(), path.stem, {})
     return path
-
-
-def publish(bootstrap: str, prefix: str, events: Events, shards: int = 2, kind: IdKind = IdKind.INT64) -> None:
-    """Everything in log order, impressions last."""
-    with Publisher(bootstrap, prefix, "test", shards, 2, kind) as publisher:
-        publisher.publish_items(events.items)
-        publisher.publish_new_items(events.new_items)
-        publisher.publish_users(events.users)
-        publisher.publish_behaviours(events.behaviours)
-        publisher.flush()
-        publisher.publish_impressions(events.impressions)
 
 
 def joined(parts: Sequence[Events]) -> Events:

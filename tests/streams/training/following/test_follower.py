@@ -39,7 +39,8 @@ from streams.training.following.program import FollowPlan, open_follower
 from streams.training.settings import TrainSettings
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.sim.store import MemoryStore
-from tests.streams.training.following.stream import TasteStream, publish, write_base
+from tests.streams.training.following.stream import TasteStream, write_base
+from tests.streams.training.shop import publish
 
 IMPRESSIONS_PER_ROUND = 12
 

@@ -18,7 +18,8 @@ from schemas.index.control import Entry, Init
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from streams.training.trainer_state import StateFile
-from tests.streams.training.following.stream import TasteStream, publish, write_base
+from tests.streams.training.following.stream import TasteStream, write_base
+from tests.streams.training.shop import publish
 
 
 def make_live(store_folder: Path, checkpoint: Path) -> None:

@@ -75,12 +75,12 @@ def _describe_telling(place: str, correlation: float) -> str:
 
 
 def _find_no_features(sources: MappedSources) -> str | None:
-    """Items of which a model sees nothing but marks: what two of them have in common, or how many take one, is in none of its inputs."""
+    """Items of which a model sees nothing but marks and counts: what two of them have in common is in none of its inputs."""
     if sources.mapping.embeddings is not None or sources.has_marks_beside_features or not len(sources.positives):
         return None
     return (
-        "[items] has no features and no embedding, so a model sees of an item only how often a user took it before; where the files tell "
-        "nothing of them, take what users did: [items.features] sold = { count_days = 28 } and together = { taken_together = 32 }"
+        "[items] has no features and no embedding, so a model sees of an item only how often it was taken before; where the files tell "
+        "nothing of them, take what users did: [items.features] taken = { count_days = 28, realtime = true } and together = { taken_together = 32 }"
     )
 
 

@@ -236,7 +236,7 @@ class MappedSources:
     @property
     def has_marks_beside_features(self) -> bool:
         """Whether an item's embedding is its mark, and there is something else for the item half to read: then it need not read that too."""
-        return self.mapping.embeddings is None and sum(feature.scope is Scope.ITEM for feature in self.features) > 1
+        return self.mapping.embeddings is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
 
     @cached_property
     def embeddings(self) -> ItemEmbeddings | ItemMarks:
@@ -274,10 +274,13 @@ class MappedSources:
 
     @cached_property
     def sample_times(self) -> list[int]:
-        """The times at which item features are told, oldest first: every `every_days` back from the evaluation time."""
+        """The times at which item features are told, oldest first: every `every_days` back from the evaluation time, to the first positive or just before, for
+        no item is known before the first of them. Left out: every week, or every window of sampled impressions where that is shorter."""
         first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
-        every = max(round(self.mapping.every_days * DAY_MS), (self.now_ms - first) // 400 + 1)
-        return list(range(self.now_ms, first - 1, -every))[::-1] or [self.now_ms]
+        span, days = self.now_ms - first, self.mapping.every_days
+        every = round(days * DAY_MS) if days is not None else min(7 * DAY_MS, max(self.window_ms(), span // 52))
+        every = max(every, span // 400 + 1)
+        return list(range(self.now_ms, first - every, -every))[::-1]
 
     def _clusters(self, source: FeatureSource) -> np.ndarray:
         if isinstance(self.embeddings, ItemMarks) or source.clusters is None:

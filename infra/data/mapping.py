@@ -95,6 +95,9 @@ class Source:
         return {f.name: f.column for f in self.features if not f.is_derived}
 
 
+POPULARITY = FeatureSource("taken_28", count_days=28.0, details={"realtime": True})
+
+
 @dataclass(frozen=True, slots=True)
 class TextEmbedding:
     """Embeddings that are made from text columns: TF-IDF over words and pairs of words, then SVD to `width` numbers (text.py)."""
@@ -151,7 +154,7 @@ class DataMapping:
     """One mapping file as values. A source that the file does not name is None; without `embeddings` items have their marks alone (item_embeddings.py).
 
     schema, model, train   fields that the file fixes of a FeatureSchema, a ModelSpec, and TrainChoices
-    every_days             from one time at which features of items are told to the next
+    every_days             from one time at which features of items are told to the next; None: found in the data
     known_after_days       a row of `item_history` is known so many days after its time
     embedding_width        None: found in the data
     text                   how embeddings are made from text; None: they are read
@@ -162,7 +165,7 @@ class DataMapping:
     name: str
     schema: Mapping[str, Any]
     items: Source
-    every_days: float
+    every_days: float | None
     item_history: Source | None
     known_after_days: float
     embeddings: Source | None
@@ -198,11 +201,14 @@ def read_mapping(path: Path) -> DataMapping:
     top.end()
     if not parts["items"].given:
         raise reject(path, "[items]", "is missing: every mapping says where the items are, with at least `file` and `id`")
-    every_days = parts["items"].number("every_days", 7.0)
+    every_days, popularity = parts["items"].optional_number("every_days"), parts["items"].flag("popularity", True)
     known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
     items = _read_source(parts["items"], ("id",), ("time", "created"))
     embeddings, text, apart, embedding_name, width = _read_embeddings(parts["embeddings"], items)
     impressions, sampling = _read_impressions(parts["impressions"])
+    behaviours = _optional_source(parts["behaviours"], ("user", "item"), ("time", "kind"))
+    if popularity and (behaviours or impressions) is not None:
+        items = _with_popularity(items)
     return DataMapping(
         path=path,
         name=name,
@@ -217,13 +223,20 @@ def read_mapping(path: Path) -> DataMapping:
         text=text,
         apart=apart,
         users=_optional_source(parts["users"], ("id",)),
-        behaviours=_optional_source(parts["behaviours"], ("user", "item"), ("time", "kind")),
+        behaviours=behaviours,
         impressions=impressions,
         sampling=sampling,
         holdout=holdout,
         model=model,
         train=train,
     )
+
+
+def _with_popularity(items: Source) -> Source:
+    """Items with `POPULARITY`, where none of their features is derived from behaviours: no column says how often an item is taken.
+    Not where a file has versions of an item, which are told when they say so and not as of a grid of times."""
+    known = any(feature.from_behaviours or feature.name == POPULARITY.name for feature in items.features)
+    return items if known or "time" in items.roles else dataclasses.replace(items, features=(*items.features, POPULARITY))
 
 
 def _read_schema(section: Section) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tests.infra.data.shops import (
     START_MS,
     TEXT_ITEMS,
     WIDTH,
+    open_shop,
     write_items,
     write_number_shop,
     write_text_shop,
@@ -178,6 +179,30 @@ def test_counts_are_as_of_the_version(text_shop: MappedCatalogue) -> None:
         assert update.features["sold_7"] == (mine & inside).sum()
 
 
+def test_items_of_a_log_of_days_are_known_before_its_first_requests(tmp_path: Path) -> None:
+    mapping = """
+[items]
+file = "items.csv"
+id = "item"
+[behaviours]
+file = "log.csv"
+user = "user"
+item = "item"
+time = "at"
+"""
+    log = "".join(f"{n % 7},{n % 12},{START_MS + n * DAY_MS // 60}\n" for n in range(360))  # six days
+    items = "".join(f"{n}\n" for n in range(12))
+    catalogue = open_shop(tmp_path, mapping, items="item\n" + items, log="user,item,at\n" + log)
+    told = list(catalogue.items())
+    requests = list(catalogue.impressions())
+    assert len({request.time_ms for request in requests}) > 3
+    for request in requests:
+        for shown in request.items:
+            known = [u.features["taken_28"] for u in told if u.item_id == shown.item_id and u.version <= request.time_ms]
+            assert known, "the item as of the request"
+            assert known[-1] == sum(n % 12 == shown.item_id for n in range(360) if START_MS + n * DAY_MS // 60 < request.time_ms)
+
+
 def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MappedCatalogue) -> None:
     told = {u.item_id for u in text_shop.items()}
     assert told == {f"sku-{i:03d}/ä" for i in range(36)} and text_shop.item_count == 36
@@ -239,7 +264,7 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MappedCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
-    assert [f.kind for f in schema.of(Scope.ITEM)] == [Kind.CATEGORICAL, Kind.NUMERIC, Kind.BAG, Kind.EMBEDDING]
+    assert [f.kind for f in schema.of(Scope.ITEM)] == [Kind.CATEGORICAL, Kind.NUMERIC, Kind.BAG, Kind.NUMERIC, Kind.EMBEDDING]
     assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "ecpm"
     assert len(list(number_shop.new_items())) == NUMBER_ITEMS - 1
     records = list(number_shop.impressions())
@@ -292,6 +317,7 @@ def test_properties_in_rows_are_features_each_with_its_own_rows_and_its_part_of_
 [items]
 file = "properties.csv"
 id = "item"
+popularity = false
 [item_history]
 file = "properties.csv"
 id = "item"
@@ -322,7 +348,7 @@ hold_out = false
     catalogue = _open(tmp_path / "m.toml")
     assert catalogue.schema.item("price").kind is Kind.NUMERIC and catalogue.schema.item("group").kind is Kind.CATEGORICAL
     told = [(u.item_id, u.features) for u in catalogue.items()]
-    assert told == [(1, {"group": "7", "price": 5.0}), (2, {"price": 3.0}), (1, {"group": "7", "price": 6.5})]
+    assert told == [(1, {}), (2, {}), (1, {"group": "7", "price": 5.0}), (2, {"price": 3.0}), (1, {"group": "7", "price": 6.5})]
 
 
 def test_a_limit_reads_that_many_rows_of_each_file(shop: Path) -> None:

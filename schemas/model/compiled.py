@@ -6,11 +6,14 @@ Numba counts a reference whenever an array, or a tuple of them, is handed to a f
 threads share. The kernels here hand over tuples of ten arrays for every block of candidates; without the counts a call on three such tuples costs 30 ns, with
 them 450. Nothing is lost: whoever calls a kernel holds every array until it returns.
 
-Invariant: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does).
+Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). What is taken from the cache was made from
+the sources of today: numba looks only at the file of a kernel, not at those of the parts in it.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -39,8 +42,27 @@ def part(function: Function) -> Function:
 def _compiled(function: Any, options: Mapping[str, Any]) -> Any:
     compiled = numba.njit(**options)(function)
     index = compiled._cache._cache_file
+    index._source_stamp = index._source_stamp, _sources_of(function)
     index._load_index = functools.partial(_load_index, index._load_index)
     return compiled
+
+
+@functools.cache
+def _sources_of(function: Any) -> frozenset[object]:
+    """What compiled code is made of: the files of the function, of its parts and instructions, and the numbers that it takes from elsewhere."""
+    found: set[object] = {_digest_file(function.__code__.co_filename)}
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, int | float):
+            found.add((name, value))
+        elif (called := getattr(value, "py_func", getattr(value, "_defn", None))) is not None:
+            found |= _sources_of(called)
+    return frozenset(found)
+
+
+@functools.cache
+def _digest_file(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def _load_index(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:

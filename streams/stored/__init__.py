@@ -7,6 +7,6 @@ packed_changes.py    row changes as delta records hold them
 
 item_block.py        items as a shard stores them
 item_columns.py      what a model's FeatureSchema makes of them, from texts read by feature_texts.py
-text_words.py, decimal_numbers.py, bucket_hash.py    of a text: its words, its numbers, its hash bucket
+text_words.py, bucket_hash.py    of a text: its names and numbers, its hash bucket
 kernels.py           loads all these kernels before the first batch
 """

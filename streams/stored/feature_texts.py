@@ -2,8 +2,8 @@
 
 Here: `FeatureTexts`, a sequence of such texts whose elements are mappings, and `read_cells`, which finds for each wanted name of each text what kind of
 value stands there, its number, and its place. Not here: what a model makes of cells (item_columns.py), JSON in general.
-A text must be what `encode_raw_features` writes: ASCII, names ascending, no blanks. It is plain if it also has no escape in a text, no number that two words
-do not decide (decimal_numbers.py), and no list or object inside a list or object. A text that is not plain is `False` in `plain_R`, and the caller decodes
+A text must be what `encode_raw_features` writes: ASCII, names ascending, no blanks. It is plain if it also has no escape in a text, no number with
+more than 19 digits before its point, and no list or object inside a list or object. A text that is not plain is `False` in `plain_R`, and the caller decodes
 it with Python: slower, with the same values.
 
 Arrays: T bytes of all texts, R texts, F wanted names in ascending order, F1 = F + 1 places at which names begin and end.
@@ -16,11 +16,11 @@ from typing import Any, overload
 import numpy as np
 
 from infra.joined import is_same, join_stored
-from schemas.model.compiled import int64, kernel, part
+from schemas.model.compiled import kernel, part
 from schemas.model.compiled import uint64 as U
+from schemas.model.vector_blocks import address
 from streams.core.item_state import decode_raw_features
-from streams.stored.decimal_numbers import to_double
-from streams.stored.text_words import WORD_BYTES, divide_by_tens, order_of, read_short_number
+from streams.stored.text_words import WORD_BYTES, divide_by_tens, order_of, read_short_number, to_double
 
 ABSENT, WHOLE, FLOAT, TEXT, BOOLEAN, LIST = range(6)  # kinds of cells; null counts as absent
 
@@ -135,6 +135,13 @@ def skip_text(text: np.ndarray, at: int, end: int) -> int:
 
 
 @part
+def _pass_digits(text: np.ndarray, at: int, end: int) -> int:
+    while at < end and _ZERO <= text[at] <= _NINE:
+        at += 1
+    return at
+
+
+@part
 def read_number(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tuple[int, bool]:
     """(the place after a number, whether it is whole); its fp64 bits in `bits_1`. The place is -1 if Python must read it."""
     negative = text[at] == _MINUS
@@ -145,44 +152,21 @@ def read_number(text: np.ndarray, at: int, end: int, bits_1: np.ndarray) -> tupl
             number = divide_by_tens(short, places)
             bits_1.view(np.float64)[0] = -number if negative else number
             return at + length, places < 0
-    whole, digits, power, is_whole, seen = U(0), 0, 0, True, at
-    while at < end and _ZERO <= text[at] <= _NINE:
-        whole = whole * U(10) + U(text[at] - _ZERO)
-        digits += 1 if digits > 0 or text[at] != _ZERO else 0
-        at += 1
-    if at == seen:
+    begin, is_whole, after = at, True, _pass_digits(text, at, end)
+    if after == begin or after - begin > _DIGITS_MAX:
         return _BAD, False
-    if at < end and text[at] == _POINT:
-        is_whole = False
-        at += 1
-        seen = at
-        while at < end and _ZERO <= text[at] <= _NINE:
-            whole = whole * U(10) + U(text[at] - _ZERO)
-            digits += 1 if digits > 0 or text[at] != _ZERO else 0
-            at += 1
-        power = seen - at
-    if digits > _DIGITS_MAX:
-        return _BAD, False
-    if at < end and text[at] == _E:
-        is_whole = False
-        at += 1
-        down = at < end and text[at] == _MINUS
-        if at < end and (text[at] == _MINUS or text[at] == _PLUS):
-            at += 1
-        seen, scale = at, 0
-        while at < end and _ZERO <= text[at] <= _NINE and at - seen < 4:
-            scale = scale * 10 + int64(text[at] - _ZERO)
-            at += 1
-        power += -scale if down else scale
-    if whole == U(0):
-        bits_1[0] = U(0)
-    elif is_whole:
-        bits_1.view(np.float64)[0] = float(whole)
-    elif not to_double(whole, power, bits_1):
-        return _BAD, False
-    if negative and not (is_whole and whole == U(0)):
-        bits_1[0] |= U(1 << 63)
-    return at, is_whole
+    if after < end and text[after] == _POINT:
+        is_whole, after = False, _pass_digits(text, after + 1, end)
+    if after < end and text[after] == _E:
+        is_whole, after = False, after + 1
+        if after < end and (text[after] == _MINUS or text[after] == _PLUS):
+            after += 1
+        after = _pass_digits(text, after, end)
+    number = to_double(address(text) + begin)
+    if negative and not (is_whole and number == 0.0):
+        number = -number
+    bits_1.view(np.float64)[0] = number
+    return after, is_whole
 
 
 @part

@@ -18,7 +18,7 @@ import numpy as np
 
 from schemas.features import NUMBER_MAX, Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features, encode_realtime
 from schemas.limits import BAG_VALUES_MAX
-from schemas.model.compiled import int64
+from schemas.model.compiled import int64, kernel
 from streams.stored.bucket_hash import Memory, find_bucket, new_memory, start_words
 from streams.stored.feature_texts import BOOLEAN, LIST, TEXT, WHOLE, Cells, FeatureTexts, read_cells, read_number, skip_text
 
@@ -151,7 +151,7 @@ class _Reader:
     def _read_bags(self, feature: Feature, out_RV: np.ndarray) -> None:
         kinds, _, begins, ends = self._cells_of(self._place_of[feature.name])
         start_8, memory = start_words(feature.salt), new_memory(4 * len(self._texts))
-        _fill_bags(self._texts.text_T, kinds, begins, ends, feature.buckets, start_8, memory, out_RV, self.cells.plain_R)
+        _fill_bags(self._texts.text_T, kinds, begins, ends, feature.buckets, start_8, memory, out_RV, self.cells.plain_R, np.zeros(1, np.uint64))
 
     def _read_vectors(self, feature: Feature, mm_RM: np.ndarray, out_RE: np.ndarray) -> None:
         if feature.name == self._schema.multimodal:
@@ -159,7 +159,7 @@ class _Reader:
             return
         kinds, _, begins, ends = self._cells_of(self._place_of[feature.name])
         values_RE = np.zeros((len(self._texts), feature.width))
-        _fill_vectors(self._texts.text_T, kinds, begins, ends, values_RE, self.cells.plain_R)
+        _fill_vectors(self._texts.text_T, kinds, begins, ends, values_RE, self.cells.plain_R, np.zeros(1, np.uint64))
         np.clip(values_RE, -NUMBER_MAX, NUMBER_MAX, out=values_RE)
         out_RE[:] = values_RE
 
@@ -178,7 +178,7 @@ def _fill_numbers(numbers_R: np.ndarray, default: float, is_log: bool, mean: flo
         out_R[r] = min(max((x - mean) / scale, -NUMBER_MAX), NUMBER_MAX)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _fill_buckets(
     text: np.ndarray,
     kinds_R: np.ndarray,
@@ -199,7 +199,7 @@ def _fill_buckets(
             out_R[r] = of_truth_2[int64(numbers_R[r])]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _fill_bags(
     text: np.ndarray,
     kinds_R: np.ndarray,
@@ -210,9 +210,9 @@ def _fill_bags(
     memory: Memory,
     out_RV: np.ndarray,
     plain_R: np.ndarray,
+    bits_1: np.ndarray,
 ) -> None:
     """The buckets of a list's first values as they are printed."""
-    bits_1 = np.zeros(1, np.uint64)
     for r in range(kinds_R.shape[0]):
         if kinds_R[r] != LIST or not plain_R[r]:
             continue
@@ -235,12 +235,11 @@ def _fill_bags(
             at, v = at + 1, v + 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _fill_vectors(
-    text: np.ndarray, kinds_R: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, out_RE: np.ndarray, plain_R: np.ndarray
+    text: np.ndarray, kinds_R: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, out_RE: np.ndarray, plain_R: np.ndarray, bits_1: np.ndarray
 ) -> None:
     """Lists of exactly as many numbers as the vector is wide; zeros for other lists, and for what is none."""
-    bits_1 = np.zeros(1, np.uint64)
     number_1 = bits_1.view(np.float64)
     width = out_RE.shape[1]
     for r in range(kinds_R.shape[0]):
@@ -264,10 +263,8 @@ def _fill_vectors(
 
 def compile_columns() -> None:
     """Takes the kernels of this file, and the parts that they are made of, from numba's cache, or compiles them."""
-    schema = FeatureSchema((Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=2), Feature("b", Scope.ITEM, Kind.BAG, buckets=2)))
-    encode_columns(schema, FeatureTexts.join([b'{"a":1,"b":["x",0.5]}']), np.zeros((1, 0), np.float32))
-    _fill_vectors(
-        np.zeros(1, np.uint8), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 1)), np.zeros(0, np.bool_)
-    )
+    a, b = Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=2), Feature("b", Scope.ITEM, Kind.BAG, buckets=2)
+    schema = FeatureSchema((a, b, Feature("c", Scope.ITEM, Kind.EMBEDDING, width=1)))
+    encode_columns(schema, FeatureTexts.join([b'{"a":1,"b":["x",0.5],"c":[1]}']), np.zeros((1, 0), np.float32))
     for out_R in (np.zeros(2, np.float32), np.zeros((2, 2), np.float32)[:, 0]):
         _fill_numbers(np.zeros(2), 0.0, False, 0.0, 1.0, out_R)

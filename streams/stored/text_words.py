@@ -1,7 +1,7 @@
-"""Text in a buffer: two names are ordered, and short decimal numbers are read eight characters at a time, without a branch for each.
+"""Text in a buffer: two names are ordered, numbers are read, short ones eight characters at a time, without a branch for each.
 
-Here: `order_of`, which reads single bytes, and `read_short_number`, which reads a word of eight, so eight bytes must be readable from its place. Not here:
-longer numbers and whole texts (feature_texts.py), numbers that two words do not decide (decimal_numbers.py).
+Here: `order_of`, which reads single bytes; `to_double`, for any number; `read_short_number`, which reads a word of eight, so eight bytes must be readable
+from its place. Not here: whole texts (feature_texts.py).
 A number of at most seven digits and a point fits into one word: its digits are moved together, and three products make them a whole number. Where the
 point is and where the number ends is found by arithmetic, because a branch on the length would be mispredicted and cost more than the reading.
 Source: D. Lemire, Number Parsing at a Gigabyte per Second, 2021 (eight digits at once).
@@ -15,7 +15,7 @@ from numba import types
 
 from schemas.model.compiled import int64, part
 from schemas.model.compiled import uint64 as U
-from schemas.model.vector_blocks import INT64, address, external, instruction, load_word
+from schemas.model.vector_blocks import DOUBLE, INT64, address, external, instruction, load_word
 
 WORD_BYTES = 8
 
@@ -35,6 +35,19 @@ def trailing_zeros(_context, word):
         return builder.call(count, [arguments[0], ir.Constant(ir.IntType(1), 0)])
 
     return types.int64(types.uint64), emit
+
+
+@instruction
+def to_double(_context, at):
+    """The double of the number without a sign that is written at an address: C's strtod, which rounds correctly, as `float` does. Another character has to
+    follow the number."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        read = external(builder, "strtod", DOUBLE, pointer, pointer)
+        return builder.call(read, [builder.inttoptr(arguments[0], pointer), ir.Constant(pointer, None)])
+
+    return types.float64(types.int64), emit
 
 
 @part

@@ -39,8 +39,8 @@ class OwnedShards:
         clock: Clock,
         make_task: Callable[..., ShardTask],
         next_checkpoint_offset: Callable[[], int],
-        on_opened: Callable[[], None] = lambda: None,
-        store: IndexStore | None = None,
+        on_opened: Callable[[], None],
+        store: IndexStore,
     ) -> None:
         self._bootstrap, self._prefix, self._folder = bootstrap, prefix, folder
         self._index, self._clock, self._store = index, clock, store
@@ -106,18 +106,18 @@ class OwnedShards:
     async def apply(self, records: Sequence[SourceRecord]) -> None:
         """Applies a batch of one topic: each partition's records by its shard, all at the same time."""
         by_partition = sorted(records, key=lambda r: r.partition)  # stable: offsets keep their order
-        await asyncio.gather(*(self._apply_runs(number, list(run)) for number, run in groupby(by_partition, lambda r: r.partition)))
+        await asyncio.gather(*(self._apply_partition(list(some)) for _, some in groupby(by_partition, lambda r: r.partition)))
 
-    async def _apply_runs(self, number: int, records: Sequence[SourceRecord]) -> None:
+    async def _apply_partition(self, records: Sequence[SourceRecord]) -> None:
         """Where offsets go back, the consumer has sought: the records after that are a batch of their own."""
         for run in plan_runs([r.offset for r in records]):
-            await self._apply_one(number, records[run])
+            await self._apply_run(records[run])
 
-    async def _apply_one(self, number: int, records: Sequence[SourceRecord]) -> None:
-        task = self._tasks.get(number)
+    async def _apply_run(self, records: Sequence[SourceRecord]) -> None:
+        partition = (records[0].topic, records[0].partition)
+        task = self._tasks.get(partition[1])
         if task is None:
             return  # given away meanwhile; the next owner starts at the shard's offset
-        partition = (records[0].topic, number)
         try:
             await task.apply(records)
             self._gaps.passed(partition)

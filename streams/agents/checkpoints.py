@@ -46,13 +46,6 @@ class Decision(StrEnum):
     INTERRUPTED = "interrupted"  # the worker stops; the next owner decides
 
 
-def run_here(data: bytes) -> None:
-    """Does the dry run in this process."""
-    from schemas.model.checkpoint import read_checkpoint  # loads torch
-
-    read_checkpoint(data)
-
-
 @dataclass
 class CheckpointGate:
     """What a decision needs.
@@ -72,11 +65,11 @@ class CheckpointGate:
     roots: Sequence[Path]
     fetch_s_max: float
     send_dead_letter: Callable[[SourceRecord, Rejection], None]
+    dry_run: Callable[[bytes], None]
     announce: Callable[[IndexEvent], None] = lambda _: None
     by: str = ""
     stopping: threading.Event = field(default_factory=threading.Event)
     rejected: dict[str, int] = field(default_factory=dict)
-    dry_run: Callable[[bytes], None] = run_here
 
 
 async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecord]) -> None:

@@ -9,7 +9,7 @@ so an operator must look.
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.errors import Incompatible
 from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
@@ -19,13 +19,15 @@ assert UPDATES_PER_RECORD_MAX <= WRITE_BATCH_UPDATES_MAX
 Partition = tuple[str, int]  # topic without prefix, partition
 
 
-def plan_fresh(topic: str, partition: int, next_offset: int, offsets: Sequence[int]) -> list[int]:
-    """Positions in `offsets` of the records that are new. A record below `next_offset` is a duplicate; the others must follow without a gap.
+def plan_fresh(partition: int, next_offsets: Mapping[str, int], records: Iterable[tuple[str, int]]) -> list[int]:
+    """Positions of the records that are new, given as (topic, offset). A record below its topic's next offset is a duplicate; the others must follow without
+    a gap.
 
     Raises Incompatible (`offset_gap`), because a topic that is not compacted has no holes.
     """
-    fresh = []
-    for position, offset in enumerate(offsets):
+    fresh, next_offsets = [], dict(next_offsets)
+    for position, (topic, offset) in enumerate(records):
+        next_offset = next_offsets[topic]
         if offset < next_offset:
             continue
         if offset > next_offset:
@@ -35,7 +37,7 @@ def plan_fresh(topic: str, partition: int, next_offset: int, offsets: Sequence[i
                 "segment); publish without transactions, or restore the shard from a snapshot",
             )
         fresh.append(position)
-        next_offset += 1
+        next_offsets[topic] += 1
     return fresh
 
 

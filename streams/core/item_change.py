@@ -8,8 +8,6 @@ Invariant: `stale` and `is_tombstone` look at every step, never only at the firs
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from streams.core.item_state import (
     EmbeddingUpdate,
     FeaturesUpdate,
@@ -72,20 +70,9 @@ class ItemChange:
                 stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
         return stale
 
-    @property
-    def raw_features(self) -> Mapping[str, Any]:
-        """The features of a live item, after the updates taken so far."""
-        assert self.features is not None and not self.features.dead
-        return self._decode(self.features.raw)
-
     def _decode(self, raw: bytes) -> Mapping[str, Any]:
         """Decodes each state once, whatever the number of versions."""
         decoded = self._decoded.get(raw)
         if decoded is None:
             decoded = self._decoded[raw] = decode_raw_features(raw)
         return decoded
-
-    @property
-    def embedding_values(self) -> np.ndarray | None:
-        """float32 [mm_width], or None."""
-        return None if self.embedding is None else np.frombuffer(self.embedding.values, np.float32)

@@ -33,7 +33,7 @@ _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _DECODE = json.JSONDecoder().raw_decode
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
-DEAD_AT = 36  # in a features component as it is stored
+CHANGED_AT, DEAD_AT, HASH_AT = 18, 36, 37  # in FEATURES_HEADER
 
 
 class StoredFeatures(NamedTuple):
@@ -89,13 +89,6 @@ def decode_raw_features(raw: bytes) -> dict[str, Any]:
     return decoded
 
 
-def is_dead(features: bytes) -> bool:
-    """Whether a features component, as it is stored, is a delete marker. Raises Corrupted (`bad_features_component`)."""
-    if len(features) < FEATURES_HEADER.size:
-        raise _bad_features(features)
-    return features[DEAD_AT] != 0
-
-
 def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
     """The component after an update, or None when the update is superseded (I1: it is counted, and nothing changes)."""
     version = update.version
@@ -127,7 +120,8 @@ def encode_features_component(component: StoredFeatures) -> bytes:
 def decode_features_component(value: bytes) -> StoredFeatures:
     """Raises Corrupted (`bad_features_component`)."""
     if len(value) < FEATURES_HEADER.size:
-        raise _bad_features(value)
+        expected = f"expected at least {FEATURES_HEADER.size}"
+        raise Corrupted("bad_features_component", f"features component of {len(value)} bytes, {expected}")
     version, offset, index, *changed, dead, hashed = FEATURES_HEADER.unpack_from(value)
     return StoredFeatures((version, offset, index), dead != 0, value[FEATURES_HEADER.size :], (changed[0], changed[1], changed[2]), hashed)
 
@@ -144,10 +138,6 @@ def decode_embedding_component(value: bytes) -> StoredEmbedding:
         raise Corrupted("bad_embedding_component", f"embedding component of {len(value)} bytes, {expected}")
     offset, index, changed_offset, changed_index, hashed = EMBEDDING_HEADER.unpack_from(value)
     return StoredEmbedding((offset, index), value[EMBEDDING_HEADER.size :], (changed_offset, changed_index), hashed)
-
-
-def _bad_features(value: bytes) -> Corrupted:
-    return Corrupted("bad_features_component", f"features component of {len(value)} bytes, expected at least {FEATURES_HEADER.size}")
 
 
 def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:

@@ -5,6 +5,7 @@ Here: which update goes which way, what is read for it, what is counted. Not her
 Invariant: both ways give the same components, rows and counts. Within a batch all updates of an item go the same way, because they have an order.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,24 +52,22 @@ class FoldedBatch:
 
 def fold_batch(decoded: Sequence[DecodedRecord], stored: JournaledDatabase, together: bool) -> FoldedBatch:
     """Folds decoded records, each topic's in offset order. `together`: whether the kernels for many upserts are there."""
-    upserts, others = split_updates([one.updates for one in decoded]) if together else (_NO_UPSERTS, _in_order(decoded))
-    applied: Counter[str] = Counter()
-    folded = _fold_upserts(upserts, stored) if len(upserts) else None
-    if folded is not None:
+    upserts, others = split_updates([one.updates for one in decoded], TOGETHER_MIN if together else sys.maxsize)
+    applied, folded = Counter[str](), None
+    if len(upserts):
+        items, item_U = find_items(upserts)
+        folded = fold_upserts(upserts, items, item_U, stored.get_joined(FEATURES, items), stored.get_joined(EMBEDDINGS, items))
         applied[ITEM_FEATURES] += folded.applied
-    items = _load_items(others, stored)
+    changes = _load_items(others, stored)
     for update in others:
-        applied[ITEM_FEATURES if isinstance(update, FeaturesUpdate) else NEW_ITEMS] += items[update.key].take(update)
-    return FoldedBatch(list(items.values()), folded, _count(decoded, applied))
+        applied[ITEM_FEATURES if isinstance(update, FeaturesUpdate) else NEW_ITEMS] += changes[update.key].take(update)
+    return FoldedBatch(list(changes.values()), folded, _count(decoded, applied))
 
 
-def _in_order(decoded: Sequence[DecodedRecord]) -> list[Update]:
-    return [update for one in decoded for update in one.updates]
-
-
-def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Update]]:
-    """(upserts of items that nothing else in the batch touches, the other updates), each in their order; given the updates of each record."""
-    if sum(map(len, updates)) < TOGETHER_MIN:
+def split_updates(updates: Sequence[Sequence[Update]], upserts_min: int) -> tuple[Upserts, list[Update]]:
+    """(upserts of items that nothing else in the batch touches, none if fewer than `upserts_min`; the other updates), each in their order; given the updates of
+    each record."""
+    if sum(map(len, updates)) < upserts_min:
         return _NO_UPSERTS, [u for one in updates for u in one]
     touched = {u.key for one in updates if not isinstance(one, Upserts) for u in one if not isinstance(u, FeaturesUpdate) or u.dead}
     together, others = list[Upserts](), list[Update]()
@@ -81,12 +80,7 @@ def split_updates(updates: Sequence[Sequence[Update]]) -> tuple[Upserts, list[Up
             one = one.take([place for place, key in enumerate(keys) if key not in touched])
         together.append(one)
     upserts = Upserts.join(together)
-    return (upserts, others) if len(upserts) >= TOGETHER_MIN else (_NO_UPSERTS, [u for one in updates for u in one])
-
-
-def _fold_upserts(upserts: Upserts, stored: JournaledDatabase) -> FoldedUpserts:
-    items, item_U = find_items(upserts)
-    return fold_upserts(upserts, items, item_U, stored.get_joined(FEATURES, items), stored.get_joined(EMBEDDINGS, items))
+    return (upserts, others) if len(upserts) >= upserts_min else (_NO_UPSERTS, [u for one in updates for u in one])
 
 
 def _load_items(updates: Sequence[Update], stored: JournaledDatabase) -> dict[bytes, ItemChange]:

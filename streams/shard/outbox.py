@@ -21,6 +21,7 @@ from streams.core.outbox import (
     plan_shared_values,
 )
 
+OUTBOX = "outbox"  # the column family
 OUTBOX_PAGE_BYTES = 16 << 20
 
 
@@ -44,15 +45,15 @@ class Outgoing:
         self.next_delta += 1
 
 
-def put_outbox(batch: JournaledBatch, family: str, entries: Sequence[OutboxEntry]) -> None:
+def put_outbox(batch: JournaledBatch, entries: Sequence[OutboxEntry]) -> None:
     """Puts the entries into their WriteBatch. A value that several of them share is stored once."""
     for entry, value_at in zip(entries, plan_shared_values(entries), strict=True):
-        batch.put(family, encode_outbox_key(entry.sequence), encode_outbox_entry(entry, value_at))
+        batch.put(OUTBOX, encode_outbox_key(entry.sequence), encode_outbox_entry(entry, value_at))
 
 
-def read_outbox(database: JournaledDatabase, family: str, entries_max: int, after: int) -> list[OutboxEntry]:
+def read_outbox(database: JournaledDatabase, entries_max: int, after: int) -> list[OutboxEntry]:
     """The oldest entries with a sequence above `after`, at most `entries_max` and about OUTBOX_PAGE_BYTES, with their values."""
-    scan = database.scan(family, encode_outbox_key(after + 1))
+    scan = database.scan(OUTBOX, encode_outbox_key(after + 1))
     entries: list[OutboxEntry] = []
     values: dict[int, bytes | None] = {}  # shared by several entries
     size = 0
@@ -61,7 +62,7 @@ def read_outbox(database: JournaledDatabase, family: str, entries_max: int, afte
             entry, value_at = decode_outbox_entry(key, raw), decode_value_at(raw)
             if value_at is not None:
                 if value_at not in values:
-                    values[value_at] = _read_value(database, family, value_at)
+                    values[value_at] = _read_value(database, value_at)
                     size += len(values[value_at] or b"")
                 entry = dataclasses.replace(entry, value=values[value_at])
             entries.append(entry)
@@ -73,9 +74,9 @@ def read_outbox(database: JournaledDatabase, family: str, entries_max: int, afte
     return entries
 
 
-def _read_value(database: JournaledDatabase, family: str, sequence: int) -> bytes | None:
+def _read_value(database: JournaledDatabase, sequence: int) -> bytes | None:
     key = encode_outbox_key(sequence)
-    raw = database.get(family, key)
+    raw = database.get(OUTBOX, key)
     if raw is None:
         raise Corrupted(
             "outbox_value_missing",

@@ -14,11 +14,10 @@ from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from schemas.limits import BUILD_ROWS_AT_ONCE
-from streams.core.item_state import is_dead
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, FEATURES
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
-from streams.stored.item_block import ItemBlock, cut_item_block, cut_joined_block, has_dead
+from streams.stored.item_block import ItemBlock, cut_item_block, find_live
 
 _key, _value = itemgetter(0), itemgetter(1)
 
@@ -43,25 +42,15 @@ class ShardReader:
         return {v.version: v for v in (decode_shard_version(raw) for _, raw in entries)}
 
     def scan_blocks(self, start_key: bytes = b"", rows: int = BUILD_ROWS_AT_ONCE) -> Iterator[ItemBlock]:
-        """Live items from `start_key` on, in key order, in blocks of `rows`, fewer only in the last block."""
+        """Live items from `start_key` on, in key order, in blocks of at most `rows`."""
         embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key), rows)
         scan = self._database.scan(FEATURES, start_key)
-        keys: list[bytes] = []
-        values: list[bytes] = []
         while page := scan.take(rows):
-            page_keys, page_values = list(map(_key, page)), list(map(_value, page))
-            joined = join_stored(page_values)
-            if not keys and not has_dead(joined):
-                yield cut_joined_block(page_keys, joined, join_some(embeddings.take(page_keys)))
-                continue
-            live = [place for place, value in enumerate(page_values) if not is_dead(value)]
-            keys += map(page_keys.__getitem__, live)
-            values += map(page_values.__getitem__, live)
-            if len(keys) >= rows:
-                yield cut_item_block(keys[:rows], values[:rows], embeddings.take(keys[:rows]))
-                del keys[:rows], values[:rows]
-        if keys:
-            yield cut_item_block(keys, values, embeddings.take(keys))
+            keys, features = list(map(_key, page)), join_stored(list(map(_value, page)))
+            if len(live := find_live(features)) < len(keys):
+                keys, features = [keys[place] for place in live.tolist()], features.take(live)
+            if keys:
+                yield cut_item_block(keys, features, join_some(embeddings.take(keys)))
 
     def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """(index key, increment value) of a version in key order, tombstones included."""
@@ -90,22 +79,18 @@ class _Embeddings:
 
     def take(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """One for each key, None where there is none. The next call's keys come after these."""
-        if not self._held and not self._ended:
-            page = self._scan.take(len(keys))
-            if list(map(_key, page)) == keys:  # as it is where every item has one: nothing to look up
+        while not self._ended and self._last < keys[-1]:
+            wanted = self._page_rows if self._held else len(keys)
+            page = self._scan.take(wanted)
+            if not self._held and list(map(_key, page)) == keys:  # as it is where every item has one: nothing to look up
                 self._last = keys[-1]
                 return list(map(_value, page))
-            self._ended = len(page) < len(keys)
-            self._held.update(page)
-            self._last = page[-1][0] if page else self._last
-        while not self._ended and self._last < keys[-1]:
-            page = self._scan.take(self._page_rows)
-            self._ended = len(page) < self._page_rows
+            self._ended = len(page) < wanted
             self._held.update(page)
             self._last = page[-1][0] if page else self._last
             if len(self._held) > 4 * self._page_rows:
-                wanted = set(keys)
-                self._held = {k: v for k, v in self._held.items() if k in wanted or k > keys[-1]}
+                asked = set(keys)
+                self._held = {k: v for k, v in self._held.items() if k in asked or k > keys[-1]}
         found = list(map(self._held.get, keys))
         self._held = {k: v for k, v in self._held.items() if k > keys[-1]} if self._last > keys[-1] else {}
         return found

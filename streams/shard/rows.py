@@ -7,9 +7,9 @@ other row is encoded. Both ways give the same bits.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from streams.stored.item_block import EmbeddingValues
 
 REMOVED = "rows_removed"  # a cause of work, as those in schemas/index/manifest.py
 _VECTOR, _SIGNATURE = int(Stale.VECTOR), int(Stale.SIGNATURE)  # as numbers: operators of flags cost more than the rest of the plan
-_AT_ONCE_MIN = 8  # items; below it arrays cost more than they save
 _HASH_AT = int(ORDER.fields["input_hash"][1]) if ORDER.fields else 0
 _DEAD_AT = ORDER.itemsize - 1  # the byte after the hash, and the last
 OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increments of this version by index key
@@ -127,9 +126,7 @@ def _encode(encoder: Encoder, items: Sequence[ItemChange], result: RowChanges) -
         result.work[ENCODED] += len(items)
 
 
-def _inputs(items: Sequence[ItemChange]) -> tuple[Sequence[Mapping[str, Any]], Sequence[np.ndarray | None]]:
-    if len(items) < _AT_ONCE_MIN:
-        return [item.raw_features for item in items], [item.embedding_values for item in items]
+def _inputs(items: Sequence[ItemChange]) -> tuple[FeatureTexts, EmbeddingValues]:
     texts = [item.features.raw for item in items if item.features is not None]
     return FeatureTexts.join(texts), EmbeddingValues.join([None if item.embedding is None else item.embedding.values for item in items])
 

@@ -27,7 +27,7 @@ from infra.rocks import Database, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, plan_delta_cuts
-from schemas.topics import DEAD_LETTER_PREFIX, SHARD_TOPICS
+from schemas.topics import DEAD_LETTER_PREFIX
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
 from streams.core.outbox import OutboxEntry, encode_outbox_key
@@ -47,13 +47,13 @@ from streams.encoders import Encoder
 from streams.shard.batch_result import BatchResult, StageWatch
 from streams.shard.decode import DecodedRecord, decode_source_records
 from streams.shard.fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
-from streams.shard.outbox import Outgoing, put_outbox, read_outbox
+from streams.shard.outbox import OUTBOX, Outgoing, put_outbox, read_outbox
 from streams.shard.rows import RowChanges, encode_row_changes
 from streams.shard.upsert_rows import encode_upsert_rows
 from streams.stored.folded_upserts import is_fold_loaded
 from streams.stored.packed_changes import PackedChanges, pack_changes
 
-INCREMENTS, OUTBOX, META = "increments", "outbox", "meta"
+INCREMENTS, META = "increments", "meta"
 JOURNALED = (FEATURES, EMBEDDINGS, INCREMENTS)
 COLUMN_FAMILIES = (*JOURNALED, JOURNAL, OUTBOX, META)
 STATE_KEY, IDENTITY_KEY, INDEX_KEY, VERSION_PREFIX = b"state", b"identity", b"index", b"version/"
@@ -149,7 +149,8 @@ class Shard:
         if missing:
             raise Unavailable("encoder_missing", f"shard {self.number} has no encoder for versions {[v.version for v in missing]} yet")
         result, watch = BatchResult(), StageWatch(self._clock)
-        decoded = decode_source_records(self._fresh(records), self.init.id_kind, self.init.shards)
+        fresh = plan_fresh(self.number, self.state.next_offsets, [(r.topic, r.offset) for r in records])
+        decoded = decode_source_records([records[i] for i in fresh], self.init.id_kind, self.init.shards)
         watch.lap(result, "decode")
         for cut in plan_batches([len(d) for d in decoded]):
             entries = self._write_micro_batch(decoded[cut], result, watch)
@@ -157,14 +158,6 @@ class Shard:
                 on_written(entries)
             result.outbox += entries
         return result
-
-    def _fresh(self, records: Sequence[SourceRecord]) -> list[SourceRecord]:
-        kept: set[int] = set()
-        for topic in SHARD_TOPICS:
-            places = [i for i, r in enumerate(records) if r.topic == topic]
-            fresh = plan_fresh(topic, self.number, self.state.next_offsets[topic], [records[i].offset for i in places])
-            kept.update(places[i] for i in fresh)
-        return [r for i, r in enumerate(records) if i in kept]
 
     def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> list[OutboxEntry]:
         folded = self._fold(decoded)
@@ -251,7 +244,7 @@ class Shard:
 
     def _commit(self, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         """The one place where the shard moves on: outbox and state are added to the batch, which is then written as a whole."""
-        put_outbox(batch, OUTBOX, outgoing.entries)
+        put_outbox(batch, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
         failpoint("before-write")
@@ -259,19 +252,13 @@ class Shard:
         failpoint("after-write")
         self.state = after
 
-    def watermark_due_in_s(self) -> float | None:
-        """Seconds until `write_watermark` should be called; None if readers have been told all offsets (B16)."""
-        if self._watermarked is not None and self._watermarked.next_offsets == self.state.next_offsets:
-            return None
-        return max(0.0, self._watermark_at + WATERMARK_EVERY_S - self._clock.monotonic())
-
     def write_watermark(self) -> list[OutboxEntry]:
-        """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago. Returns what it put there."""
-        if (due := self.watermark_due_in_s()) is None or due > 0:
-            return []
+        """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago (B16). Returns what it put there."""
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
-        self._add_watermark_if_due(self.state, outgoing)
-        self._commit(self.database.new_batch(), self.state, outgoing)
+        if self._watermarked is None or self._watermarked.next_offsets != self.state.next_offsets:
+            self._add_watermark_if_due(self.state, outgoing)
+        if outgoing.entries:
+            self._commit(self.database.new_batch(), self.state, outgoing)
         return outgoing.entries
 
     # --- versions ----------------------------------------------------------------------------------------------------
@@ -349,7 +336,7 @@ class Shard:
 
     def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
         """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max` and about OUTBOX_PAGE_BYTES."""
-        return read_outbox(self.database, OUTBOX, entries_max, after)
+        return read_outbox(self.database, entries_max, after)
 
     def confirm_outbox(self, up_to_sequence: int) -> None:
         """Removes entries up to and with `up_to_sequence`: the broker has them."""

@@ -62,7 +62,7 @@ def fetch_log_ranges(bootstrap: str, prefix: str) -> dict[str, dict[int, LogRang
 
 
 def start_shard(
-    directory: Path, number: int, init: Init, index_id: str, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None = None
+    directory: Path, number: int, init: Init, index_id: str, clock: Clock, log: Mapping[str, LogRange], store: IndexStore
 ) -> Shard:
     """Opens shard `number` and checks that the log holds what it needs next, and that it is of this index. `log` is of its partition, by topic; `store`
     has its snapshots.
@@ -91,9 +91,7 @@ def mark_damaged(directory: Path, error: BaseException) -> None:
             write_file_durably(directory / _DAMAGED, error.message.encode())
 
 
-def _open_directory(
-    directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None
-) -> Shard | None:
+def _open_directory(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore) -> Shard | None:
     """The shard in its directory; None if there is no directory, or if it was set aside."""
     if not _has_files(directory):
         return None
@@ -115,12 +113,11 @@ def _open_directory(
     return shard
 
 
-def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore | None) -> Shard | None:
+def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore) -> Shard | None:
     """The shard from the newest snapshot that restores and opens. None if there is none and the log still starts at 0."""
     usable, refused = _usable_snapshots(number, init, log, store)
     spoilt = {p.read_text(): p.parent for p in directory.parent.glob(f"{directory.name}.damaged-*/{ORIGIN_NAME}")}
     for found in usable:
-        assert store is not None
         if (aside := spoilt.get(found.snapshot.unique)) is not None:
             refused.append(f"{found.snapshot.directory}: {aside}, which began as it, is damaged; remove that to have it tried again")
             continue
@@ -149,12 +146,8 @@ def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mappin
     return None
 
 
-def _usable_snapshots(
-    number: int, init: Init, log: Mapping[str, LogRange], store: IndexStore | None
-) -> tuple[list[FoundSnapshot], list[str]]:
+def _usable_snapshots(number: int, init: Init, log: Mapping[str, LogRange], store: IndexStore) -> tuple[list[FoundSnapshot], list[str]]:
     """Snapshots of this shard that the log completes, the one with the least to replay first; and why the others are no use."""
-    if store is None:
-        return [], []
     found, refused = list_snapshots(store, number)
     usable = []
     for one in found:

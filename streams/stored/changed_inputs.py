@@ -17,10 +17,9 @@ from infra.joined import is_same
 from schemas.model.compiled import kernel, part
 from schemas.model.vector_blocks import address, load_word
 from streams.stored.feature_texts import FeatureTexts
-from streams.stored.text_words import WORD_BYTES, order_of
+from streams.stored.text_words import WORD_BYTES, end_of_name, order_of
 
-_QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL, _UNDERSCORE = (ord(c) for c in '"\\,:{[]n_')
-_ZERO, _NINE, _A, _Z, _SMALL_A, _SMALL_Z = (ord(c) for c in "09AZaz")
+_QUOTE, _ESCAPE, _COMMA, _COLON, _OPEN, _LIST, _LIST_END, _NULL = (ord(c) for c in '"\\,:{[]n')
 _BAD = -1
 
 
@@ -110,18 +109,11 @@ def _pass_alike(a: np.ndarray, at_a: int, end_a: int, b: np.ndarray, at_b: int, 
     back = at_a + same - 1
     while back > at_a:
         if a[back] == _COMMA and a[back + 1] == _QUOTE:
-            name_end = _end_of_name(a, back + 2, end_a)
+            name_end = end_of_name(a, back + 2, end_a)
             if name_end > back + 2 and name_end + 1 < end_a and a[name_end] == _QUOTE and a[name_end + 1] == _COLON:
                 return back + 1 - at_a
         back -= 1
     return 0
-
-
-@part
-def _end_of_name(text: np.ndarray, at: int, end: int) -> int:
-    while at < end and (_ZERO <= text[at] <= _NINE or _A <= text[at] <= _Z or _SMALL_A <= text[at] <= _SMALL_Z or text[at] == _UNDERSCORE):
-        at += 1
-    return at
 
 
 @part

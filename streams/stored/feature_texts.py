@@ -11,7 +11,7 @@ Arrays: T bytes of all texts, R texts, F wanted names in ascending order, F1 = F
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _BAD = -1
 
 
 class FeatureTexts(Sequence[Mapping[str, Any]]):
-    """R texts: text r is text_T[starts_R[r] : ends_R[r]], uint8. As a sequence it gives decoded mappings, one text at a time."""
+    """R texts: text r is text_T[starts_R[r] : ends_R[r]], uint8. As a sequence it gives decoded mappings, one text at a time and no slices."""
 
     def __init__(self, text_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
         self.text_T, self.starts_R, self.ends_R = text_T, starts_R, ends_R
@@ -45,13 +45,7 @@ class FeatureTexts(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self.starts_R)
 
-    @overload
-    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> "FeatureTexts": ...
-    def __getitem__(self, place: int | slice) -> "Mapping[str, Any] | FeatureTexts":
-        if isinstance(place, slice):
-            return FeatureTexts(self.text_T, self.starts_R[place], self.ends_R[place])
+    def __getitem__(self, place: Any) -> Any:
         return decode_raw_features(self.text_T[self.starts_R[place] : self.ends_R[place]].tobytes())
 
     def take(self, places: np.ndarray) -> "FeatureTexts":

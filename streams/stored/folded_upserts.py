@@ -15,7 +15,7 @@ import numpy as np
 from infra.held_rows import hash_key
 from infra.joined import Joined, copy_into, is_same, join_some, pack_into, read_only
 from schemas.model.compiled import int64, kernel, part
-from streams.core.item_state import FEATURES_HEADER, FeaturesUpdate
+from streams.core.item_state import CHANGED_AT, DEAD_AT, FEATURES_HEADER, HASH_AT, FeaturesUpdate
 from streams.stored.bucket_hash import WORK_WORDS, digest_64, start_words
 from streams.stored.feature_texts import FeatureTexts
 from streams.stored.item_block import EmbeddingValues, check_embeddings, check_features, cut_embedding_values, cut_orders
@@ -24,7 +24,7 @@ from streams.stored.upserts import Upserts
 # What became of an update: it lost to a newer one; it told what was known; it told something new of a live item; or the item had no row before.
 SUPERSEDED, REPEATED, CHANGED, APPEARED = range(4)
 _HEAD = FEATURES_HEADER.size
-_OFFSET_AT, _INDEX_AT, _CHANGED_AT, _DEAD_AT, _HASH_AT = 8, 16, 18, 36, 37  # in a header; its order begins at 0
+_OFFSET_AT, _INDEX_AT = 8, 16  # in an order, with which a header begins
 _UNSALTED_8 = start_words(b"")
 _loaded = threading.Event()
 
@@ -201,7 +201,7 @@ def _fold(
         start, end = starts_I[item], ends_I[item]
         if start >= 0 and not _is_newer(orders_U3[u], arena_T, start):
             continue
-        is_live = start >= 0 and arena_T[start + _DEAD_AT] == 0
+        is_live = start >= 0 and arena_T[start + DEAD_AT] == 0
         applied, starts_I[item] = applied + 1, at
         if is_live and is_same(arena_T, start + _HEAD, end, raw_T, raw, raw_end):
             outcome = REPEATED
@@ -211,9 +211,9 @@ def _fold(
         else:
             outcome = CHANGED if is_live else APPEARED
             _write_order(arena_T, at, orders_U3[u])
-            _write_order(arena_T, at + _CHANGED_AT, orders_U3[u])
-            arena_T[at + _DEAD_AT] = 0
-            _write_whole(arena_T, at + _HASH_AT, 8, int64(digest_64(raw_T, raw, raw_end - raw, start_8, work)))
+            _write_order(arena_T, at + CHANGED_AT, orders_U3[u])
+            arena_T[at + DEAD_AT] = 0
+            _write_whole(arena_T, at + HASH_AT, 8, int64(digest_64(raw_T, raw, raw_end - raw, start_8, work)))
             text = at + _HEAD
             at = copy_into(raw_T, raw, raw_end, arena_T, text)
             if is_live:

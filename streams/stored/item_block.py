@@ -8,7 +8,7 @@ Arrays: R items, T bytes, M width of the embedding.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,11 @@ from schemas.errors import Corrupted
 from schemas.index.layout import HASH_FACTOR, ORDER
 from schemas.model.compiled import kernel
 from schemas.model.vector_blocks import address, load_word
-from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
+from streams.core.item_state import CHANGED_AT, DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER, HASH_AT
 from streams.stored.feature_texts import FeatureTexts
 
 _FEATURES_HEAD, _EMBEDDING_HEAD = FEATURES_HEADER.size, EMBEDDING_HEADER.size
-# Places in the headers of components, and in an order, of what the order repeats (core/item_state.py `order_of`).
-_CHANGED, _CHANGED_END, _HASH = 18, 36, 37
+# Places in the header of an embedding, and in an order, of what the order repeats (core/item_state.py `order_of`).
 _EMBEDDING_CHANGED, _EMBEDDING_HASH = 10, 20
 _ORDER_EMBEDDING, _ORDER_HASH, _ORDER_BYTES = 18, 28, ORDER.itemsize
 _FACTOR = np.uint64(HASH_FACTOR)
@@ -31,7 +30,7 @@ _BYTE = np.uint64(255)
 
 class EmbeddingValues(Sequence[np.ndarray | None]):
     """R embeddings or None: embedding r is the float32 values in bytes_T[starts_R[r] : ends_R[r]], and there is none where starts_R[r] is -1. As a sequence
-    it gives arrays, one at a time."""
+    it gives arrays, one at a time and no slices."""
 
     def __init__(self, bytes_T: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray) -> None:
         self.bytes_T, self.starts_R, self.ends_R = bytes_T, starts_R, ends_R
@@ -44,13 +43,7 @@ class EmbeddingValues(Sequence[np.ndarray | None]):
     def __len__(self) -> int:
         return len(self.starts_R)
 
-    @overload
-    def __getitem__(self, place: int) -> np.ndarray | None: ...
-    @overload
-    def __getitem__(self, place: slice) -> "EmbeddingValues": ...
-    def __getitem__(self, place: int | slice) -> "np.ndarray | EmbeddingValues | None":
-        if isinstance(place, slice):
-            return EmbeddingValues(self.bytes_T, self.starts_R[place], self.ends_R[place])
+    def __getitem__(self, place: Any) -> Any:
         start = self.starts_R[place]
         return None if start < 0 else np.frombuffer(self.bytes_T[start : self.ends_R[place]].tobytes(), np.float32)
 
@@ -84,13 +77,8 @@ class ItemBlock:
         return ItemBlock(keys, self.orders_R[places], self.features.take(places), self.embeddings.take(places))
 
 
-def cut_item_block(keys: list[bytes], features: Sequence[bytes], embeddings: Sequence[bytes | None]) -> ItemBlock:
+def cut_item_block(keys: list[bytes], features: Joined, embeddings: Joined) -> ItemBlock:
     """A block of live items from their components as they are stored. Raises Corrupted (`bad_features_component`, `bad_embedding_component`)."""
-    return cut_joined_block(keys, join_stored(features), join_some(embeddings))
-
-
-def cut_joined_block(keys: list[bytes], features: Joined, embeddings: Joined) -> ItemBlock:
-    """The same for components that lie in buffers already."""
     check_features(features)
     check_embeddings(embeddings)
     return ItemBlock(
@@ -121,10 +109,10 @@ def check_features(joined: Joined) -> None:
         raise Corrupted("bad_features_component", f"features component of {sizes.min()} bytes, expected at least {_FEATURES_HEAD}")
 
 
-def has_dead(features: Joined) -> bool:
-    """Whether any of these components of features, none of which is missing, is a delete marker. Raises Corrupted (`bad_features_component`)."""
+def find_live(features: Joined) -> np.ndarray:
+    """The places int64 of those components of features that are no delete markers; none is missing. Raises Corrupted (`bad_features_component`)."""
     check_features(features)
-    return bool(features.bytes_T[features.starts_R + DEAD_AT].any())
+    return np.flatnonzero(features.bytes_T[features.starts_R + DEAD_AT] == 0)
 
 
 def check_embeddings(joined: Joined) -> None:
@@ -140,9 +128,9 @@ def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, e
     """What `order_of` makes of each live item, side by side: uint8 [R, 37]."""
     for r in range(starts_R.shape[0]):
         start, embedding = starts_R[r], embedding_starts_R[r]
-        for i in range(_CHANGED_END - _CHANGED):
-            out[r, i] = text_T[start + _CHANGED + i]
-        hashed = load_word(address(text_T) + start + _HASH)
+        for i in range(DEAD_AT - CHANGED_AT):
+            out[r, i] = text_T[start + CHANGED_AT + i]
+        hashed = load_word(address(text_T) + start + HASH_AT)
         for i in range(_ORDER_HASH - _ORDER_EMBEDDING):
             if embedding >= 0:
                 out[r, _ORDER_EMBEDDING + i] = bytes_T[embedding + _EMBEDDING_CHANGED + i]
@@ -152,7 +140,7 @@ def _cut_orders(text_T: np.ndarray, starts_R: np.ndarray, bytes_T: np.ndarray, e
             hashed += _FACTOR * load_word(address(bytes_T) + embedding + _EMBEDDING_HASH)
         for i in range(8):
             out[r, _ORDER_HASH + i] = np.uint8((hashed >> np.uint64(8 * i)) & _BYTE)
-        out[r, _ORDER_BYTES - 1] = text_T[start + _CHANGED_END]
+        out[r, _ORDER_BYTES - 1] = text_T[start + DEAD_AT]
 
 
 @kernel
@@ -164,5 +152,5 @@ def _copy_values(bytes_T: np.ndarray, starts_R: np.ndarray, has_R: np.ndarray, s
 
 def compile_blocks() -> None:
     """Takes the kernels of this file from numba's cache, or compiles them."""
-    block = cut_item_block([b""], [bytes(_FEATURES_HEAD) + b"{}"], [bytes(_EMBEDDING_HEAD + 4)])
+    block = cut_item_block([b""], join_stored([bytes(_FEATURES_HEAD) + b"{}"]), join_some([bytes(_EMBEDDING_HEAD + 4)]))
     block.embeddings.stack(1)

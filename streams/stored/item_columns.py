@@ -151,7 +151,9 @@ class _Reader:
     def _read_bags(self, feature: Feature, out_RV: np.ndarray) -> None:
         kinds, _, begins, ends = self._cells_of(self._place_of[feature.name])
         start_8, memory = start_words(feature.salt), new_memory(4 * len(self._texts))
-        _fill_bags(self._texts.text_T, kinds, begins, ends, feature.buckets, start_8, memory, out_RV, self.cells.plain_R, np.zeros(1, np.uint64))
+        _fill_bags(
+            self._texts.text_T, kinds, begins, ends, feature.buckets, start_8, memory, out_RV, self.cells.plain_R, np.zeros(1, np.uint64)
+        )
 
     def _read_vectors(self, feature: Feature, mm_RM: np.ndarray, out_RE: np.ndarray) -> None:
         if feature.name == self._schema.multimodal:
@@ -237,7 +239,13 @@ def _fill_bags(
 
 @kernel
 def _fill_vectors(
-    text: np.ndarray, kinds_R: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, out_RE: np.ndarray, plain_R: np.ndarray, bits_1: np.ndarray
+    text: np.ndarray,
+    kinds_R: np.ndarray,
+    begins_R: np.ndarray,
+    ends_R: np.ndarray,
+    out_RE: np.ndarray,
+    plain_R: np.ndarray,
+    bits_1: np.ndarray,
 ) -> None:
     """Lists of exactly as many numbers as the vector is wide; zeros for other lists, and for what is none."""
     number_1 = bits_1.view(np.float64)

@@ -23,11 +23,10 @@ from schemas.limits import (
     TEXT_ID_BYTES_MAX,
 )
 from schemas.model.compiled import int64, part
-from streams.stored.text_words import order_of
+from streams.stored.text_words import end_of_name, order_of
 
 _QUOTE, _ESCAPE, _COMMA, _OPEN, _CLOSE, _LIST, _LIST_END = (ord(c) for c in '"\\,{}[]')
-_MINUS, _POINT, _ZERO, _NINE, _SPACE, _UNDERSCORE, _DELETE = ord("-"), ord("."), ord("0"), ord("9"), ord(" "), ord("_"), 0x7F
-_A, _Z, _SMALL_A, _SMALL_Z, _E, _SMALL_E, _PLUS = (ord(c) for c in "AZazEe+")
+_MINUS, _PLUS, _POINT, _ZERO, _NINE, _SPACE, _E, _SMALL_E, _DELETE = (ord(c) for c in "-+.09 Ee\x7f")
 _HEAD, _UPSERT, _REMOVE, _ID, _VERSION, _FEATURES = (
     np.frombuffer(text, np.uint8)
     for text in (b'{"schema":1,"updates":[', b'{"op":"upsert",', b'{"op":"delete",', b'"item_id":', b',"version":', b',"features":{')
@@ -157,11 +156,7 @@ def _pass_value(text: np.ndarray, at: int) -> tuple[int, bool]:
 def _is_name(text: np.ndarray, begin: int, end: int) -> bool:
     if end == begin or end - begin > NAME_CHARS_MAX or _ZERO <= text[begin] <= _NINE:
         return False
-    for i in range(begin, end):
-        byte = text[i]
-        if not (_SMALL_A <= byte <= _SMALL_Z or _A <= byte <= _Z or _ZERO <= byte <= _NINE or byte == _UNDERSCORE):
-            return False
-    return True
+    return end_of_name(text, begin, end) == end
 
 
 @part

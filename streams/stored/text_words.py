@@ -19,6 +19,7 @@ from schemas.model.vector_blocks import DOUBLE, INT64, address, external, instru
 
 WORD_BYTES = 8
 
+_ZERO, _NINE, _A, _Z, _SMALL_A, _SMALL_Z, _UNDERSCORE = (ord(c) for c in "09AZaz_")
 _POINT = U(ord("."))
 _ZEROS = U(0x3030303030303030)
 _SIXES = U(0x0606060606060606)
@@ -57,6 +58,14 @@ def order_of(a: np.ndarray, begin_a: int, end_a: int, b: np.ndarray, begin_b: in
         if a[begin_a + i] != b[begin_b + i]:
             return int64(a[begin_a + i]) - int64(b[begin_b + i])
     return (end_a - begin_a) - (end_b - begin_b)
+
+
+@part
+def end_of_name(text: np.ndarray, at: int, end: int) -> int:
+    """The place after the letters, digits and underscores that begin at `at`."""
+    while at < end and (_ZERO <= text[at] <= _NINE or _A <= text[at] <= _Z or _SMALL_A <= text[at] <= _SMALL_Z or text[at] == _UNDERSCORE):
+        at += 1
+    return at
 
 
 @part

@@ -7,7 +7,7 @@ Arrays: U upserts, T bytes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,17 +66,12 @@ class Upserts(Sequence[FeaturesUpdate]):
     def __len__(self) -> int:
         return self.end - self.begin
 
-    @overload
-    def __getitem__(self, place: int) -> FeaturesUpdate: ...
-    @overload
-    def __getitem__(self, place: slice) -> "Upserts": ...
-    def __getitem__(self, place: int | slice) -> "FeaturesUpdate | Upserts":
-        if isinstance(place, slice):
-            return self.take(range(*place.indices(len(self))))
-        if not -len(self) <= place < len(self):
+    def __getitem__(self, place: Any) -> Any:
+        """One upsert; there are no slices."""
+        if not 0 <= place < len(self):
             raise IndexError(place)
         keys, orders_U3, raw = self._columns
-        at = (self.end if place < 0 else self.begin) + place
+        at = self.begin + place
         version, offset, index = orders_U3[at].tolist()
         key, text = keys.cut(at, at + 1).present()[0], raw.cut(at, at + 1).present()[0]
         return FeaturesUpdate(key, version, offset, index, False, text)

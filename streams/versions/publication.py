@@ -14,7 +14,7 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.index.control_log import ControlLog, append_entry
 from infra.index.parts import read_manifest
-from infra.index.store import IndexStore, read_if_there
+from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
@@ -45,10 +45,6 @@ class Publication:
             if seal.encoder_fingerprint == status.encoder_fingerprint and (known is None or seal.delta_position > known.delta_position):
                 best[seal.shard] = seal
         return best
-
-    def read_manifest_bytes(self, wanted: Revision) -> bytes | None:
-        """The revision's manifest, if somebody has made it."""
-        return read_if_there(self.store, manifest_path(wanted.version, wanted.revision))
 
     def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal]) -> bytes:
         """Creates the manifest from a complete set of seals. Returns the bytes that are in the store then, ours or another worker's."""

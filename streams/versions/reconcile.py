@@ -21,10 +21,11 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog
-from infra.index.store import IndexStore
+from infra.index.store import IndexStore, read_if_there
 from schemas.events import IndexEvent
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import EntryKind
+from schemas.index.manifest import manifest_path
 from schemas.index.retention import RetentionRules
 from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.builders.running_jobs import Builders, OwnedShard, RunningJobs
@@ -129,7 +130,7 @@ class Reconciler:
     def _publish(self, state: ControlState, wanted: Revision) -> None:
         """Makes the manifest from a complete set of seals if there is none yet, then writes its `publish` entry."""
         status = state.versions[wanted.version]
-        manifest = self._publication.read_manifest_bytes(wanted)
+        manifest = read_if_there(self._publication.store, manifest_path(wanted.version, wanted.revision))
         if manifest is None:
             seals = self._publication.read_seals(status, wanted)
             assert state.init is not None

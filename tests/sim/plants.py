@@ -207,7 +207,7 @@ def _apply_other_topic(world: World, shard: Shard) -> None:
 @_plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
 def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     def commit(shard: Shard, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
-        put_outbox(batch, streams.shard.shard.OUTBOX, outgoing.entries)
+        put_outbox(batch, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         shard.database.write(batch, sync=sync)
         offsets = shard.database.new_batch()

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
+from infra.index.store import open_index_store
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS
@@ -13,8 +14,13 @@ from tests.streams.shard_world import ManualClock
 INDEX = ControlState(init=Init(1, 1, IdKind.INT64, {}))
 
 
+def open_owned(folder: Path) -> OwnedShards:
+    store = open_index_store(str(folder / "store"))
+    return OwnedShards("nowhere:9", "aif.", folder, INDEX, ManualClock(), lambda _: None, lambda: 7, lambda: None, store)  # type: ignore[arg-type,return-value]
+
+
 def test_nobody_waits_for_a_store_that_is_away_from_the_moment_partitions_are_given_away_until_they_are_open_again(tmp_path: Path) -> None:
-    owned = OwnedShards("nowhere:9", "aif.", tmp_path, INDEX, ManualClock(), lambda _: None, lambda: 7)  # type: ignore[arg-type,return-value]
+    owned = open_owned(tmp_path)
     assert not owned.closing.is_set()
     owned.begin_close()
     assert owned.closing.is_set()
@@ -24,7 +30,7 @@ def test_nobody_waits_for_a_store_that_is_away_from_the_moment_partitions_are_gi
 
 def test_records_of_a_shard_are_taken_only_while_it_is_open_and_admitted(tmp_path: Path) -> None:
     """A worker that had no shard, and so was reading, fetched records of one that it was still opening: Faust ended at them, and with it the process."""
-    owned = OwnedShards("nowhere:9", "aif.", tmp_path, INDEX, ManualClock(), lambda _: None, lambda: 7)  # type: ignore[arg-type,return-value]
+    owned = open_owned(tmp_path)
     assert [owned.takes((topic, 0)) for topic in (ITEM_FEATURES, MODEL_CHECKPOINTS)] == [False, True]
     for admitted in (False, True):
         owned._tasks = {0: SimpleNamespace(admitted=admitted)}  # type: ignore[dict-item]

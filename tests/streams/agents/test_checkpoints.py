@@ -17,6 +17,7 @@ from schemas.errors import Unavailable
 from schemas.events import IndexEvent, Rejection
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path
+from schemas.model.checkpoint import read_checkpoint
 from schemas.topics import MODEL_CHECKPOINTS
 from streams.agents.checkpoints import CheckpointGate, Decision, handle_checkpoint, handle_checkpoints
 from tests.streams.version_world import SCHEMA, World, checkpoint_bytes
@@ -40,6 +41,7 @@ class Gate(CheckpointGate):
             (self.allowed,),
             fetch_s_max,
             lambda record, rejection: self.letters.append((record.offset, rejection)),
+            read_checkpoint,
             self.events.append,
         )
 

@@ -13,18 +13,19 @@ from streams.core.batching import GapWatch, Remedy, plan_batches, plan_fresh, pl
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
 def test_records_below_the_next_offset_are_dropped_and_the_rest_is_taken_in_order(next_offset: int, start: int, count: int) -> None:
     offsets = list(range(min(start, next_offset), min(start, next_offset) + count))
-    fresh = [offsets[i] for i in plan_fresh("t", 0, next_offset, offsets)]
+    fresh = [offsets[i] for i in plan_fresh(0, {"t": next_offset}, [("t", offset) for offset in offsets])]
     assert fresh == [o for o in offsets if o >= next_offset]
 
 
-def test_a_record_given_twice_in_one_batch_is_taken_once() -> None:
-    assert plan_fresh("t", 0, 5, [4, 5, 6, 5, 6, 7]) == [1, 2, 5]
+def test_a_record_given_twice_in_one_batch_is_taken_once_and_each_topic_has_its_own_offsets() -> None:
+    records = [("t", 4), ("t", 5), ("u", 0), ("t", 6), ("t", 5), ("t", 6), ("u", 0), ("t", 7)]
+    assert plan_fresh(0, {"t": 5, "u": 0}, records) == [1, 2, 3, 7]
 
 
 @pytest.mark.parametrize("offsets", [[6], [5, 7], [5, 6, 8]])
 def test_a_hole_is_named_with_its_place(offsets: list[int]) -> None:
     with pytest.raises(Incompatible, match=r"offset_gap: item-features\[3\] jumps from offset") as caught:
-        plan_fresh("item-features", 3, 5, offsets)
+        plan_fresh(3, {"item-features": 5}, [("item-features", offset) for offset in offsets])
     assert caught.value.code == "offset_gap"
 
 

@@ -32,6 +32,7 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.lifecycle import Cause, State
 from schemas.index.manifest import Manifest
+from schemas.model.checkpoint import read_checkpoint
 from schemas.model.item_network import encoder_fingerprint
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
@@ -177,7 +178,15 @@ def _announce_checkpoints(
     publisher.publish_checkpoint(good)
     publisher.flush()
     gate = CheckpointGate(
-        ControlLog(store), store, SystemClock(), encoder_fingerprint, (folder,), 1.0, messages.send_dead_letter, messages.announce
+        ControlLog(store),
+        store,
+        SystemClock(),
+        encoder_fingerprint,
+        (folder,),
+        1.0,
+        messages.send_dead_letter,
+        read_checkpoint,
+        messages.announce,
     )
     asyncio.run(handle_checkpoints(gate, list(read_topic(bootstrap, MODEL_CHECKPOINTS, prefix=prefix))))
 
@@ -350,7 +359,9 @@ def test_an_adopted_replay_becomes_a_version_that_has_everything_newer(
     with pytest.raises(Misconfigured, match="label_taken"):
         command("--to", "end", "--adopt", "backfill")
     version = printed["config"]["adopted"]
-    gate = CheckpointGate(ControlLog(nearline.store), nearline.store, SystemClock(), encoder_fingerprint, (), 0.0, lambda *_: None)
+    gate = CheckpointGate(
+        ControlLog(nearline.store), nearline.store, SystemClock(), encoder_fingerprint, (), 0.0, lambda *_: None, read_checkpoint
+    )
     asyncio.run(handle_checkpoints(gate, list(read_topic(nearline.bootstrap, MODEL_CHECKPOINTS, prefix=nearline.prefix))))
     status = ControlLog(nearline.store).refresh().versions[version]
     assert (status.state, status.cause, status.label) == (State.WANTED, Cause.ADOPT, "backfill")

@@ -68,11 +68,11 @@ def test_watermarks_come_at_most_ten_a_second_and_the_last_offsets_are_always_to
         marks += shard.apply([features_record(i, upsert(A, i))]).outbox
         clock.seconds += 0.03
     assert len(marks) == 3
-    assert shard.watermark_due_in_s() is not None
+    assert shard.write_watermark() == []
     clock.seconds += 1
     (last,) = shard.write_watermark()
     assert decode_delta({}, last.value).header.next_offsets == (10, 0)
-    assert shard.watermark_due_in_s() is None and shard.write_watermark() == []
+    assert shard.write_watermark() == []
 
 
 def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opened_again(

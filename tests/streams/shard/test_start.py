@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.index.store import open_index_store
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
@@ -27,7 +28,7 @@ class RunningClock(ManualClock):
 
 
 def start(directory: Path, log: Mapping[str, LogRange] = WHOLE, init: Init = INIT, index_id: str = "first") -> Shard:
-    return start_shard(directory, 0, init, index_id, RunningClock(), log)
+    return start_shard(directory, 0, init, index_id, RunningClock(), log, open_index_store(str(directory.parent / "store")))
 
 
 def fill(directory: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.joined import join_some, join_stored
 from schemas.errors import Corrupted
 from schemas.index.layout import component_hash
 from streams.core.item_state import StoredEmbedding, StoredFeatures, encode_embedding_component, encode_features_component, encode_order
@@ -32,7 +33,7 @@ def test_a_block_has_the_orders_features_and_embeddings_of_its_components(
 ) -> None:
     keys = [bytes([i]) for i in range(len(items))]
     stored = [None if e is None else encode_embedding_component(e) for _, e in items]
-    block = cut_item_block(keys, [encode_features_component(f) for f, _ in items], stored)
+    block = cut_item_block(keys, join_stored([encode_features_component(f) for f, _ in items]), join_some(stored))
     assert block.orders_R.tobytes() == b"".join(encode_order(f, e) for f, e in items)
     places = zip(block.features.starts_R, block.features.ends_R, strict=True)
     assert [block.features.text_T[a:b].tobytes() for a, b in places] == [f.raw for f, _ in items]
@@ -47,7 +48,7 @@ def test_a_block_has_the_orders_features_and_embeddings_of_its_components(
 def test_a_torn_component_is_named() -> None:
     whole = encode_features_component(StoredFeatures((1, 2, 3), False, b"{}", (1, 2, 3), component_hash(b"{}")))
     with pytest.raises(Corrupted, match="bad_features_component"):
-        cut_item_block([b"a", b"b"], [whole, whole[:44]], [None, None])
+        cut_item_block([b"a", b"b"], join_stored([whole, whole[:44]]), join_some([None, None]))
     embedding = encode_embedding_component(StoredEmbedding((1, 0), bytes(8), (1, 0), component_hash(bytes(8))))
     with pytest.raises(Corrupted, match="bad_embedding_component"):
-        cut_item_block([b"a", b"b"], [whole, whole], [embedding, embedding[:30]])
+        cut_item_block([b"a", b"b"], join_stored([whole, whole]), join_some([embedding, embedding[:30]]))

@@ -75,7 +75,7 @@ def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_
     assert any("database_corrupted" in text and "the next start of this worker does so with shard 0" in text for text in news)
     log = {topic: LogRange(0, end) for topic, end in world.sources_end(0).items()}
     worker.close()
-    with closing(start_shard(shard.database.path, 0, world.init, "index", world.clock, log)) as rebuilt:
+    with closing(start_shard(shard.database.path, 0, world.init, "index", world.clock, log, world.store)) as rebuilt:
         assert set(rebuilt.next_offsets.values()) == {0} and shard.database.path.with_name("shard-0.damaged-1").is_dir()
 
 

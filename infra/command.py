@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 an error of ours (its code is printed), 2 wrong usage, 130
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -83,12 +84,19 @@ def print_data(data: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(data, default=str))
         return
-    width = max((len(name) for name in data), default=0)
+    width = max((len(_title(name)) for name in data), default=0)
     for name, value in data.items():
-        typer.echo(f"{name:<{width}}  {_shown(value)}".rstrip())
+        typer.echo(f"{_title(name):<{width}}  {_shown(name, value)}".rstrip())
 
 
-def _shown(value: object) -> object:
+def _title(name: str) -> str:
+    return name.removesuffix("_ms") if name.endswith("_at_ms") else name
+
+
+def _shown(name: str, value: object) -> object:
+    """A value as text; a time in milliseconds since 1970 (`rejected_at_ms`) as people read it, and 0 as none."""
+    if name.endswith("_at_ms") and isinstance(value, int):
+        return f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if value else ""
     return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else value
 
 
@@ -104,7 +112,7 @@ def print_table(name: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> 
         say(f"no {name.replace('_', ' ')}")
         return
     columns = list(rows[0])
-    cells = [columns, *([str(_shown(row[column])) for column in columns] for row in rows)]
+    cells = [[_title(column) for column in columns], *([str(_shown(column, row[column])) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -15,6 +15,7 @@ import structlog
 
 _REPEATED_S = 10.0
 _TEXTS_KEPT = 1_000
+_CHATTY = ("aiokafka", "faust", "mode", "torch")  # what they say at level info is told only at level debug: forty lines of a worker's start
 
 
 def open_logs(process: str, level: str = "info", form: str = "auto") -> structlog.stdlib.BoundLogger:
@@ -52,7 +53,8 @@ def _replace_root_handler(before: list[Any], as_text: bool, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("torch").setLevel(logging.WARNING)  # at its end it logs statistics of its own, as information
+    for chatty in _CHATTY if root.level > logging.DEBUG else ():
+        logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
 
 
 class _NotAgainSoon(logging.Filter):

@@ -44,8 +44,8 @@ def _describe_version(state: ControlState, status: VersionStatus, fault: str, no
         "label": status.label,
         "age_s": (now_ms - since_ms) // 1000 if since_ms else "",
         "token": str(status.token) if status.revision >= 0 else "",
-        "reason": "; ".join(filter(None, (fault and f"its checkpoint {fault}: {CHECKPOINT_REPAIR}", status.reason))),
         "by": status.by,
+        "reason": "; ".join(filter(None, (fault and f"its checkpoint {fault}: {CHECKPOINT_REPAIR}", status.reason))),
     }
 
 

@@ -136,16 +136,19 @@ def check_features(settings: InfraSettings) -> Finding:
     updates = read_newest_updates(settings.bootstrap_servers(), settings.kafka.topic_prefix, kind, _ASK_S_MAX)
     unknown = find_unknown_features(schema, updates)
     unread = find_unread_values(schema, updates)
-    if unread and not unknown:
-        named = (f"{name!r} is {value!r:.40} and not {kind.value} (item {item})" for name, (item, value, kind) in unread.items())
-        told = f"of the newest {len(updates)} updates these values count as missing: {', '.join(list(named)[:_NAMES_SHOWN])}"
-        return Finding("features", WARN, told, "publish them as the kind that the model has, as `aif model show` lists them")
-    if not unknown:
+    if not unread and not unknown:
         return Finding("features", OK, f"version {served.version} knows every feature of the newest {len(updates)} updates")
-    names = ", ".join(f"{name!r} (item {item})" for name, item in list(unknown.items())[:_NAMES_SHOWN])
-    hint = suggest(next(iter(unknown)), [feature.name for feature in schema.of(Scope.ITEM)])
-    found = f"{len(unknown)} features of the newest {len(updates)} updates are unknown to version {served.version} and count for nothing: {names}"
-    return Finding("features", WARN, found, f"rename them, or train a model that has them; {hint}")
+    found, steps = list[str](), list[str]()
+    if unread:
+        named = (f"{name!r} is {value!r:.40} and not {kind.value} (item {item})" for name, (item, value, kind) in unread.items())
+        found.append(f"these values count as missing: {', '.join(list(named)[:_NAMES_SHOWN])}")
+        steps.append("publish them as the kind that the model has, as `aif model show` lists them")
+    if unknown:
+        names = ", ".join(f"{name!r} (item {item})" for name, item in list(unknown.items())[:_NAMES_SHOWN])
+        hint = suggest(next(iter(unknown)), [feature.name for feature in schema.of(Scope.ITEM)])
+        found.append(f"{len(unknown)} features are unknown to version {served.version} and count for nothing: {names}")
+        steps.append(f"rename them, or train a model that has them; {hint}")
+    return Finding("features", WARN, f"of the newest {len(updates)} updates {'; '.join(found)}", "; ".join(steps))
 
 
 def check_retention(settings: InfraSettings) -> Finding:

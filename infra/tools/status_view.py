@@ -76,5 +76,6 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for column in rows[0] if rows else ("nothing",):
         table.add_column(column)
     for row in rows:
-        table.add_row(*(value if isinstance(value, Text) else str(value) for value in row.values()))
+        # One line a row: a long reason in a narrow window would push the other tables out of it.
+        table.add_row(*(value if isinstance(value, Text) else Text(str(value), no_wrap=True, overflow="ellipsis") for value in row.values()))
     return table

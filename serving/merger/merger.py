@@ -80,7 +80,8 @@ class Merger:
         poll_s: float = POLL_S_DEFAULT,
         carries_state: bool = False,
     ) -> None:
-        """`poll_s`: time between two probes, from the first request on. `carries_state`: the servers have a key for it (calls/carried_state.py)."""
+        """`open_client` makes the client of an address: one of your own brings a token, or trusts a certificate. `poll_s`: time between two probes,
+        from the first request on. `carries_state`: the servers have a key for it (calls/carried_state.py)."""
         self._poll_s, self._carries_state = poll_s, carries_state
         self._polling: asyncio.Task[None] | None = None
         self._servers = {url: _Server(url, open_client(url)) for url in urls}

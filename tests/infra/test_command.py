@@ -1,11 +1,11 @@
-"""What a command prints for people: a figure and its interval are one line; for programs they stay three figures."""
+"""What a command prints for people: a figure and its interval are one line, a time is a date; programs get figures and milliseconds."""
 
 import json
 from typing import Any
 
 import pytest
 
-from infra.command import print_figures
+from infra.command import print_figures, print_parts
 
 
 def figure(value: float | None) -> dict[str, Any]:
@@ -29,3 +29,11 @@ def test_an_interval_stands_beside_its_figure(capsys: pytest.CaptureFixture[str]
 def test_without_intervals_there_is_no_column_for_them(capsys: pytest.CaptureFixture[str]) -> None:
     print_figures({"figures": {"steps": {"value": 1_200, "unit": "count"}}}, as_json=False)
     assert capsys.readouterr().out == "figure  value  unit\nsteps   1,200  count\n"
+
+
+def test_a_time_is_a_date_for_people_and_milliseconds_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    data, rows = {"ended_at_ms": 0, "kind": "x"}, {"letters": [{"offset": 4, "rejected_at_ms": 1_795_385_913_813}]}
+    print_parts(data, rows, as_json=False)
+    assert capsys.readouterr().out == "ended_at\nkind      x\n\noffset  rejected_at\n4       2026-11-22T22:18:33Z\n"
+    print_parts(data, rows, as_json=True)
+    assert json.loads(capsys.readouterr().out) == data | rows

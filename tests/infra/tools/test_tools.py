@@ -110,6 +110,9 @@ def test_a_drawn_sample_has_every_part_of_it_in_words() -> None:
     text = console.export_text()
     for word in ("5 6", "20,000", "3.5", "a@b#1", "nobody", "live", "broker away"):
         assert word in text
+    narrow = Console(width=60, record=True, file=io.StringIO())
+    narrow.print(render_sample(Sample(0, shards, {}, [version | {"reason": "canary: it shares too little " * 9}])))
+    assert len(narrow.export_text().splitlines()) < 24, "a long reason pushes nothing out of a small window"
 
 
 def test_the_watch_prints_one_json_object_a_look(prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +163,7 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
         publisher.publish_item(77, 1, known | {"prise": 1.0})
     told = findings()["features"]
     assert told["state"] == "warn" and "'prise' (item 77)" in told["found"] and "did you mean 'price'?" in told["next_step"]
+    assert "'price' is '12,50'" in told["found"] and "`aif model show`" in told["next_step"], "one does not hide the other"
     assert findings()["checkpoints"]["state"] == "ok"
     next((tmp_path / "store" / "checkpoints").iterdir()).write_bytes(b"x")
     told = findings()["checkpoints"]

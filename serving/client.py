@@ -174,7 +174,10 @@ class AifClient:
                     "tls_untrusted",
                     f"{self.url} has a certificate that is not trusted here ({error}); name its PEM file: AIF_SERVE__TLS_CERT, or ca=",
                 ) from error
-            raise Unavailable("server_unreachable", f"{self.url} does not answer ({error}); is `aif serve` running there?") from error
+            other = ", with TLS (https://)" if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http://") else ""
+            raise Unavailable(
+                "server_unreachable", f"{self.url} does not answer ({error}); is `aif serve` running there{other}?"
+            ) from error
         if answer.status_code != 200:
             raise decode_error(answer)
         return answer

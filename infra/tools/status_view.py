@@ -77,5 +77,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(column)
     for row in rows:
         # One line a row: a long reason in a narrow window would push the other tables out of it.
-        table.add_row(*(value if isinstance(value, Text) else Text(str(value), no_wrap=True, overflow="ellipsis") for value in row.values()))
+        table.add_row(
+            *(value if isinstance(value, Text) else Text(str(value), no_wrap=True, overflow="ellipsis") for value in row.values())
+        )
     return table

@@ -105,6 +105,8 @@ def train(
     if dry_run:
         _print_plan(model, given, follow, as_json)
         return
+    if publish or follow:
+        _say_where_workers_look(out)
     if follow:
         from streams.training.following.learner import follower_choices
         from streams.training.following.program import FollowPlan, run_follower
@@ -122,6 +124,19 @@ def train(
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()
+
+
+def _say_where_workers_look(out: Path) -> None:
+    """Before hours of training: a worker rejects a checkpoint that is announced from elsewhere."""
+    from infra.settings import load_settings
+    from streams.settings import WorkerSettings
+
+    roots = load_settings(WorkerSettings).build.checkpoint_roots
+    if not any(out.resolve().is_relative_to(root.resolve()) for root in roots):
+        folders = ", ".join(map(str, roots))
+        say(
+            f"warning: workers with the settings of this command read checkpoints in {folders} only (AIF_BUILD__CHECKPOINT_ROOTS), and {out} is not there"
+        )
 
 
 def _print_plan(path: Path | None, given: Mapping[str, Any], follow: bool, as_json: bool) -> None:

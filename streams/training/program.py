@@ -100,9 +100,8 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
             path = _write(network, plan, number, _card(data, known, plan, chosen, report))
-            progress.console.print(
-                f"{path}: {report.steps} steps, COPR {report.copr:.4f}, click {report.click:.4f}", highlight=False, soft_wrap=True
-            )
+            losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
+            progress.console.print(f"{path}: {report.steps} steps{losses}", highlight=False, soft_wrap=True)
             if plan.publish:
                 progress.console.print(
                     f"published as version {_publish(settings, network, path)}; `aif index list` shows what becomes of it"

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from infra.processes import wait_until
-from schemas.errors import Misconfigured, RejectedInput
+from schemas.errors import Misconfigured, RejectedInput, Unavailable
 from serving.client import AifClient, client_of
 from serving.protocols.access import Access, check_exposure
 from serving.protocols.grpc_api import SERVICE
@@ -139,8 +139,11 @@ def test_both_ports_speak_tls_with_a_certificate(certificate: Tls) -> None:
             assert not stranger.ready(), "nobody vouches for this certificate"
             with pytest.raises(Misconfigured, match="AIF_SERVE__TLS_CERT"):
                 stranger.rank(1, [1, 2, 3])
-        with pytest.raises(httpx.TransportError):
-            httpx.get(front.url.replace("https", "http") + "/v2/health/live")
+        with (
+            AifClient(front.url.replace("https", "http"), token=TOKEN) as plain_text,
+            pytest.raises(Unavailable, match="with TLS \\(https"),
+        ):
+            plain_text.rank(1, [1, 2, 3])
         context = ssl.create_default_context(cafile=certificate.cert)
         with triton_http.InferenceServerClient(front.http, ssl=True, ssl_context_factory=lambda: context) as stock:
             assert stock.infer("prerank", inputs(triton_http), headers=dict(BEARER)).as_numpy("scores").shape == (3,)

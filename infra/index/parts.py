@@ -28,9 +28,8 @@ from infra.sst_directory import assemble_sst_directory, write_sst_directory, wri
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_block, encode_block
-from schemas.index.manifest import Manifest, Part, PartFile, decode_manifest, manifest_path
+from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, decode_manifest, manifest_path
 
-_UNIQUE_BYTES = 6  # 12 hex digits: two workers never write the same name
 _DEAD_AT = ORDER.itemsize - 1  # the last byte of an order
 _REBUILD = "drop the revision and rebuild it"
 
@@ -46,8 +45,8 @@ def incremental_part_path(version: int, revision: int, shard: int, unique: str) 
 
 
 def new_unique() -> str:
-    """The `<unique>` of a new name: 12 random hex digits."""
-    return secrets.token_hex(_UNIQUE_BYTES)
+    """The `<unique>` of a new name: random hex digits, so that two workers never write the same name."""
+    return secrets.token_hex(UNIQUE_DIGITS // 2)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

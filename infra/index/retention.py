@@ -26,6 +26,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
     raises.
     """
     files = [file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for file in store.list_files(top)]
+    published = {manifest_path(s.version, s.revision): s.manifest_sha256 for s in state.versions.values()}
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
     for path in [f.path for f in files if f.path.endswith(".json")]:
@@ -36,7 +37,8 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
         if segments[0] == "snapshots" and len(segments) == 4:
             snapshots.append(_decode(store, path, decode_snapshot, raw))
         elif segments[-1] == "manifest.json":
-            manifest = _decode(store, path, decode_manifest, raw)
+            sha256 = published.get(path)
+            manifest = _decode(store, path, lambda raw, sha256=sha256: decode_manifest(raw, sha256), raw)  # type: ignore[misc] # mypy: a lambda with a default
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
         elif (named := SEAL_PATH.fullmatch(path)) and _is_wanted(state, int(named[1]), int(named[2])):

@@ -6,6 +6,7 @@ it knows. An entry of a kind that it does not know is Incompatible, and bytes th
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,7 +78,12 @@ def encode_entry(entry: Entry) -> bytes:
     kept = {k: v for k, v in fields.items() if k in ("kind", "at_ms", "version", "revision") or v not in ("", None)}
     if entry.init is not None:
         kept["init"] = dataclasses.asdict(entry.init)
-    return _JSON.encode(kept).encode()
+    return _JSON.encode(kept | {"check": _check(kept)}).encode()
+
+
+def _check(fields: Mapping[str, Any]) -> str:
+    """Checksum of an entry's fields, those included that this code does not know."""
+    return hashlib.blake2b(_JSON.encode(fields).encode(), digest_size=8).hexdigest()
 
 
 def decode_entry(raw: bytes) -> Entry:
@@ -86,6 +92,8 @@ def decode_entry(raw: bytes) -> Entry:
         if len(raw) > CONTROL_ENTRY_BYTES_MAX:
             raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
         fields = json.loads(raw)
+        if (check := fields.pop("check", None)) is not None and check != _check(fields):  # entries of before have none
+            raise ValueError(f"its checksum is {_check(fields)}, it says {check}")
         kind = fields.pop("kind")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error

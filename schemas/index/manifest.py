@@ -22,6 +22,7 @@ ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "ro
 BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
 WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
 CHECKPOINT_REPAIR = "publish the same checkpoint again, which repairs it, or a new one, which takes its place"  # of a copy that is damaged
+UNIQUE_DIGITS = 12  # random ones, of a name in the store
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -115,6 +116,11 @@ def seal_path(version: int, revision: int, shard: int, unique: str) -> str:
     return f"versions/{version}/{revision}/seals/{shard:05d}-{unique}.json"
 
 
+def checked_name(unique: str, raw: bytes) -> str:
+    """A unique name with the checksum of the bytes that it stands for, which older readers take for a part of the name."""
+    return f"{unique}-{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
+
+
 def checkpoint_path(sha256: str) -> str:
     """Place of a validated checkpoint in the store."""
     return f"checkpoints/{sha256}.safetensors"
@@ -151,6 +157,13 @@ def _decode_seal_fields(raw: Mapping[str, Any]) -> Seal:
 def encode_seal(seal: Seal) -> bytes:
     """Bytes of a seal file."""
     return encode_document("seal", dataclasses.asdict(seal))
+
+
+def check_seal(path: str, raw: bytes) -> None:
+    """Raises Corrupted (`bad_seal`) if these are not the bytes that a seal's name has the checksum of. Older names have none."""
+    unique = path.rpartition("/")[2].removesuffix(".json").split("-", 1)[1]
+    if (random := unique[:UNIQUE_DIGITS]) != unique and unique != checked_name(random, raw):
+        raise Corrupted("bad_seal", f"{path} has other bytes than were put, which its name has the checksum of")
 
 
 def decode_seal(raw: bytes) -> Seal:

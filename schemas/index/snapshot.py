@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from schemas.errors import Corrupted
 from schemas.index.layout import FORMAT
-from schemas.index.manifest import PartFile, decode_document, encode_document
+from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode_document, encode_document
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSnapshot:
     """One snapshot.
 
-    unique        the `<unique>` of its place in the store
+    unique        the `<unique>` of its place in the store, with a checksum of all the rest (`named`); older ones have none
     identity      what it belongs to (index, number of shards, id kind, topic ids, format of its components), in a text that is compared as a whole
     files         files of the checkpoint
     next_offsets  the next offset of each source topic: applying the log from there completes it
@@ -40,6 +40,10 @@ class ShardSnapshot:
     def directory(self) -> str:
         """Where its files are."""
         return snapshot_directory(self.shard, self.unique)
+
+    def named(self, unique: str) -> "ShardSnapshot":
+        """The same with a unique name that has its checksum."""
+        return dataclasses.replace(self, unique=checked_name(unique, encode_snapshot(dataclasses.replace(self, unique=unique))))
 
 
 def snapshot_directory(shard: int, unique: str) -> str:
@@ -67,6 +71,9 @@ def decode_snapshot(raw: bytes) -> ShardSnapshot:
     fields = decode_document("snapshot", raw)
     try:
         files = tuple(PartFile(**f) for f in fields.pop("files"))
-        return ShardSnapshot(files=files, parts=tuple(fields.pop("parts")), **fields)
-    except (TypeError, KeyError) as error:
+        snapshot = ShardSnapshot(files=files, parts=tuple(fields.pop("parts")), **fields)
+        if (random := snapshot.unique[:UNIQUE_DIGITS]) != snapshot.unique and snapshot.named(random) != snapshot:
+            raise ValueError(f"its bytes are not those that its name {snapshot.unique} has the checksum of")
+    except (TypeError, KeyError, ValueError) as error:
         raise Corrupted("bad_snapshot", f"snapshot does not have the fields of format {FORMAT}: {error}") from error
+    return snapshot

@@ -28,7 +28,7 @@ from infra.index.parts import new_unique, read_full_part, write_incremental_part
 from infra.index.store import IndexStore
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import RowBlock
-from schemas.index.manifest import Seal, encode_seal, seal_path
+from schemas.index.manifest import Seal, checked_name, encode_seal, seal_path
 from streams.builders.full_part import Progress, check_encoder
 from streams.builders.jobs import SealJob
 from streams.encoders import Encoder
@@ -83,7 +83,8 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         work,
     )
     failpoint("before-seal")
-    store.put_bytes(seal_path(job.version, job.revision, job.shard, new_unique()), encode_seal(seal))
+    raw = encode_seal(seal)
+    store.put_bytes(seal_path(job.version, job.revision, job.shard, checked_name(new_unique(), raw)), raw)
     return seal
 
 

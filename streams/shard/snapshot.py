@@ -41,7 +41,7 @@ def write_snapshot(store: IndexStore, job: SnapshotJob) -> ShardSnapshot:
     folder = Path(job.checkpoint_directory)
     names = sorted(p.name for p in folder.iterdir() if p.suffix in (".sst", ".log") or p.name.startswith(_OWN_NAMES))
     files = tuple(PartFile(name, (folder / name).stat().st_size, sha256_of_file(folder / name)) for name in names)
-    snapshot = ShardSnapshot(job.shard, new_unique(), job.identity, files, job.next_offsets, job.updates, job.parts)
+    snapshot = ShardSnapshot(job.shard, "", job.identity, files, job.next_offsets, job.updates, job.parts).named(new_unique())
     for name in names:
         store.put_file(snapshot_file_path(snapshot, name), folder / name)
     failpoint("before-snapshot")

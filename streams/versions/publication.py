@@ -7,7 +7,7 @@ whoever finds a manifest without its `publish` writes it. A manifest is never ma
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -18,7 +18,7 @@ from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
-from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
+from schemas.index.manifest import Manifest, Seal, check_seal, decode_manifest, decode_seal, encode_manifest, manifest_path
 from streams.builders.jobs import BuildBase
 from streams.core.versions import Revision, plan_revisions
 from streams.encoders import Encoder
@@ -36,11 +36,20 @@ class Publication:
 
     # --- manifest ------------------------------------------------------------------------------------------------------
 
-    def read_seals(self, status: VersionStatus, wanted: Revision) -> dict[int, Seal]:
-        """The best seal of each shard that has one: the one whose readers go on from the latest position in index-deltas."""
+    def read_seals(
+        self, status: VersionStatus, wanted: Revision, complain: Callable[[str, str], None] = lambda *_: None
+    ) -> dict[int, Seal]:
+        """The best seal of each shard that has one: the one whose readers go on from the latest position in index-deltas. `complain` gets the paths of
+        damaged ones, which are passed over, and what is wrong with them."""
         best: dict[int, Seal] = {}
         for path in self.store.list(f"versions/{wanted.version}/{wanted.revision}/seals/"):
-            seal = decode_seal(self.store.get(path))
+            raw = self.store.get(path)
+            try:
+                check_seal(path, raw)
+                seal = decode_seal(raw)
+            except Corrupted as error:
+                complain(path, f"{path}: {error}; its shard seals again, and the file goes once nothing needs it")
+                continue
             known = best.get(seal.shard)
             if seal.encoder_fingerprint == status.encoder_fingerprint and (known is None or seal.delta_position > known.delta_position):
                 best[seal.shard] = seal
@@ -60,10 +69,10 @@ class Publication:
             tuple(seals[shard] for shard in sorted(seals)),
             self.clock.now_ms(),
         )
-        path = manifest_path(wanted.version, wanted.revision)
-        self.store.put_exclusive(path, encode_manifest(manifest))
+        path, raw = manifest_path(wanted.version, wanted.revision), encode_manifest(manifest)
+        created = self.store.put_exclusive(path, raw)
         failpoint("after-manifest")
-        return self.store.get(path)
+        return raw if created else self.store.get(path)  # `publish` names the bytes that were meant, whatever the disk has made of them
 
     def find_base(self, status: VersionStatus, shard: int) -> BuildBase | None:
         """The parts that a build takes rows from: the last published ones, or those of the replay that the version adopts. None: all rows are computed."""

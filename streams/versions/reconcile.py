@@ -132,9 +132,12 @@ class Reconciler:
         status = state.versions[wanted.version]
         manifest = read_if_there(self._publication.store, manifest_path(wanted.version, wanted.revision))
         if manifest is None:
-            seals = self._publication.read_seals(status, wanted)
+            seals = self._publication.read_seals(status, wanted, self._attempts.complain)
             assert state.init is not None
             if len(seals) < state.init.shards:
+                for task in self._owned():
+                    if task.number not in seals:
+                        self._shards.seal_again(task, wanted)
                 return
             encoder = self._encoders.get(status.version, status.checkpoint_sha256)
             manifest = self._publication.create_manifest(status, wanted, encoder, seals)

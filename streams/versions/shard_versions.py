@@ -98,6 +98,12 @@ class ShardVersions:
         if task.admitted and not self._jobs.has(key := (task.number, SNAPSHOT)):
             self._attempts.attempt(key, functools.partial(self._begin_snapshot, key, task, state.init))
 
+    def seal_again(self, task: OwnedShard, wanted: Revision) -> None:
+        """A revision that the shard has sealed, and whose seal the store has damaged or lost before there was a manifest."""
+        known = _read_facts(task).versions.get(wanted.version)
+        if known is not None and known.sealed_revision == wanted.revision:
+            on_shard(task, lambda shard: shard.update_version(wanted.version, sealed_revision=wanted.revision - 1))
+
     def drop_lost(self, owned: set[int]) -> None:
         """Gives up what was under way for shards that this process does not own any more."""
         self._jobs.drop_lost(owned)

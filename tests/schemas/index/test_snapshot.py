@@ -31,3 +31,13 @@ def test_other_bytes_are_refused_by_name() -> None:
         decode_snapshot(GOLDEN.replace(b'"updates"', b'"upd"'))
     with pytest.raises(Incompatible, match="snapshot_format"):
         decode_snapshot(GOLDEN.replace(b'"format":1', b'"format":2'))
+
+
+def test_a_flipped_bit_is_found_unless_its_name_is_of_before_they_had_a_checksum() -> None:
+    raw = encode_snapshot(SNAPSHOT.named("0123456789ab"))
+    assert decode_snapshot(raw) == SNAPSHOT.named("0123456789ab")
+    for bit in range(8 * len(raw)):
+        flipped = bytearray(raw)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((Corrupted, Incompatible), match="snapshot"):
+            decode_snapshot(bytes(flipped))

@@ -1,6 +1,6 @@
 """A version's life through real shards and a real store: build, seal, publish, promote, revise, and what must not go wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,34 @@ def test_a_seal_of_another_encoder_gets_into_no_manifest(world: World, worker: W
     worker.settle()
     (seal,) = world.manifest(0).seals
     assert (seal.delta_position, seal.encoder_fingerprint) == (0, current(world).versions[0].encoder_fingerprint)
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw.replace(b'"delta_position":', b'"delta_position":1'), lambda raw: raw[:-20], None])
+def test_a_seal_that_the_store_has_changed_or_lost_is_named_and_made_again(
+    damage: Callable[[bytes], bytes] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One digit further, and its readers would go on behind rows that they have not got."""
+    put, damaged = FolderStore.put_bytes, list[str]()
+
+    def put_damaged(store: FolderStore, path: str, data: bytes) -> None:
+        is_first = "/seals/" in path and not damaged
+        damaged.extend([path] if is_first else [])
+        if not is_first:
+            put(store, path, data)
+        elif damage is not None:
+            assert damage(data) != data
+            put(store, path, damage(data))
+
+    world = World(tmp_path, shards=2)
+    fill(world, 100)
+    with closing(Worker(world, (0, 1))) as worker:
+        worker.settle()
+        monkeypatch.setattr(FolderStore, "put_bytes", put_damaged)
+        world.want(4)
+        reports = [worker.step() for _ in range(8)]
+        worker.settle()
+        assert damage is None or any(damaged[0] in text for report in reports for text in report.news)
+        assert current(world).live == 4 and world.reader(4) == world.oracle(4)
 
 
 def test_a_full_part_is_taken_once_and_only_if_the_increments_go_on_where_it_ends(tmp_path: Path) -> None:

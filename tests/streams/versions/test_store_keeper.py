@@ -1,6 +1,7 @@
 """Retention on a real store: versions are dropped, their files go later, and what is served or needed to start a shard still reads."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,13 +80,14 @@ def test_what_a_killed_build_left_goes_and_a_part_that_a_shard_has_not_sealed_ye
     worker.close()
 
 
-def test_a_manifest_that_does_not_read_stops_every_removal(world: World) -> None:
+@pytest.mark.parametrize("damage", [lambda raw: b"{", lambda raw: raw.replace(b"versions/4/full/", b"versions/5/full/")])
+def test_a_manifest_that_does_not_read_or_names_other_files_stops_every_removal(world: World, damage: Callable[[bytes], bytes]) -> None:
     worker = Worker(world)
     worker.settle()
     world.want(4)
     worker.settle()
     path = world.store.local_path("versions/4/0/manifest.json")
-    path.write_bytes(b"{")
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(Corrupted, match=r"bad_manifest: versions/4/0/manifest.json of .* no file is removed until"):
         read_store_content(world.store, ControlLog(world.store).refresh())
     worker.close()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ class IndexStore(Protocol):
         ...
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
-        """The bytes of a file. Raises Unavailable (`missing_file`), Corrupted (`file_too_large`)."""
+        """The bytes of a file. Raises Unavailable (`missing_file`), Corrupted (`file_too_large`, `not_a_file`)."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -194,7 +195,7 @@ class FolderStore:
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
         """See IndexStore."""
-        with self._errors(path), os.fdopen(os.open(self.local_path(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with self._errors(path), os.fdopen(os.open(self._plain_file(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
             raise Corrupted(
@@ -241,7 +242,7 @@ class FolderStore:
     def sha256(self, path: str) -> str:
         """See IndexStore."""
         with self._errors(path):
-            return sha256_of_file(self.local_path(path))
+            return sha256_of_file(self._plain_file(path))
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
         """See IndexStore."""
@@ -265,6 +266,14 @@ class FolderStore:
             at = at / segment
             if at.is_symlink():
                 raise Corrupted("bad_store_path", f"{path!r} goes through the symbolic link {at}; the index store never follows links")
+        return at
+
+    def _plain_file(self, path: str) -> Path:
+        """Where a file is that can be read to its end. Raises Corrupted (`not_a_file`): a pipe would block its reader for ever."""
+        at = self.local_path(path)
+        if not stat.S_ISREG(at.stat().st_mode):
+            message = f"{path} in {self.root} is a folder, pipe or device, expected a file; remove it, and restore the file from a copy of the store"
+            raise Corrupted("not_a_file", message)
         return at
 
     def remove(self, path: str) -> None:

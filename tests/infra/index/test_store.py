@@ -2,14 +2,18 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.index.control_log import ControlLog, control_path, ensure_init
 from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Misconfigured, Unavailable
+from schemas.ids import IdKind
+from schemas.index.control import Init
 
 
 @pytest.fixture
@@ -82,6 +86,20 @@ def test_no_path_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
         assert FolderStore(root).local_path(path).resolve().is_relative_to(root)
     except Corrupted:
         return
+
+
+@pytest.mark.timeout(20)  # who reads a pipe would wait for ever
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to("/dev/zero")])
+def test_what_is_no_file_is_named_and_blocks_nobody(store: IndexStore, make: Callable[[Path], None]) -> None:
+    assert isinstance(store, FolderStore)
+    make(store.root / "odd")
+    for read in (store.get, store.sha256):
+        with pytest.raises(Corrupted, match=r"not_a_file|bad_store_path"):
+            read("odd")
+    ensure_init(ControlLog(store), Init(1, 1, IdKind.INT64, {}), 1, "test")
+    make(store.root / control_path(1))
+    with pytest.raises(Corrupted, match=control_path(1)):
+        ControlLog(store).refresh()
 
 
 def test_a_symbolic_link_is_never_followed(store: IndexStore, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
 - LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.
 - After a full disk every write fails until the directory is closed and opened again: `reopen()`.
+- RocksDB opens a MANIFEST that was cut at the end of a record, without the tables that the lost records named: rows are missing and nothing says so. So
+  its size is noted beside it whenever rows went to tables, and a shorter one is Corrupted.
 - A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that somebody writes:
   open a checkpoint or a private copy (protocol B14).
 Source: RocksDB 9.8 through rocksdict 0.3.29.
@@ -48,6 +50,7 @@ _MEMTABLES_BYTES = 64 << 20  # of one database, all column families together
 _BLOCKS_BYTES = 64 << 20  # of one database, all column families together: unpacked blocks of table files
 _BLOOM_BITS = 10  # a key: one that a table file lacks is known to be, without a look, 99 times of 100
 _INFO_LOGS_KEPT = 2
+_NOTE_NAME = "manifest-size"  # name and size of the MANIFEST as it was
 _RUN_NAME = "run.ingest"  # a table file until RocksDB takes it over; one that a crash left is written over
 
 
@@ -117,6 +120,7 @@ class Database:
         with MappedErrors(self.path, "open"):
             if not self.read_only:
                 self._fail_as_told()
+                _check_manifest(self.path)
             found = Rdict.list_cf(str(self.path), _options(False)) if (self.path / "CURRENT").exists() else []
             names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
             families = {name: _options(False, blocks) for name in sorted(names)}
@@ -125,6 +129,7 @@ class Database:
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.keep_no_blocks(self._passing)
         self.is_open = True
+        self._note_manifest()
 
     def keep_no_blocks(self, families: Sequence[str]) -> None:
         """From now on, what is read by key in these families leaves no blocks in memory: for an owner that holds rows itself. To put a block there and
@@ -197,6 +202,7 @@ class Database:
         with MappedErrors(self.path, "flush"):
             for family in self._families.values():
                 family.flush(True)
+        self._note_manifest()
 
     def begin_flush(self) -> None:
         """The same in the background: returns at once, and `is_flushing` says when it is over. A checkpoint writes memtables too, in the caller's time."""
@@ -232,12 +238,23 @@ class Database:
             options = IngestExternalFileOptions()
             options.set_move_files(True)
             self._families[family].ingest_external_file([str(path)], options)
+        self._note_manifest()
 
     def create_checkpoint(self, directory: Path) -> None:
         """A consistent copy of all column families in the new folder `directory`: hard links, milliseconds."""
         directory.parent.mkdir(parents=True, exist_ok=True)
         with MappedErrors(self.path, f"checkpoint to {directory}"):
             Checkpoint(self._database).create_checkpoint(str(directory))
+        self._note_manifest()
+
+    def _note_manifest(self) -> None:
+        """Without a sync: after a power cut an older note holds as well. Where the disk takes none, the one before stays."""
+        if not self.read_only:
+            with contextlib.suppress(OSError):
+                name = (self.path / "CURRENT").read_text().strip()
+                note = self.path / f"{_NOTE_NAME}.new"
+                note.write_text(f"{name} {(self.path / name).stat().st_size}")
+                note.replace(self.path / _NOTE_NAME)
 
     def facts(self) -> DiskFacts:
         """How large the directory is, over all column families, by RocksDB's own estimates."""
@@ -312,6 +329,20 @@ def _check_raw_mode(path: Path) -> None:
         raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; rebuild the directory") from error
     if raw_mode is not True:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
+
+
+def _check_manifest(path: Path) -> None:
+    """Raises Corrupted (`database_corrupted`) where the MANIFEST is shorter than it was."""
+    try:
+        name, size = (path / _NOTE_NAME).read_text().split()
+        found, noted = (path / name).stat().st_size, int(size)
+    except (OSError, ValueError):  # no note yet, half of one after a power cut, or that of a MANIFEST which another has replaced
+        return
+    if found < noted:
+        raise Corrupted(
+            "database_corrupted",
+            f"{path / name} has {found} bytes and had {noted}: tables that it named are lost; set the directory aside and rebuild it from its source",
+        )
 
 
 def _options(create: bool, blocks: Cache | None = None) -> Options:

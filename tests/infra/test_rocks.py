@@ -168,6 +168,22 @@ def test_a_truncated_or_missing_table_file_is_corrupted(tmp_path: Path) -> None:
             list(database.scan())
 
 
+def test_a_manifest_that_was_cut_at_the_end_of_a_record_is_corrupted_and_no_database_with_fewer_rows(tmp_path: Path) -> None:
+    with contextlib.closing(open_database(tmp_path, ("rows",))) as database:
+        (manifest,) = tmp_path.glob("MANIFEST-*")
+        whole_record_bytes = manifest.stat().st_size
+        database.ingest_rows("rows", [(b"a", b"1")])
+        batch = database.new_batch()
+        batch.put("default", b"journal", b"empty: its rows are in tables")
+        database.write(batch)
+    os.truncate(manifest, whole_record_bytes)
+    with pytest.raises(Corrupted, match=r"database_corrupted: .* bytes and had"):
+        open_database(tmp_path, ("rows",))
+    (tmp_path / "manifest-size").write_text("MANIFEST-000")  # half a note says nothing
+    with contextlib.closing(open_database(tmp_path, ("rows",))) as database:
+        assert database.get("rows", b"a") is None
+
+
 def test_an_sst_directory_holds_its_rows_in_several_files_and_nothing_else(tmp_path: Path) -> None:
     rows = [(_key(i), os.urandom(50)) for i in range(1000)]
     names = write_sst_directory(tmp_path / "part", iter(rows), file_bytes_max=10_000)

@@ -64,14 +64,15 @@ _INPUTS = (
     Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log"),
     Topic(IMPRESSIONS, "M", 30 * 24, why="what was shown and what came of it"),
 )
-_BROKERS_CLOCK = {"message.timestamp.type": "LogAppendTime"}  # one for all servers, whose own may be wrong
+# One clock for all workers and servers, whose own may be wrong: a broker refuses records of more than an hour ahead, and removes those of days ago.
+_BROKERS_CLOCK = {"message.timestamp.type": "LogAppendTime"}
 _OUTPUTS = (
-    Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments"),
-    Topic(INDEX_EVENTS, 1, 7 * 24, why="what happened to versions"),
+    Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments", extra=_BROKERS_CLOCK),
+    Topic(INDEX_EVENTS, 1, 7 * 24, why="what happened to versions", extra=_BROKERS_CLOCK),
     Topic(SERVER_REPORTS, 1, 24, why="what servers see of the version that they serve", extra=_BROKERS_CLOCK),
 )
 # The largest record that an input takes must also fit with the headers that say what was wrong with it.
-_WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024)}
+_WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024), **_BROKERS_CLOCK}
 TOPICS: tuple[Topic, ...] = (
     *_INPUTS,
     *_OUTPUTS,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from infra.clock import DAY_MS, SystemClock
 from infra.kafka import admin, producer, reader
 from infra.kafka.admin import (
     CLEANUP,
@@ -21,7 +22,7 @@ from infra.kafka.admin import (
 )
 from infra.processes import free_ports
 from schemas.errors import Incompatible, Unavailable
-from schemas.topics import TOPICS
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, SERVER_REPORTS, TOPICS
 from tests.infra.kafka.deleted_topics import delete_topics
 
 
@@ -66,6 +67,20 @@ def test_the_broker_has_every_topic_after_apply_and_a_second_apply_changes_nothi
     assert found["user-features"].config["cleanup.policy"] == "compact"
     assert end_offsets(bootstrap_servers, topic_prefix + "user-features") == {0: 0, 1: 0, 2: 0}
     assert start_offsets(bootstrap_servers, topic_prefix + "item-features") == {0: 0, 1: 0}
+
+
+def test_a_worker_or_server_whose_clock_is_days_off_is_still_heard(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    refused: list[str] = []
+    told = producer.open_producer(bootstrap_servers, 10.0, lambda _: None)
+    written = [INDEX_DELTAS, INDEX_EVENTS, SERVER_REPORTS, *(t.name for t in TOPICS if t.name.startswith(DEAD_LETTER_PREFIX))]
+    for name in written:
+        for days in (-30, 3):
+            at_ms = SystemClock().now_ms() + days * DAY_MS
+            told.produce(topic_prefix + name, b"x", timestamp=at_ms, on_delivery=lambda error, m: error and refused.append(str(m.topic())))
+    assert told.flush(60) == 0 and refused == []
+    stamps = [r.timestamp_ms for name in written for r in reader.read_topic(bootstrap_servers, name, prefix=topic_prefix)]
+    assert len(stamps) == 2 * len(written) and all(abs(at_ms - SystemClock().now_ms()) < DAY_MS for at_ms in stamps)
 
 
 def test_partitions_and_cleanup_change_only_when_allowed_by_name(bootstrap_servers: str, topic_prefix: str) -> None:

@@ -12,5 +12,5 @@ interactions.py           who did what when; shown_impressions.py and sampled_im
 item_rows.py              items; item_history.py, item_statistics.py, item_embeddings.py: what is known of them; item_states.py: as of any time;
                           item_changes.py: what comes after the evaluation time
 expected_takers.py, taken_together.py, text.py      features that are learnt from the data
-doubts.py                 what looks wrong; telling_features.py, telling_context.py, whole_period.py: columns that know the future
+doubts.py                 what looks wrong; leakage.py, context_leakage.py: columns that know the future
 """

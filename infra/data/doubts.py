@@ -1,8 +1,8 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
 Here: the sentences, and what is found by counting: items without features, ids that differ, times of another unit, a file without order, clicks among the
-behaviours, requests without a contrast, numbers that read as categories. Not here: whether a column tells the future (telling_features.py,
-whole_period.py, telling_context.py), rows that are rejected (rejections.py).
+behaviours, requests without a contrast, numbers that read as categories. Not here: whether a column knows the future
+(leakage.py, context_leakage.py), rows that are rejected (rejections.py).
 """
 
 import datetime as dt
@@ -14,14 +14,13 @@ import pyarrow.compute as pc
 
 from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers, is_text, plain
+from infra.data.context_leakage import find_leaking_context
 from infra.data.interactions import Interactions
+from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_log
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import Source
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.shown_impressions import ShownRows
-from infra.data.telling_context import find_telling_context
-from infra.data.telling_features import SUSPICIOUS, find_telling_features
-from infra.data.whole_period import find_made_of_the_log
 from schemas.features import Kind
 from schemas.ids import Id
 
@@ -51,9 +50,11 @@ def find_doubts(sources: MappedSources) -> list[str]:
         _find_no_contrast(sources),
     ]
     made = find_made_of_the_log(sources)
-    telling = [_describe_made(place, *gammas) for place, gammas in made.items()]
-    telling += [_describe_telling(place, correlation) for place, correlation in find_telling_features(sources).items() if place not in made]
-    return [*(doubt for doubt in found if doubt is not None), *_find_numbers_in_text(sources), *find_telling_context(sources), *telling]
+    leaking = [_describe_made(place, *gammas) for place, gammas in made.items()]
+    leaking += [
+        _describe_known_future(place, correlation) for place, correlation in find_known_future(sources).items() if place not in made
+    ]
+    return [*(doubt for doubt in found if doubt is not None), *_find_numbers_in_text(sources), *find_leaking_context(sources), *leaking]
 
 
 def _describe_made(place: str, whole: float, before: float) -> str:
@@ -64,7 +65,7 @@ def _describe_made(place: str, whole: float, before: float) -> str:
     )
 
 
-def _describe_telling(place: str, correlation: float) -> str:
+def _describe_known_future(place: str, correlation: float) -> str:
     """What a correlation says of a column: that it tells the future, or that it may."""
     plain = abs(correlation) >= SUSPICIOUS
     why = _WEAK if not plain else _DATED if place.startswith("[item_history]") else _UNDATED

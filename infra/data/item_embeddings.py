@@ -52,7 +52,7 @@ class ItemEmbeddings:
     @cached_property
     def width(self) -> int:
         """Numbers of an embedding."""
-        if self._mapping.text is not None:
+        if self._mapping.text_width is not None:
             return self._embedder.width
         column, arrays = self._column, self._table.sample.arrays(self._column)
         place = f"[embeddings] {', '.join(column.columns)}: an embedding column"
@@ -75,7 +75,7 @@ class ItemEmbeddings:
 
     def _plain_vectors(self, places: np.ndarray) -> list[list[float] | None]:
         rows = self._rows(places)
-        if self._mapping.text is None:
+        if self._mapping.text_width is None:
             return decode_rows_of_vectors(rows, self._column, self.width, self._mapping.embedding_name)
         texts = _joined_texts(rows)
         found = self._embedder.encode([text or "" for text in texts]).tolist()
@@ -103,8 +103,8 @@ class ItemEmbeddings:
             texts += [text for text in _joined_texts(self._rows(places[first : first + _CHUNK])) if text is not None]
             if len(texts) >= FITTED_TEXTS_MAX:
                 break
-        assert self._mapping.text is not None
-        return TextEmbedder(texts, self._mapping.text.width)
+        assert self._mapping.text_width is not None
+        return TextEmbedder(texts, self._mapping.text_width)
 
 
 def read_last_rows(table: LoadedTable, kind: IdKind) -> tuple[np.ndarray, dict[Id, int]]:

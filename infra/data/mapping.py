@@ -99,14 +99,6 @@ POPULARITY = FeatureSource("taken_28", count_days=28.0, details={"realtime": Tru
 
 
 @dataclass(frozen=True, slots=True)
-class TextEmbedding:
-    """Embeddings that are made from text columns: TF-IDF over words and pairs of words, then SVD to `width` numbers (text.py)."""
-
-    columns: tuple[str, ...]
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
 class Sampling:
     """How impressions are made where a source has positives only (sampled_impressions.py).
 
@@ -157,7 +149,7 @@ class DataMapping:
     every_days             from one time at which features of items are told to the next; None: found in the data
     known_after_days       a row of `item_history` is known so many days after its time
     embedding_width        None: found in the data
-    text                   how embeddings are made from text; None: they are read
+    text_width             numbers of embeddings that are made from text columns (text.py); None: they are read
     apart                  each embedding has a small part of its item's own
     """
 
@@ -171,7 +163,7 @@ class DataMapping:
     embeddings: Source | None
     embedding_name: str
     embedding_width: int | None
-    text: TextEmbedding | None
+    text_width: int | None
     apart: bool
     users: Source | None
     behaviours: Source | None
@@ -204,7 +196,7 @@ def read_mapping(path: Path) -> DataMapping:
     every_days, popularity = parts["items"].optional_number("every_days"), parts["items"].flag("popularity", True)
     known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
     items = _read_source(parts["items"], ("id",), ("time", "created"))
-    embeddings, text, apart, embedding_name, width = _read_embeddings(parts["embeddings"], items)
+    embeddings, text_width, apart, embedding_name, width = _read_embeddings(parts["embeddings"], items)
     impressions, sampling = _read_impressions(parts["impressions"])
     behaviours = _optional_source(parts["behaviours"], ("user", "item"), ("time", "kind"))
     if popularity and (behaviours or impressions) is not None:
@@ -220,7 +212,7 @@ def read_mapping(path: Path) -> DataMapping:
         embeddings=embeddings,
         embedding_name=embedding_name,
         embedding_width=width,
-        text=text,
+        text_width=text_width,
         apart=apart,
         users=_optional_source(parts["users"], ("id",)),
         behaviours=behaviours,
@@ -320,7 +312,7 @@ def _read_outcomes(section: Section) -> dict[str, Column]:
     return {OUTCOME + name: read_column(section, name, section.any(name)) for name in section.raw}
 
 
-def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, TextEmbedding | None, bool, str, int | None]:
+def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, int | None, bool, str, int | None]:
     """The section [embeddings]: its file and id default to those of [items]."""
     if not section.given:
         return None, None, True, MARK_NAME, None
@@ -337,7 +329,7 @@ def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, Te
     where = source.where or (items.where if same_file else ())
     form = items.form if same_file and not set(FORMAT_KEYS) & set(section.raw) else source.form
     source = dataclasses.replace(source, roles={**source.roles, "vector": vector}, where=where, form=form)
-    return source, TextEmbedding(tuple(text), width or TEXT_WIDTH) if text else None, apart, name, width
+    return source, (width or TEXT_WIDTH) if text else None, apart, name, width
 
 
 def _optional_source(section: Section, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Source | None:

@@ -66,11 +66,7 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
         ),
         ('pages = "pages"', 'pages = { column = "pages", knd = "numeric" }', "did you mean 'kind'"),
         ('column = "vector"', 'column = "name"', "[embeddings] name: an embedding column holds no vector"),
-        (
-            'pages = "pages"',
-            'pages = { column = "name", kind = "embedding" }',
-            "or semicolons; the cells begin with ['the book 0']",
-        ),
+        ('pages = "pages"', 'pages = { column = "name", kind = "embedding" }', "or semicolons; the cells begin with ['the book 0']"),
         ('time = "when"', 'time = "when"\ndelimiter = ","', "reads as one column: is its `delimiter` another?"),
         ('time = "when"', 'time = "when"\ndelimiter = "many words"', "expected one character, several like '::', or tab"),
         (

@@ -1,10 +1,12 @@
 """A tiny shop for tests of training: four items, two users, three impressions, times in milliseconds."""
 
+from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.ids import Id, IdKind
 from schemas.model.spec import ModelSpec
 from streams.training.impressions import Events
+from streams.training.topic_events import LogAddress
 from tests.schemas.catalogue import small_spec
 
 
@@ -41,6 +43,12 @@ def shop(kind: IdKind = IdKind.INT64) -> tuple[ModelSpec, Events]:
             ImpressionRecord(request_id="d", user_id=item(2, kind), time_ms=100, items=shown(kind, (9, True))),
         ],
     )
+
+
+def open_log(bootstrap: str, prefix: str, kind: IdKind = IdKind.INT64) -> LogAddress:
+    """New topics of two shards and two user partitions."""
+    apply_topics(bootstrap, prefix, 2, 2)
+    return LogAddress(bootstrap, prefix, 2, 2, kind)
 
 
 def publish_shop(bootstrap: str, prefix: str, kind: IdKind) -> None:

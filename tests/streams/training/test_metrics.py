@@ -5,16 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.training.metrics import (
-    calibration,
-    expected_aucs,
-    gauc,
-    hit_rates,
-    recalls_at_k,
-    teachers_choice,
-    top_k_hits,
-    user_aucs,
-)
+from streams.training.metrics import calibration, expected_aucs, gauc, hit_rates, recalls_at_k, teachers_choice, top_k_hits, user_aucs
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=60))

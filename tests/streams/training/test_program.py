@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,30 +34,34 @@ def write_model(folder: Path, kind: IdKind) -> Path:
 
 
 @pytest.fixture
-def variables(bootstrap_servers: str, topic_prefix: str, tmp_path: Path) -> dict[str, str]:
-    return {
-        "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
-        "AIF_KAFKA__TOPIC_PREFIX": topic_prefix,
-        "AIF_INDEX__STORE": str(tmp_path / "store"),
-        "AIF_INDEX__SHARDS": "2",
-        "AIF_INDEX__USER_PARTITIONS": "2",
-    }
+def settings(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InfraSettings:
+    """Those of this process and of its children."""
+    for name, value in {
+        "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+        "KAFKA__TOPIC_PREFIX": topic_prefix,
+        "INDEX__STORE": str(tmp_path / "store"),
+        "INDEX__SHARDS": "2",
+        "INDEX__USER_PARTITIONS": "2",
+    }.items():
+        monkeypatch.setenv(f"AIF_{name}", value)
+    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    return load_settings(InfraSettings)
 
 
-def train(variables: dict[str, str], *arguments: str) -> dict[str, Any]:
-    command = [*AIF, "train", *arguments, "--json"]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def plan_of(out: Path, model: Path | None, **more: Any) -> TrainPlan:
+    given = {"steps": 1, **more.pop("given", {})}
+    return TrainPlan(out, model, None, "aif", 0, 1, threads=1, publish=False, given=given, **more)
 
 
 def test_a_process_trains_publishes_and_goes_on_from_a_checkpoint(
-    variables: dict[str, str], bootstrap_servers: str, topic_prefix: str, tmp_path: Path
+    settings: InfraSettings, bootstrap_servers: str, topic_prefix: str, tmp_path: Path
 ) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
     publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
-    model = ("--model", str(write_model(tmp_path, IdKind.INT64)), "--out", str(tmp_path / "a"))
-    report = train(variables, *model, "--steps", "20", "--more", "1", "--wait-impressions", "4", "--publish")
+    options = ["--out", str(tmp_path / "a"), "--steps", "20", "--more", "1", "--wait-impressions", "4", "--publish", "--json"]
+    command = [*AIF, "train", "--model", str(write_model(tmp_path, IdKind.INT64)), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
     assert report["command"] == "train"
     assert {name: report["figures"][name]["value"] for name in ("requests", "skipped_items", "steps")} == {
         "requests": 3,
@@ -71,31 +74,31 @@ def test_a_process_trains_publishes_and_goes_on_from_a_checkpoint(
     assert any(not torch.equal(first[name], second[name]) for name in first)
     records = [decode_record(CheckpointRecord, r.value) for r in read_topic(bootstrap_servers, "model-checkpoints", prefix=topic_prefix)]
     assert [(r.uri, r.sha256, r.model_id) for r in records] == [(f.as_uri(), sha256_of_file(f), f.stem) for f in files]
-    report = train(variables, "--warm-start", str(files[0]), "--name", "next", "--out", str(tmp_path / "b"), "--steps", "3")
+    warm = dataclasses.replace(plan_of(tmp_path / "b", None, given={"steps": 3}), warm_start=files[0], name="next")
+    figures = run_training(settings, warm)
     (again,) = (tmp_path / "b").iterdir()
     network = read_checkpoint(again).network
-    assert again.name == "next-0000.safetensors" and report["figures"]["steps"]["value"] == 3
+    assert again.name == "next-0000.safetensors" and figures.value("steps") == 3
     assert (network.w_hash_KM == read_checkpoint(files[0]).network.w_hash_KM).all()  # signatures that exist stay right
 
 
 def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
-    variables: dict[str, str], bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: InfraSettings, bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {**variables, "AIF_INDEX__ID_KIND": "text"}.items():
-        monkeypatch.setenv(name, value)
-    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
+    settings = load_settings(InfraSettings)
     publish_shop(bootstrap_servers, topic_prefix, IdKind.TEXT)
     model = write_model(tmp_path, IdKind.TEXT)
     files = []
     for folder in ("a", "b"):
-        plan = TrainPlan(tmp_path / folder, model, None, "aif", 0, 1, threads=1, publish=False, given={"steps": 4, "seed": 5})
-        figures = run_training(load_settings(InfraSettings), plan)
+        plan = plan_of(tmp_path / folder, model, given={"steps": 4, "seed": 5})
+        figures = run_training(settings, plan)
         assert figures.value("requests") == 3
         files.append(read_checkpoint(tmp_path / folder / "aif-0000.safetensors").network.state_dict())
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
     log = LogAddress(bootstrap_servers, topic_prefix, 2, 2, IdKind.TEXT)
     write_snapshot(tmp_path / "snapshot", log, log.range_now())
-    run_training(load_settings(InfraSettings), dataclasses.replace(plan, out=tmp_path / "c", snapshot=tmp_path / "snapshot"))
+    run_training(settings, dataclasses.replace(plan, out=tmp_path / "c", snapshot=tmp_path / "snapshot"))
     of_topics, of_snapshot = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors").info for folder in ("b", "c"))
     assert of_topics.tensors_sha256 == of_snapshot.tensors_sha256
     data = of_snapshot.card["data"]
@@ -104,21 +107,15 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
     assert sum(data["offsets"]["impressions"].values()) == 4
 
 
-def test_nothing_to_train_and_nothing_to_learn_from_are_said(
-    variables: dict[str, str], bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    settings = load_settings(InfraSettings)
+def test_nothing_to_train_and_nothing_to_learn_from_are_said(settings: InfraSettings, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="no_model"):
-        run_training(settings, TrainPlan(tmp_path, None, None, "aif", 0, 1, 1, False, given={"steps": 1}))
-    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+        run_training(settings, plan_of(tmp_path, None))
     with pytest.raises(Misconfigured, match="nothing_to_learn"):
-        run_training(settings, TrainPlan(tmp_path, write_model(tmp_path, IdKind.INT64), None, "aif", 0, 1, 1, False, given={"steps": 1}))
+        run_training(settings, plan_of(tmp_path, write_model(tmp_path, IdKind.INT64)))
 
 
 def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_published_since(
-    variables: dict[str, str],
+    settings: InfraSettings,
     bootstrap_servers: str,
     topic_prefix: str,
     tmp_path: Path,
@@ -127,15 +124,11 @@ def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_pub
 ) -> None:
     from streams.training import trainer
 
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
     publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
-    settings, model = load_settings(InfraSettings), write_model(tmp_path, IdKind.INT64)
+    model = write_model(tmp_path, IdKind.INT64)
 
     def plan(folder: str, state: str | None) -> TrainPlan:
-        given = {"steps": 50, "seed": 5}
-        return TrainPlan(tmp_path / folder, model, None, "aif", 0, 1, 1, False, state=state and tmp_path / state, given=given)
+        return plan_of(tmp_path / folder, model, state=state and tmp_path / state, given={"steps": 50, "seed": 5})
 
     run_training(settings, plan("whole", None))
     step, done = trainer.train_step, 0

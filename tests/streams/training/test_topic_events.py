@@ -12,7 +12,7 @@ from schemas.ids import IdKind, partition_of
 from schemas.users import UserHistory
 from streams.training.histories import fold_users
 from streams.training.topic_events import LogAddress, TopicEvents
-from tests.streams.training.shop import publish_shop, shop
+from tests.streams.training.shop import open_log, publish_shop, shop
 
 
 def produce(bootstrap_servers: str, topic: str, value: bytes | None, key: str | None = None, partition: int = 0) -> None:
@@ -24,21 +24,20 @@ def produce(bootstrap_servers: str, topic: str, value: bytes | None, key: str | 
 
 @pytest.mark.parametrize("kind", list(IdKind), ids=str)
 def test_every_good_event_is_read_in_log_order_and_bad_ones_are_counted(bootstrap_servers: str, topic_prefix: str, kind: IdKind) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
+    log = open_log(bootstrap_servers, topic_prefix, kind)
     _, events = shop(kind)
     publish_shop(bootstrap_servers, topic_prefix, kind)
     for topic in ("item-features", "impressions", "user-behaviours", "user-features"):
         produce(bootstrap_servers, topic_prefix + topic, b"\xff not json", key="a compacted topic wants one")
-    topics = TopicEvents(LogAddress(bootstrap_servers, topic_prefix, 2, 2, kind))
+    topics = TopicEvents(log)
     read = topics.read(topics.ends())
-    of_item_1 = [[u for u in log if u.item_id == events.items[1].item_id] for log in (read.items, events.items)]
+    of_item_1 = [[u for u in told if u.item_id == events.items[1].item_id] for told in (read.items, events.items)]
     assert of_item_1[0] == of_item_1[1] and len(of_item_1[0]) == 3
     assert sorted(read.items, key=repr) == sorted(events.items, key=repr)
     assert list(read.behaviours) == events.behaviours and list(read.users) == events.users
     assert sorted(read.impressions, key=lambda i: i.request_id) == events.impressions
     assert topics.decoder.skipped == {"item-features": 1, "impressions": 1, "user-behaviours": 1, "user-features": 1, "new-items": 0}
-    again = TopicEvents(LogAddress(bootstrap_servers, topic_prefix, 2, 2, kind))
-    assert again.read(topics.ends()) == read  # however the broker interleaves the partitions
+    assert TopicEvents(log).read(topics.ends()) == read  # however the broker interleaves the partitions
 
 
 def test_an_id_of_another_kind_is_refused_and_a_long_one_in_text_is_the_number(bootstrap_servers: str, topic_prefix: str) -> None:
@@ -70,8 +69,7 @@ def test_a_user_who_asked_to_be_forgotten_has_no_profile(bootstrap_servers: str,
 
 
 def test_reading_may_wait_for_impressions_that_are_still_being_published(bootstrap_servers: str, topic_prefix: str) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 2, 2)
-    topics = TopicEvents(LogAddress(bootstrap_servers, topic_prefix, 2, 2, IdKind.INT64))
+    topics = TopicEvents(open_log(bootstrap_servers, topic_prefix))
     topics.wait_for_impressions(0)
     waiting = threading.Thread(target=topics.wait_for_impressions, args=(4,), daemon=True)
     waiting.start()

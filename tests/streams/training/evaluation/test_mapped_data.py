@@ -35,10 +35,7 @@ from tests.streams.training.shop import shop
 def evaluation() -> Evaluation:
     met = [Behaviour(user_id=1, item_id=item, time_ms=5) for item in (10, 10, 12)]
     return Evaluation(
-        (
-            HeldOutUser(1, {}, met, np.array([10, 11, 12]), frozenset({10, 11})),
-            HeldOutUser(2, {}, [], np.array([11, 12]), frozenset({12})),
-        ),
+        (HeldOutUser(1, {}, met, np.array([10, 11, 12]), frozenset({10, 11})), HeldOutUser(2, {}, [], np.array([11, 12]), frozenset({12}))),
         {11: 4.0, 12: 1.0},
         "recall",
         9,

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from infra.data.doubts import find_doubts
+from infra.data.leakage import category_correlation, find_known_future, find_made_of_the_log, partial_rank_correlation
 from infra.data.mapped_catalogue import MappedCatalogue
-from infra.data.telling_features import category_correlation, find_telling_features, partial_rank_correlation
-from infra.data.whole_period import find_made_of_the_log
 from tests.infra.data.shops import open_shop
 
 ITEMS, USERS, DAYS, HELD_OUT_FROM = 120, 90, 59, 51
@@ -48,7 +47,7 @@ time = "day"
 [evaluation]
 from = 2024-02-21
 """
-TELLING = {
+LEAKING = {
     "[items] features.total",
     "[items] features.rank",
     "[items] features.status",
@@ -59,7 +58,7 @@ TELLING = {
 }
 
 
-def open_telling_shop(folder: Path) -> MappedCatalogue:
+def open_leaking_shop(folder: Path) -> MappedCatalogue:
     """Items and users who come and go, with what somebody who knows the whole log would write about them, and what one of the time would."""
     rng = np.random.default_rng(3)
     log = []
@@ -117,9 +116,9 @@ def _csv(header: str, rows: Sequence[Sequence[object]]) -> str:
 
 
 def test_what_knows_the_whole_log_is_told_apart_from_what_was_known(tmp_path: Path) -> None:
-    sources = open_telling_shop(tmp_path).sources
-    found = find_telling_features(sources)
-    assert found.keys() == TELLING and found["[items] features.rank"] == -found["[items] features.total"]
+    sources = open_leaking_shop(tmp_path).sources
+    found = find_known_future(sources)
+    assert found.keys() == LEAKING and found["[items] features.rank"] == -found["[items] features.total"]
     doubts = find_doubts(sources)
     assert (
         {" ".join(doubt.split()[:2]) for doubt in doubts} == set(found)
@@ -163,7 +162,7 @@ def test_a_mean_by_category_over_the_whole_period_and_a_hint_among_noise_are_nam
     items_csv = _csv("id,category_rate,weight,maker,price", cells)
     sources = open_shop(tmp_path, SUBTLE, items=items_csv, log=_csv("user,item,day", log)).sources
     assert find_made_of_the_log(sources).keys() == {"[items] features.category_rate"}
-    assert "[items] features.weight" in find_telling_features(sources) and len(find_doubts(sources)) == 2
+    assert "[items] features.weight" in find_known_future(sources) and len(find_doubts(sources)) == 2
     rate, weight = find_doubts(sources)
     assert "in the whole log" in rate and "somewhat more" in weight
 
@@ -179,7 +178,7 @@ def test_what_is_missing_where_there_was_no_past_does_not_tell_the_future(tmp_pa
         '[items]\nfile = "items.csv"\nid = "id"\nfeatures = { price = "price" }\n[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\n'
         'time = "day"\n[evaluation]\nfrom = 2024-01-22\n'
     )
-    assert not find_telling_features(open_shop(tmp_path, mapping, items=_csv("id,price", cells), log=_csv("user,item,day", log)).sources)
+    assert not find_known_future(open_shop(tmp_path, mapping, items=_csv("id,price", cells), log=_csv("user,item,day", log)).sources)
 
 
 def test_categories_of_which_each_has_one_or_all_rows_say_nothing() -> None:

@@ -1,29 +1,36 @@
-"""Columns that seem to know what happens after the evaluation time: totals of the whole period, a last sale, a final rank, or classes made of these.
+"""Target leakage in files: columns that know what happens after the evaluation time, like totals of the whole period, a last sale, a final rank, shares of
+clicks by brand, or classes made of these.
 
-A column of [items] or [users] has no time and counts as known at every time. If it sums up the whole period, it gives the answer away, in training and in
-measuring alike; so does a row of [item_history] whose date is too early. Nothing in a file says so, but such a column correlates with what follows by more
-than what came before explains.
-Here: that correlation, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know the
-future; what is told about a column that is found (doubts.py). Vectors are not looked at, and a column that tells what one user will take, but not how much of
-it (a favourite of the whole period), is not found.
-Measure: the partial rank correlation of the column with the number of positives in the held-out period, given their numbers in all the time before it, in an
-equally long time just before it, and in the last quarter of that time. A category stands for the mean of what followed in the other half of the rows. Where
-cells are missing, whether a cell is there is looked at as a category, too.
+A column of [items] or [users] has no time and counts as known at every time. If it is made of the whole period, it gives the answer away, in training and in
+measuring alike; so does a row of [item_history] whose date is too early. Nothing in a file says so, but it shows in two ways:
 
-Arrays: N items or users, P numbers of positives that are given, V values of a category.
+    future     the column goes with what follows by more than what came before explains: the partial rank correlation with the number of positives in the
+               held-out period, given their numbers in all the time before it, in an equally long time just before it, and in the last quarter of that
+               time. A category stands for the mean of what followed in the other half of the rows. Where cells are missing, whether a cell is there is
+               looked at as a category, too
+    whole log  the column orders groups of items (one item; all of one category; all that have the same number in the column) as their rate in all of the
+               log does, and clearly less as their rate until the evaluation time: Goodman and Kruskal's gamma over pairs of groups, classes in the order
+               of their mean rate. A price, a true category, a sum until the evaluation time follow neither, or the earlier one
+
+Here: both, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know the future; a context
+that knows the clicks of its request (context_leakage.py); what is told about a column that is found (doubts.py). Vectors are not looked at, and a column
+that tells what one user will take, but not how much of it (a favourite of the whole period), is not found.
+
+Arrays: N items or users, P numbers of positives that are given, V values of a category, I items, G groups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from infra.data.feature_values import decode_features
-from infra.data.interactions import read_times
+from infra.data.interactions import IdPlaces, read_times
 from infra.data.item_embeddings import read_last_rows
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import Source
+from infra.data.shown_impressions import ShownRows
 from schemas.features import Kind, Scope
 
 # From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
@@ -34,11 +41,16 @@ SUSPICIOUS = 0.5
 NOTICEABLE = 0.25
 _CHANCES = 4.0
 _LEAST, _MOST = 50, 20_000  # items or users that are looked at: fewer tell nothing, of more a sample is drawn
-_SEEDS = 0
+_SEED = 0
 _TOLD = (Kind.NUMERIC, Kind.CATEGORICAL)
 
+MADE_OF = 0.9  # gamma from which on a column follows a rate
+_CLOSER = 0.5  # of the pairs in another order: all time has at most so many of those that the time until the evaluation has
+_GROUPS_LEAST, _GROUPS_MOST, _ITEMS_MOST = 12, 500, 200_000
+_CLASS_GROUPS_LEAST = 8  # groups of a class, on average: smaller classes follow any rate
 
-def find_telling_features(sources: MappedSources) -> dict[str, float]:
+
+def find_known_future(sources: MappedSources) -> dict[str, float]:
     """The columns, such as "[items] features.total", with a suspicious correlation, or numbers without a time with a noticeable one, and their correlations,
     rounded. None where there is too little data."""
     if sources.period is None or sources.end_ms <= sources.now_ms:
@@ -132,7 +144,7 @@ def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tu
     # Of owners without a past only those with a future are in the log: chosen by either, they would make any cell that is made of the past tell the future.
     places = np.flatnonzero(counts[0])
     if len(places) > _MOST:
-        places = np.sort(np.random.default_rng(_SEEDS).choice(places, _MOST, replace=False))
+        places = np.sort(np.random.default_rng(_SEED).choice(places, _MOST, replace=False))
     return np.stack(counts)[:, places], places
 
 
@@ -155,7 +167,7 @@ def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: n
     the other. `values`: N cells, of which None is a category, too; after_N and given_PN as in `partial_rank_correlation`."""
     rank_N = _ranks(after_N)
     _, code_N = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-    half_N = np.random.default_rng(_SEEDS).permutation(len(values)) % 2 == 0
+    half_N = np.random.default_rng(_SEED).permutation(len(values)) % 2 == 0
     found = []
     for learnt_N in (half_N, ~half_N):
         rows_V = np.bincount(code_N[learnt_N], minlength=code_N.max() + 1)
@@ -188,3 +200,93 @@ def _ranks(values_N: np.ndarray) -> np.ndarray:
     """Ranks from 0 to 1, equal values the mean of theirs."""
     _, place_N, count_V = np.unique(values_N, return_inverse=True, return_counts=True)
     return np.asarray(((np.cumsum(count_V) - (count_V + 1) / 2) / len(values_N))[place_N])
+
+
+# --- made of the whole log -----------------------------------------------------------------------------------------------
+
+
+def find_made_of_the_log(sources: MappedSources) -> dict[str, tuple[float, float]]:
+    """The columns, such as "[items] features.rate", each with its gamma with a rate of all time and with that until the evaluation time."""
+    if sources.period is None or sources.end_ms <= sources.now_ms:
+        return {}
+    counts = [_count_in_log(sources, ((block.item_X, block.time_X) for block in sources.positives.blocks()))]
+    if sources.shown is not None:
+        counts.append(_count_in_log(sources, _shown(sources.shown, sources)))
+    places = np.sort(np.random.default_rng(_SEED).permutation(counts[0].shape[1])[:_ITEMS_MOST])
+    counts, rows = [count_2I[:, places] for count_2I in counts], sources.states.told_at(places, sources.now_ms)
+    columns = {name: np.array([row.get(name) for row in rows], object) for name in undated_columns(sources)}
+    codes = {name: _codes(cells) for name, cells in columns.items()}
+    found = {}
+    for name, cells in columns.items():
+        pairs = [pair for group_I in (np.arange(len(places)), *codes.values()) for pair in _compare(cells, codes[name], group_I, counts)]
+        made = [(whole, before) for whole, before in pairs if whole >= MADE_OF and 1 - whole <= _CLOSER * (1 - before)]
+        if made:
+            found[f"[items] features.{name}"] = max(made)
+    return found
+
+
+def _count_in_log(sources: MappedSources, told: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """[2, I]: how often each item is told of with its place and time, at any time and before the evaluation time."""
+    count_2I = np.zeros((2, len(sources.item_rows.ids)), np.int64)
+    for item_X, time_X in told:
+        known_X = (item_X >= 0) & (item_X < count_2I.shape[1])
+        for count_I, chosen_X in zip(count_2I, (known_X, known_X & (time_X < sources.now_ms)), strict=True):
+            count_I += np.bincount(item_X[chosen_X], minlength=len(count_I))
+    return count_2I
+
+
+def _shown(shown: ShownRows, sources: MappedSources) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Places and times of what was shown, as the file has it: to be counted it needs no order, which would be a sort of the whole log."""
+    items, users, first = IdPlaces(sources.id_kind, sources.item_rows.ids), IdPlaces(sources.id_kind), 0
+    for rows in shown.table.blocks():
+        place_R, user_R = (
+            places.encode(rows.array(role), shown.table.id_forms[role]) for role, places in (("item", items), ("user", users))
+        )
+        time_R = read_times(rows, "time", first)
+        first += len(rows)
+        usable_R = (user_R >= 0) & (time_R >= 0)
+        yield place_R[usable_R], time_R[usable_R]
+
+
+def _codes(cells: np.ndarray) -> np.ndarray:
+    """Which items have the same cell, [I]; -1 where there is none."""
+    codes: dict[Any, int] = {None: -1}
+    return np.array([codes.setdefault(cell, len(codes) - 1) for cell in cells], np.int64)
+
+
+def _compare(cells: np.ndarray, code_I: np.ndarray, group_I: np.ndarray, counts: Sequence[np.ndarray]) -> Iterator[tuple[float, float]]:
+    """Gammas of a column with each rate of the groups: nothing where the column is not one of the groups. `counts`: of what is taken, and of what is shown."""
+    used_I = np.flatnonzero((group_I >= 0) & (code_I >= 0))
+    of_I, groups = group_I[used_I], int(group_I.max(initial=-1)) + 1
+    place_G = np.zeros(groups, np.int64)
+    place_G[of_I] = used_I  # one item of each group
+    code_G = code_I[place_G]
+    if (code_G[of_I] != code_I[used_I]).any():
+        return
+    sums = [np.stack([np.bincount(of_I, count_I[used_I], groups) for count_I in count_2I]) for count_2I in counts]
+    known_G = np.flatnonzero(sums[-1][1])  # chosen by what was before, not by what follows
+    numbers = all(isinstance(cell, float) for cell in cells[place_G[known_G]])
+    if len(known_G) < max(_GROUPS_LEAST, 0 if numbers else _CLASS_GROUPS_LEAST * len(np.unique(code_G[known_G]))):
+        return
+    known_G = np.random.default_rng(_SEED).permutation(known_G)[:_GROUPS_MOST]
+    in_all, by_item = np.ones((2, groups)), np.tile(np.bincount(of_I, minlength=groups), (2, 1))
+    for base_2G in (in_all, by_item, *sums[1:]):  # the last: of what is shown
+        gammas = []
+        for rate_G in sums[0][:, known_G] / base_2G[:, known_G]:
+            value_G = cells[place_G[known_G]].astype(float) if numbers else _order_of_classes(code_G[known_G], rate_G)
+            gammas.append(gamma(value_G, rate_G))
+        yield abs(gammas[0]), float(gammas[1] * np.sign(gammas[0]))
+
+
+def _order_of_classes(code_G: np.ndarray, rate_G: np.ndarray) -> np.ndarray:
+    """Each class as the mean rank of its groups, [G]."""
+    _, of_G = np.unique(code_G, return_inverse=True)
+    rank_G = np.unique(rate_G, return_inverse=True)[1]
+    return np.asarray((np.bincount(of_G, rank_G) / np.bincount(of_G))[of_G])
+
+
+def gamma(one_G: np.ndarray, other_G: np.ndarray) -> float:
+    """Of the pairs that differ in both: those in the same order minus those in the other, as a share of all. -1 to 1, 0 where there is none."""
+    sign_GG = (np.sign(values_G[:, None] - values_G).astype(np.int8) for values_G in (one_G, other_G))
+    agrees_GG = np.multiply(*sign_GG)
+    return float(agrees_GG.sum(dtype=np.int64) / max(1, np.count_nonzero(agrees_GG)))

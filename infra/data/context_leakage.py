@@ -4,7 +4,7 @@ was clicked.
 A context is of the request and is taken from its first row. A label under another name, or the seconds that somebody stayed, differs between clicked rows and
 others; a number of clicks was written when these were over; and the category of what was clicked is that of clicked rows, and of few others. What somebody
 searched for, or the category of a page, is that of most rows.
-Here: finding these, and what to write instead. Not here: columns of items and users (telling_features.py), requests without a contrast (doubts.py).
+Here: finding these, and what to write instead. Not here: columns of items and users (leakage.py), requests without a contrast (doubts.py).
 
 Arrays: Q requests.
 """
@@ -17,8 +17,8 @@ import numpy as np
 
 from infra.data.feature_values import decode_features
 from infra.data.interactions import IdPlaces
+from infra.data.leakage import strongest_correlation
 from infra.data.mapped_sources import MappedSources
-from infra.data.telling_features import strongest_correlation
 from schemas.features import Feature, Kind, Scope
 
 _TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart
@@ -29,7 +29,7 @@ _REQUESTS_LEAST, _USERS_MOST = 50, 2_000
 _Shown = tuple[bool, Mapping[str, Any], Mapping[str, Any]]  # a row: whether it was clicked, its context, and the features of its item
 
 
-def find_telling_context(sources: MappedSources) -> Iterator[str]:
+def find_leaking_context(sources: MappedSources) -> Iterator[str]:
     """A sentence about each such column."""
     features = [f for f in sources.features if f.scope is Scope.CONTEXT and f.kind in (Kind.NUMERIC, Kind.CATEGORICAL)]
     if sources.shown is None or not features or len(requests := _rows_by_request(sources, features)) < _REQUESTS_LEAST:

@@ -4,12 +4,14 @@ Here: `hold_directory`, `check_holds_no_shard`. Not here: single shards in it, w
 """
 
 import fcntl
+import logging
 import time
 from pathlib import Path
 from typing import IO
 
 from schemas.errors import Misconfigured, Unavailable
 
+_log = logging.getLogger("aif.streams.data_directory")
 _LOCK_NAME = "lock"
 _FORMER_S_MAX = 30.0  # a former worker may still be ending
 _POLL_S = 0.1
@@ -18,7 +20,7 @@ _POLL_S = 0.1
 def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
     """The open file that keeps other workers out until it is closed or its process has ended. Raises Misconfigured (`data_dir_in_use`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    file, end = (folder / _LOCK_NAME).open("ab"), time.monotonic() + wait_s
+    file, end, told = (folder / _LOCK_NAME).open("ab"), time.monotonic() + wait_s, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,6 +31,9 @@ def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
                 hint = "give each worker a directory of its own (AIF_WORKER__DATA_DIR), or end the other"
                 message = f"another worker uses {folder}, for {wait_s:g} s already; {hint}"
                 raise Misconfigured("data_dir_in_use", message) from error
+        if not told:
+            _log.info("another worker uses %s; waiting up to %g s for its end", folder, wait_s)
+            told = True
         time.sleep(_POLL_S)
 
 

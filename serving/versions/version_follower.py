@@ -119,9 +119,12 @@ class VersionFollower:
 
     def why_none(self) -> str:
         """Why no version is live yet."""
-        wanted = self._log.state.current
-        waiting = "waiting for a published version in the control log" if wanted is None else f"{wanted.token} is being loaded"
-        return self._last_error or waiting
+        state = self._log.state
+        waiting = (
+            "waiting for a published version in the control log" if state.current is None else f"{state.current.token} is being loaded"
+        )
+        starting = "the server is starting, or no worker has begun an index in its store"  # the log has not been read, or is empty
+        return self._last_error or (waiting if state.next_number else starting)
 
     @property
     def last_error(self) -> str:

@@ -8,10 +8,12 @@ from schemas.errors import Misconfigured, Unavailable
 from streams.data_directory import check_holds_no_shard, hold_directory
 
 
-def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     first = hold_directory(tmp_path / "worker")
     with pytest.raises(Misconfigured, match=r"data_dir_in_use: another worker uses .*/worker.*AIF_WORKER__DATA_DIR"):
         hold_directory(tmp_path / "worker", wait_s=0.2)
+    assert [record.message for record in caplog.records] == [f"another worker uses {tmp_path}/worker; waiting up to 0.2 s for its end"]
     first.close()
     hold_directory(tmp_path / "worker", wait_s=0.2).close()
 

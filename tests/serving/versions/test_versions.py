@@ -116,7 +116,9 @@ def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_th
     d, before = deployment, deployment.version
     caught_up = with_bids(before, list(range(10)), 50.0)
     d.deltas.write(before, 3, changes(caught_up, list(range(10)), 2, offset=30), source_ms=11)
-    assert not d.follower.ready and "waiting for a published version" in d.follower.why_none()
+    assert not d.follower.ready and "the server is starting" in d.follower.why_none()
+    d.follower.step()
+    assert "waiting for a published version" in d.follower.why_none()
     told: list[str] = []
     d.follower.before_flip = lambda _: told.append(d.follower.why_none())
     d.publish(3, before)

@@ -19,7 +19,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
 from infra.index.verify import find_checkpoint_faults
-from infra.kafka.admin import NEEDS_PERMISSION, fetch_topics, plan_topics
+from infra.kafka.admin import NEEDS_PERMISSION, check_topic_ids, fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
 from schemas.errors import AifError, suggest
@@ -93,11 +93,14 @@ def check_broker(settings: InfraSettings) -> Finding:
 
 
 def check_topics(settings: InfraSettings) -> Finding:
-    """Whether they are those of the table. Another number of partitions or another cleanup policy loses events."""
-    found = fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix, deadline_s=_ASK_S_MAX)
+    """Whether they are those of the table, and of the index. Another number of partitions or another cleanup policy loses events."""
+    prefix = settings.kafka.topic_prefix
+    found = fetch_topics(settings.bootstrap_servers(), prefix, deadline_s=_ASK_S_MAX)
+    if (index := ControlLog(open_index_store(settings.index.store)).refresh().init) is not None:
+        check_topic_ids(index.topic_ids, {name: topic.topic_id for name, topic in found.items()}, prefix)
     changes = plan_topics(found, settings.index.shards, settings.index.user_partitions)
     if not changes:
-        return Finding("topics", OK, f"{len(found)} topics under {settings.kafka.topic_prefix!r} are as wanted")
+        return Finding("topics", OK, f"{len(found)} topics under {prefix!r} are as wanted")
     grave = [c for c in changes if c.kind in NEEDS_PERMISSION]
     first = (grave or changes)[0]
     return Finding("topics", FAIL if grave else WARN, f"{len(changes)} differ, first: {first}", "aif topics plan, then aif topics apply")

@@ -28,7 +28,7 @@ def find_gaps(bootstrap: str, prefix: str, store: IndexStore, deadline_s: float)
     # index-deltas forgets sooner than its sources: after a long absence only the group knows how far a shard was.
     told = _fetch_committed(bootstrap, prefix, deadline_s) | _read_told(bootstrap, prefix, deadline_s)
     gone, bare = [], []
-    for shard in sorted(starts[SHARD_TOPICS[0]]):
+    for shard in sorted(set.intersection(*(set(by_shard) for by_shard in starts.values()))):  # somebody may have grown one of them
         start = {topic: starts[topic][shard] for topic in SHARD_TOPICS}
         if shard in told and (missing := _describe_missing(shard, told[shard], start)):
             gone.append(missing)

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 from rich.console import Console
 from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.clock import SystemClock
 from infra.files import sha256_of_file
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
@@ -27,6 +27,7 @@ from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
 from infra.tools.status_view import render_sample
 from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
+from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
 from schemas.index.manifest import checkpoint_path
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot
@@ -201,6 +202,19 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
     produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 2, 40))
     state, found = look()
     assert state == "warn" and "shard 1" in found and "shard 0" not in found
+
+
+def test_the_doctor_names_a_topic_that_was_grown_or_made_again(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_partitions([NewPartitions(f"{prefix}item-features", 4)]).values():
+        future.result(30)
+    found = {one.check: one for one in doctor.examine(InfraSettings())}
+    assert found["topics"].state == "fail" and "4 partitions" in found["topics"].found and found["retention"].state == "ok"
+    init = Init(2, 1, IdKind.INT64, {}, {"item-features": "the one before"})
+    ensure_init(ControlLog(open_index_store(str(tmp_path / "store"))), init, 0, "test")
+    found = {one.check: one for one in doctor.examine(InfraSettings())}
+    assert found["topics"].state == "fail" and "expected the one before: it was deleted and made again" in found["topics"].found
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,11 @@
 nothing that it could not write rows for, and a new checkpoint is the way out."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
-from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.processes import wait_until
 from schemas.events import ItemFeaturesUpdate
 from schemas.ids import partition_of
@@ -21,25 +18,6 @@ from tests.streams.worker_stage import KILLED, SHARDS, WAIT_S, WorkerStage, kill
 
 ITEMS = 100
 BACKLOG = 60_000  # records of a shard: more than all queues between the broker and a shard hold
-
-
-@pytest.fixture
-def stage(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[WorkerStage]:
-    one = WorkerStage(tmp_path, bootstrap_servers, topic_prefix)
-    (tmp_path / "checkpoints").mkdir()
-    roots = json.dumps([str(tmp_path / "checkpoints")])
-    one.settings = {"AIF_BUILD__CHECKPOINT_ROOTS": roots, "AIF_CANARY__ENABLED": "false", **KILLED}
-    try:
-        yield one
-    finally:
-        one.stop()
-
-
-def publish_checkpoint(stage: WorkerStage, seed: int) -> None:
-    path = stage.directory / "checkpoints" / f"model-{seed}.safetensors"
-    path.write_bytes(checkpoint_bytes(seed))
-    with stage.publisher() as publisher:
-        publisher.publish_checkpoint(read_checkpoint_pointer(path)).result(WAIT_S)
 
 
 def live(stage: WorkerStage) -> int | None:
@@ -60,10 +38,11 @@ def publish_backlog(stage: WorkerStage) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_new_checkpoint_replaces_a_live_one_whose_copy_is_damaged(stage: WorkerStage) -> None:
+    stage.settings = {"AIF_CANARY__ENABLED": "false", **KILLED}
     worker = stage.start_ready()
     with stage.publisher() as publisher:
         publisher.publish_items(ItemFeaturesUpdate(op="upsert", item_id=i, version=1, features={"price": 1.0 + i}) for i in range(ITEMS))
-    publish_checkpoint(stage, 0)
+    stage.publish_checkpoint(checkpoint_bytes(0))
     wait_until(lambda: live(stage) == 0, WAIT_S, f"version 0 to be live; log: {worker.log_tail()}")
     kill_hard(worker)
     store = open_index_store(str(stage.directory / "index"))
@@ -74,7 +53,7 @@ def test_a_new_checkpoint_replaces_a_live_one_whose_copy_is_damaged(stage: Worke
     worker = stage.start()
     wait_until(lambda: "checkpoint" in stage.log() and "is damaged" in stage.log(), WAIT_S, f"the reason; log: {worker.log_tail()}")
     publish_backlog(stage)
-    publish_checkpoint(stage, 1)
+    stage.publish_checkpoint(checkpoint_bytes(1))
     wait_until(lambda: live(stage) == 1, WAIT_S, f"version 1 to be live; log: {worker.log_tail()}")
     stage.wait_applied(worker)
     assert stop_cleanly(worker) == 0

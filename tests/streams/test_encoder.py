@@ -36,23 +36,6 @@ def test_rows_encoded_one_by_one_equal_rows_encoded_at_once(name: str) -> None:
     assert b"".join(row.tobytes() for row in alone) == at_once.tobytes()
 
 
-def test_rows_are_the_same_across_the_block_boundary_and_in_another_order() -> None:
-    encoder = make_encoder(SPECS["full"])
-    raw, embeddings = split(make_items(300, seed=2))
-    forward = encoder.encode(raw, embeddings)
-    backward = encoder.encode(raw[::-1], embeddings[::-1])
-    assert forward[::-1].tobytes() == backward.tobytes()
-
-
-def test_a_rewrite_keeps_vector_and_bridge_and_equals_a_new_encode_when_no_input_changed() -> None:
-    encoder = make_encoder(SPECS["full"])
-    raw, embeddings = split(make_items(30, seed=3))
-    old = encoder.encode(raw, embeddings)
-    changed = [{**r, "bid": 7.5, "price": 2.0} for r in raw]
-    rewritten = encoder.rewrite(old, changed, embeddings, np.zeros(30, bool))
-    assert rewritten.tobytes() == encoder.encode(changed, embeddings).tobytes() != old.tobytes()
-
-
 def test_only_a_stale_signature_is_made_anew() -> None:
     encoder = make_encoder(SPECS["image_not_an_input"])
     raw, embeddings = split(make_items(4, seed=3))

@@ -7,10 +7,8 @@ import shutil
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +35,6 @@ from tests.streams.worker_stage import (
     consumed,
     group_members,
     is_exact,
-    kill_hard,
     listening_ports,
     stop_cleanly,
     wait_exit,
@@ -45,15 +42,6 @@ from tests.streams.worker_stage import (
 
 ITEMS = [i for i in range(400) if partition_of(i, SHARDS) == 0]
 OTHERS = [i for i in range(400) if partition_of(i, SHARDS) == 1]
-
-
-@pytest.fixture
-def stage(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[WorkerStage]:
-    one = WorkerStage(tmp_path, bootstrap_servers, topic_prefix)
-    try:
-        yield one
-    finally:
-        one.stop()
 
 
 def publish(stage: WorkerStage, version: int, items: int = 400) -> None:
@@ -67,28 +55,6 @@ def publish(stage: WorkerStage, version: int, items: int = 400) -> None:
 
 def upsert(item: int, version: int = 1) -> bytes:
     return json.dumps({"schema": 1, "updates": [{"op": "upsert", "item_id": item, "version": version, "features": {}}]}).encode()
-
-
-@pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and shard/test_start.py hold the same
-def test_a_kill_in_mid_stream_counts_every_update_once_and_doubles_no_row(stage: WorkerStage) -> None:
-    stage.settings = KILLED
-    publish(stage, 1)
-    worker = stage.start_ready()
-    for version in range(2, 8):
-        publish(stage, version)
-        if version == 4:
-            kill_hard(worker)
-            worker = stage.start()
-    stage.wait_applied(worker)
-    assert stop_cleanly(worker) == 0
-    for number in range(SHARDS):
-        with stage.shard("worker", number) as shard:
-            assert dict(consumed(shard.state.counters)) == stage.expected_counters(number)
-            assert all(is_exact(c) for c in shard.state.counters.values())
-            assert shard.state.counters[NEW_ITEMS].applied == shard.state.counters[NEW_ITEMS].consumed
-            assert tuple(shard.next_offsets[t] for t in SHARD_TOPICS) == stage.ends()[number]
-            keys = [key for key, _ in shard.database.scan("features")]
-            assert len(keys) == len(set(keys)) == len([i for i in range(400) if partition_of(i, SHARDS) == number])
 
 
 def test_two_workers_share_the_shards_and_one_takes_over_from_offset_0_when_the_other_stops(stage: WorkerStage) -> None:
@@ -183,6 +149,7 @@ def test_another_index_is_refused_at_start_by_name(stage: WorkerStage) -> None:
 
 def test_a_worker_whose_index_was_begun_anew_by_another_is_refused_by_name(stage: WorkerStage) -> None:
     """The store is not empty any more, and all that its first entry names is the same: only the entry is another."""
+    stage.settings = KILLED  # who is refused does not leave the group
     publish(stage, 1)
     assert stop_cleanly(stage.start_ready()) == 0
     shutil.move(stage.directory / "index", stage.directory / "former")

@@ -1,9 +1,7 @@
 """A second `aif worker` without a directory, on a real broker whose log has lost its head: it starts from snapshots, and the digest is right."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -13,7 +11,6 @@ from infra.clock import SystemClock
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
 from infra.index.store import open_index_store
-from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import wait_until
 from schemas.events import ItemFeaturesUpdate, NewItem
@@ -27,24 +24,12 @@ from streams.shard.reader import open_shard_reader
 from streams.shard.shard import open_shard
 from streams.shard.snapshot import list_snapshots
 from tests.streams.version_world import MM, checkpoint_bytes, encoder_of
-from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, stop_cleanly, wait_exit
+from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, stop_cleanly
 
 ITEMS = 300
 
 
-@pytest.fixture
-def stage(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[WorkerStage]:
-    one = WorkerStage(tmp_path, bootstrap_servers, topic_prefix)
-    (tmp_path / "checkpoints").mkdir()
-    one.settings = {
-        "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(tmp_path / "checkpoints")]),
-        "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "100",
-        "AIF_BUILD__REVISE_EVERY_S": "1",
-    }
-    try:
-        yield one
-    finally:
-        one.stop()
+OFTEN = {"AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "100", "AIF_BUILD__REVISE_EVERY_S": "1"}
 
 
 def publish(stage: WorkerStage, version: int) -> None:
@@ -56,13 +41,6 @@ def publish(stage: WorkerStage, version: int) -> None:
         publisher.publish_new_items(NewItem(item_id=i, embedding=[float(version + i + k) for k in range(MM)]) for i in range(0, ITEMS, 3))
         for i in range(0, ITEMS, 50):
             publisher.publish_delete(i, version)
-
-
-def publish_checkpoint(stage: WorkerStage) -> None:
-    path = stage.directory / "checkpoints" / "model.safetensors"
-    path.write_bytes(checkpoint_bytes())
-    with stage.publisher() as publisher:
-        publisher.publish_checkpoint(read_checkpoint_pointer(path)).result(WAIT_S)
 
 
 def cut_head(stage: WorkerStage, to: Mapping[str, Mapping[int, int]]) -> None:
@@ -105,9 +83,10 @@ def read_all(stage: WorkerStage, start: Mapping[str, Mapping[int, int]] | None =
 
 @pytest.mark.timeout(300)
 def test_a_worker_without_a_directory_takes_over_from_snapshots_after_the_log_s_head_is_gone(stage: WorkerStage) -> None:
+    stage.settings = OFTEN
     first = stage.start_ready("first")
     publish(stage, 1)
-    publish_checkpoint(stage)
+    stage.publish_checkpoint(checkpoint_bytes())
     stage.wait_applied(first)
     wait_until(lambda: live_manifest(stage) is not None, WAIT_S, f"version 0 to be live; log: {first.log_tail()}")
     publish(stage, 2)
@@ -133,19 +112,3 @@ def test_a_worker_without_a_directory_takes_over_from_snapshots_after_the_log_s_
             closing(open_shard(stage.directory / f"oracle-{n}", n, stage.init(), SystemClock())) as oracle,
         ):
             assert shard.state.counters == oracle.state.counters and shard.next_offsets == oracle.next_offsets
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.campaign  # in processes; shard/test_start.py holds the same
-def test_a_worker_that_nothing_can_start_says_which_sources_it_tried_and_ends_for_an_operator(stage: WorkerStage) -> None:
-    first = stage.start_ready("first", AIF_BUILD__SNAPSHOT_EVERY_UPDATES="1000000")
-    publish(stage, 1)
-    stage.wait_applied(first)
-    wait_until(lambda: all(snapshot_offsets(stage)), WAIT_S, "snapshots")
-    publish(stage, 2)
-    stage.wait_applied(first)
-    assert stop_cleanly(first) == 0
-    ends = stage.ends()
-    cut_head(stage, {topic: {n: ends[n][i] for n in range(SHARDS)} for i, topic in enumerate(SHARD_TOPICS)})
-    assert wait_exit(stage.start("second")) == 78
-    assert "log_gone" in stage.log("second") and "the log starts at" in stage.log("second") and "snapshots/0000" in stage.log("second")

@@ -21,7 +21,7 @@ from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import IdKind, encode_index_key, partition_of
-from schemas.index.control import Entry, Init, VersionStatus
+from schemas.index.control import ControlState, Entry, Init, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts, version_digest
 from schemas.index.layout import ORDER, RowBlock, decode_delta, decode_increment, encode_increment, input_hash, is_newer
 from schemas.index.lifecycle import Cause, EntryKind
@@ -85,7 +85,17 @@ class World:
         self.init = Init(shards, 1, IdKind.INT64, {t: t for t in SHARD_TOPICS})
         self.logs: dict[tuple[str, int], list[SourceRecord]] = {(t, p): [] for t in SHARD_TOPICS for p in range(shards)}
         self.deltas: list[list[bytes]] = [[] for _ in range(shards)]
+        self.workers: list[Worker] = []
         ensure_init(ControlLog(self.store), self.init, 0, "test")
+
+    @property
+    def state(self) -> ControlState:
+        """What the control log says now."""
+        return ControlLog(self.store).refresh()
+
+    def close(self) -> None:
+        for worker in list(self.workers):
+            worker.close()
 
     # --- events --------------------------------------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class World:
         ControlLog(self.store).append(lambda _: entry)
 
     def manifest(self, version: int) -> Manifest:
-        return read_manifest(self.store, ControlLog(self.store).refresh().versions[version])
+        return read_manifest(self.store, self.state.versions[version])
 
     def entries(self, kind: EntryKind) -> int:
         """How often the log has an entry of this kind."""
@@ -261,6 +271,7 @@ class Worker:
         **settings: Any,
     ) -> None:
         self.world, self.events = world, list[IndexEvent]()
+        world.workers.append(self)
         self.tasks = [Task(world, n, world.folder / f"shard-{n}") for n in numbers]
         self.reconciler = Reconciler(
             ControlLog(world.store),
@@ -296,6 +307,7 @@ class Worker:
         raise AssertionError(f"still busy after {steps_max} steps: {report}")
 
     def close(self) -> None:
+        self.world.workers.remove(self)
         self.reconciler.close()
         for task in self.tasks:
             task.shard.close()

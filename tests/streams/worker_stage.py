@@ -6,6 +6,7 @@ What a shard holds is read only after its worker has ended; while it runs, its p
 import atexit
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.fork_server import Template, launch_template
 from infra.kafka.admin import apply_topics, end_offsets
+from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import TopicFollower, read_topic
 from infra.processes import Child, stop_all, wait_ready, wait_until
@@ -58,6 +60,8 @@ class WorkerStage:
 
     def __post_init__(self) -> None:
         apply_topics(self.bootstrap, self.prefix, SHARDS, 1)
+        self.checkpoints = self.directory / "checkpoints"
+        self.checkpoints.mkdir()
 
     def environment(self, name: str) -> dict[str, str]:
         return {
@@ -70,6 +74,7 @@ class WorkerStage:
             "AIF_WORKER__DATA_DIR": str(self.directory / name),
             "AIF_WORKER__SESSION_TIMEOUT_S": "30",  # a busy machine must not look like a dead member; who kills one sets KILLED
             "AIF_BUILD__WARM": "false",
+            "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.checkpoints)]),
             **self.settings,
         }
 
@@ -98,6 +103,12 @@ class WorkerStage:
 
     def publisher(self) -> Publisher:
         return Publisher(self.bootstrap, self.prefix, "test", SHARDS, 1, IdKind.INT64)
+
+    def publish_checkpoint(self, data: bytes) -> None:
+        path = self.checkpoints / f"{hashlib.sha256(data).hexdigest()}.safetensors"
+        path.write_bytes(data)
+        with self.publisher() as publisher:
+            publisher.publish_checkpoint(read_checkpoint_pointer(path)).result(WAIT_S)
 
     def publish_raw(self, topic: str, records: list[tuple[int, bytes | None, bytes | None]], **config: str | int) -> None:
         """(partition, key, value) as they are, past every check of our own publisher."""

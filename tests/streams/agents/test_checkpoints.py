@@ -6,7 +6,6 @@ import json
 import os
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,11 +43,6 @@ class Gate(CheckpointGate):
             read_checkpoint,
             self.events.append,
         )
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 @pytest.fixture

@@ -8,16 +8,9 @@ import pytest
 from streams.builders.jobs import BuildJob, Job
 from streams.builders.pool import Ticket
 from streams.builders.running_jobs import RunningJobs
+from tests.streams.shard_world import ManualClock
 
 KEY = (3, 7)
-
-
-class StoppedClock:
-    def now_ms(self) -> int:
-        return 0
-
-    def monotonic(self) -> float:
-        return 0.0
 
 
 class Builders:
@@ -44,7 +37,7 @@ def builders() -> Builders:
 
 @pytest.fixture
 def jobs(builders: Builders, tmp_path: Path) -> RunningJobs:
-    return RunningJobs(builders, StoppedClock(), tmp_path / "scratch")
+    return RunningJobs(builders, ManualClock(), tmp_path / "scratch")
 
 
 def begin(jobs: RunningJobs, task: Any) -> Path:

@@ -1,22 +1,21 @@
 """A replay adopted as a version: its rows are taken over where nothing changed, everything newer is computed, and no replay can do harm."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.index.control_log import ControlLog
 from schemas.errors import Corrupted, Misconfigured
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
+from schemas.index.manifest import checkpoint_path
 from schemas.model.item_network import encoder_fingerprint
 from streams.builders.full_part import encode_blocks
 from streams.replay.adopt import Adoption
 from streams.replay.parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
 from streams.shard.reader import open_shard_reader
 from tests.streams.shard_world import delete, embed, upsert
-from tests.streams.version_world import SCHEMA, Worker, World, encoder_of
+from tests.streams.version_world import SCHEMA, Worker, World, checkpoint_bytes, encoder_of
 
 
 class NoPublisher:
@@ -35,11 +34,13 @@ class NoPublisher:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
+def worker(world: World) -> Worker:
+    """With a catalogue of 200 items."""
     world.publish_items(*(upsert(i, 1, category=i % 7, price=1.0 + i) for i in range(200)))
     world.publish_embeddings(*(embed(i, *range(i, i + 6)) for i in range(0, 200, 2)))
-    return world
+    worker = Worker(world)
+    worker.settle()
+    return worker
 
 
 def adopt(world: World, worker: Worker) -> None:
@@ -57,7 +58,7 @@ def adopt(world: World, worker: Worker) -> None:
 
 def want(world: World, fingerprint: str = "") -> None:
     world.want(6, 1)  # puts the other checkpoint; this one is put by the next line
-    world.store.put_bytes(f"checkpoints/{encoder_of(7).checkpoint_sha256}.safetensors", _bytes())
+    world.store.put_bytes(checkpoint_path(encoder_of(7).checkpoint_sha256), checkpoint_bytes())
     entry = Entry(
         EntryKind.WANT,
         0,
@@ -72,34 +73,23 @@ def want(world: World, fingerprint: str = "") -> None:
     world.write(entry)
 
 
-def _bytes() -> bytes:
-    from tests.streams.version_world import checkpoint_bytes
-
-    return checkpoint_bytes(0)
-
-
 def reused(worker: Worker) -> str:
     return next(e.reason for e in worker.events if e.kind == "built" and e.version == 7)
 
 
-def test_an_adopted_version_has_everything_newer_and_computes_only_that(world: World) -> None:
-    worker = Worker(world)
-    worker.settle()
+def test_an_adopted_version_has_everything_newer_and_computes_only_that(world: World, worker: Worker) -> None:
     adopt(world, worker)
     want(world)
     for n in range(6):
         world.publish_items(upsert(50 + n, 3, price=9.0))
         worker.step()
     worker.settle()
-    assert ControlLog(world.store).refresh().versions[7].state is State.LIVE
+    assert world.state.versions[7].state is State.LIVE
     assert world.reader(7) == world.oracle(7)
     assert 150 < int(reused(worker).split()[0]) < 200
-    worker.close()
 
 
-def test_the_rows_of_another_encoder_are_not_taken(world: World) -> None:
-    worker = Worker(world)
-    worker.settle()
+def test_the_rows_of_another_encoder_are_not_taken(world: World, worker: Worker) -> None:
     adopt(world, worker)
     found = find_replayed(world.store, "backfill", encoder_of(7).checkpoint_sha256)
     assert found is not None
@@ -109,12 +99,9 @@ def test_the_rows_of_another_encoder_are_not_taken(world: World) -> None:
     want(world)
     worker.settle()
     assert world.reader(7) == world.oracle(7) and reused(worker) == ""
-    worker.close()
 
 
-def test_a_replay_that_is_gone_only_costs_computing(world: World) -> None:
-    worker = Worker(world)
-    worker.settle()
+def test_a_replay_that_is_gone_only_costs_computing(world: World, worker: Worker) -> None:
     adopt(world, worker)
     for path in world.store.list("replays/"):
         if not path.endswith(".json"):
@@ -122,7 +109,6 @@ def test_a_replay_that_is_gone_only_costs_computing(world: World) -> None:
     want(world)
     worker.settle()
     assert world.reader(7) == world.oracle(7) and reused(worker) == ""
-    worker.close()
 
 
 @pytest.mark.parametrize("label", ["", "../x", "a b", ".hidden", "x" * 65])

@@ -16,7 +16,7 @@ from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
 from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
 from streams.shard.reader import open_shard_reader
-from streams.shard.shard import open_shard
+from streams.shard.shard import Shard, open_shard
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -47,22 +47,7 @@ def test_components_counters_and_next_offsets_survive_a_restart(tmp_path: Path) 
     assert again.state.counters[ITEM_FEATURES] == TopicCounts(2, 2, 0, 0)
 
 
-def test_a_lower_event_version_is_superseded_and_a_higher_offset_of_the_same_version_wins(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
-    shard.apply(
-        [features_record(0, upsert(A, 5, brand="five"), upsert(A, 4, brand="four")), features_record(1, upsert(A, 5, brand="again"))]
-    )
-    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(3, 2, 1, 0)
-    shard.create_checkpoint(tmp_path / "c")
-    with open_shard_reader(tmp_path / "c") as reader:
-        (block,) = reader.scan_blocks()
-    assert list(block.features) == [{"brand": "again"}]
-    (order,) = block.orders_R
-    assert (order["features_version"], order["features_offset"], order["features_index"]) == (5, 1, 0)
-
-
-def test_a_key_without_value_deletes_at_the_stored_version_and_a_later_event_of_that_version_recreates(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_a_key_without_value_deletes_at_the_stored_version_and_a_later_event_of_that_version_recreates(shard: Shard) -> None:
     shard.start_version(HashEncoder(0), {})
     shard.apply([features_record(0, upsert(A, 7, brand="x")), SourceRecord(ITEM_FEATURES, 0, 1, str(A).encode(), None)])
     order, row = row_of(shard, 0, A)
@@ -72,8 +57,7 @@ def test_a_key_without_value_deletes_at_the_stored_version_and_a_later_event_of_
     assert shard.state.counters[ITEM_FEATURES] == TopicCounts(3, 3, 0, 0)
 
 
-def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(shard: Shard) -> None:
     stranger = next(i for i in range(100) if partition_of(i, 2) == 1)
     mixed = features_record(0, upsert(A, 1), {"op": "upsert"}, upsert(stranger, 1), upsert(B, 1))
     broken = SourceRecord(ITEM_FEATURES, 0, 1, b"k", b"{not json", (("h", None),), 5)
@@ -96,8 +80,7 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(tmp_pa
     assert sum(result.dead_letters.values()) == 6
 
 
-def test_an_embedding_alone_is_stored_and_makes_no_row(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_an_embedding_alone_is_stored_and_makes_no_row(shard: Shard) -> None:
     shard.start_version(HashEncoder(0), {})
     shard.apply([new_items_record(0, embed(A, 1, 2, 3, 4))])
     assert rows_of(shard, 0) == {}
@@ -105,8 +88,7 @@ def test_an_embedding_alone_is_stored_and_makes_no_row(tmp_path: Path) -> None:
     assert row_of(shard, 0, A)[1]["has_signature"] == 1
 
 
-def test_duplicates_are_dropped_and_a_hole_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_duplicates_are_dropped_and_a_hole_is_refused_before_anything_is_written(shard: Shard) -> None:
     log = [features_record(i, upsert(A, i)) for i in range(4)]
     shard.apply(log[:3])
     before = everything(shard)
@@ -144,8 +126,7 @@ def test_a_directory_of_another_shard_or_index_is_refused(tmp_path: Path) -> Non
     open_shard(tmp_path / "s", 0, INIT, ManualClock()).close()  # the refused open has let go of it
 
 
-def test_a_checkpoint_is_one_moment_and_gives_live_items_in_key_order(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_a_checkpoint_is_one_moment_and_gives_live_items_in_key_order(shard: Shard, tmp_path: Path) -> None:
     shard.start_version(HashEncoder(2), {})
     shard.apply([features_record(0, upsert(B, 1, brand="b"), upsert(A, 1, brand="a"), upsert(C, 1), delete(C, 2))])
     shard.apply([new_items_record(0, embed(A, 1, 0, 0, 0), embed(ITEMS[9], 2, 0, 0, 0))])

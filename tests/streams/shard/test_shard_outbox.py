@@ -6,6 +6,7 @@ import pytest
 
 from schemas.errors import Unavailable
 from schemas.index.layout import decode_delta, plan_delta_cuts
+from streams.shard.shard import Shard
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,
@@ -33,9 +34,8 @@ def test_dead_letters_of_one_record_share_its_bytes_until_the_last_is_confirmed(
     assert left == result.outbox[255:] and left[0].value == record.value
 
 
-def test_a_page_of_the_outbox_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_the_outbox_is_bounded_in_bytes(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streams.shard.outbox.OUTBOX_PAGE_BYTES", 10_000)
-    shard = open_test_shard(tmp_path / "s")
     shard.apply([features_record(i, {"op": "upsert", "note": "x" * 4_000}) for i in range(9)])
     pages, after = [], -1
     while page := shard.pending_outbox(100, after):
@@ -95,10 +95,9 @@ def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opene
 
 
 def test_large_changes_are_cut_into_delta_records_and_only_the_last_claims_the_offsets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.shard.shard.plan_delta_cuts", lambda ends: plan_delta_cuts(ends, 1_500))
-    shard = open_test_shard(tmp_path / "s")
     shard.start_version(HashEncoder(0), {})
     result = shard.apply([features_record(0, *(upsert(item, 1) for item in ITEMS[:20]))])
     headers = [decode_delta({}, e.value).header for e in result.outbox]

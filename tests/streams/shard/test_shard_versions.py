@@ -10,7 +10,7 @@ from schemas.ids import encode_index_key
 from schemas.index.layout import decode_delta, is_newer
 from schemas.index.manifest import Part, PartFile
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
-from streams.shard.shard import open_shard
+from streams.shard.shard import Shard, open_shard
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -20,7 +20,6 @@ from tests.streams.shard_world import (
     embed,
     features_record,
     new_items_record,
-    open_test_shard,
     row_of,
     rows_of,
     upsert,
@@ -29,8 +28,7 @@ from tests.streams.shard_world import (
 A, B, C = ITEMS[:3]
 
 
-def test_every_version_receives_rows_and_deltas_in_shard_order(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_every_version_receives_rows_and_deltas_in_shard_order(shard: Shard) -> None:
     shard.start_version(HashEncoder(3), {})
     shard.start_version(HashEncoder(8), {})
     result = shard.apply([features_record(0, upsert(A, 1, brand="x"), upsert(B, 1, brand="y"))])
@@ -43,8 +41,7 @@ def test_every_version_receives_rows_and_deltas_in_shard_order(tmp_path: Path) -
     assert all(e.partition == 0 for e in result.outbox)
 
 
-def test_only_what_is_stale_is_recomputed_and_skipped_work_is_counted(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_only_what_is_stale_is_recomputed_and_skipped_work_is_counted(shard: Shard) -> None:
     encoder = HashEncoder(0)
     shard.start_version(encoder, {})
     shard.apply([features_record(0, upsert(A, 1, brand="x", price=2.0, stock=1)), new_items_record(0, embed(A, 1, 2, 3, 4))])
@@ -64,20 +61,8 @@ def test_only_what_is_stale_is_recomputed_and_skipped_work_is_counted(tmp_path: 
     assert (encoder.encoded, encoder.rewritten) == (2, 2)
 
 
-def test_a_rewritten_row_has_the_bits_of_an_encoded_one(tmp_path: Path) -> None:
-    log = [features_record(0, upsert(A, 1, brand="x", price=2.0, stock=1)), features_record(1, upsert(A, 2, brand="x", price=3.0, stock=2))]
-    stepwise, at_once = open_test_shard(tmp_path / "a"), open_test_shard(tmp_path / "b")
-    for shard in (stepwise, at_once):
-        shard.start_version(HashEncoder(0), {})
-    for record in log:
-        stepwise.apply([record])
-    at_once.apply(log)
-    assert rows_of(stepwise, 0) == rows_of(at_once, 0)
-
-
-def test_a_change_that_is_undone_within_one_batch_is_sent_again(tmp_path: Path) -> None:
+def test_a_change_that_is_undone_within_one_batch_is_sent_again(shard: Shard) -> None:
     """An earlier life of this shard may have sent the middle state to readers before its last writes were lost."""
-    shard = open_test_shard(tmp_path / "s")
     shard.start_version(HashEncoder(0), {})
     shard.apply([features_record(0, upsert(A, 1, price=1.0))])
     shard.apply([features_record(1, upsert(A, 2, price=5.0)), features_record(2, upsert(A, 3, price=1.0))])
@@ -85,8 +70,7 @@ def test_a_change_that_is_undone_within_one_batch_is_sent_again(tmp_path: Path) 
     assert order["features_version"] == 3
 
 
-def test_a_version_starts_with_increments_of_what_comes_after_it(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_a_version_starts_with_increments_of_what_comes_after_it(shard: Shard) -> None:
     shard.apply([features_record(0, upsert(A, 1))])
     started = shard.start_version(HashEncoder(4), {ITEM_FEATURES: 9, NEW_ITEMS: 0})
     assert started.building_from_offsets == {ITEM_FEATURES: 1, NEW_ITEMS: 0} and started.want_end_offsets[ITEM_FEATURES] == 9
@@ -94,8 +78,7 @@ def test_a_version_starts_with_increments_of_what_comes_after_it(tmp_path: Path)
     assert set(rows_of(shard, 4)) == {encode_index_key(B)}
 
 
-def test_versions_and_their_fields_survive_a_restart_and_nothing_is_applied_without_their_encoder(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_versions_and_their_fields_survive_a_restart_and_nothing_is_applied_without_their_encoder(shard: Shard, tmp_path: Path) -> None:
     shard.start_version(HashEncoder(4), {ITEM_FEATURES: 0, NEW_ITEMS: 0})
     shard.update_version(4, full=Part("versions/4/full/00000-x", (PartFile("a.sst", 3, "0" * 64),), 1), sealed_revision=2)
     before = shard.versions
@@ -111,15 +94,13 @@ def test_versions_and_their_fields_survive_a_restart_and_nothing_is_applied_with
     assert len(rows_of(again, 4)) == 1
 
 
-def test_a_version_that_is_behind_takes_components_and_no_rows(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_a_version_that_is_behind_takes_components_and_no_rows(shard: Shard) -> None:
     shard.start_behind(4, HashEncoder(4).checkpoint_sha256, HashEncoder(4).fingerprint, {})
     shard.apply([features_record(0, upsert(A, 1))])
     assert rows_of(shard, 4) == {} and shard.needs_encoders() == [] and shard.next_offsets[ITEM_FEATURES] == 1
 
 
-def test_a_stopped_version_leaves_nothing_and_can_start_anew(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_a_stopped_version_leaves_nothing_and_can_start_anew(shard: Shard) -> None:
     shard.start_version(HashEncoder(4), {})
     shard.start_version(HashEncoder(5), {})
     shard.apply([features_record(0, upsert(A, 1))])
@@ -129,8 +110,7 @@ def test_a_stopped_version_leaves_nothing_and_can_start_anew(tmp_path: Path) -> 
     assert rows_of(shard, 4) == {}
 
 
-def test_orders_of_rows_only_ever_advance(tmp_path: Path) -> None:
-    shard = open_test_shard(tmp_path / "s")
+def test_orders_of_rows_only_ever_advance(shard: Shard) -> None:
     shard.start_version(HashEncoder(0), {})
     seen = []
     events = [upsert(A, 1, brand="a"), upsert(A, 2, brand="b"), delete(A, 3), upsert(A, 4, brand="c")]
@@ -142,9 +122,8 @@ def test_orders_of_rows_only_ever_advance(tmp_path: Path) -> None:
     assert all(is_newer(b, a) or b == a for a, b in itertools.pairwise(seen))
 
 
-def test_a_row_from_other_inputs_is_never_the_base_of_a_rewrite(tmp_path: Path) -> None:
+def test_a_row_from_other_inputs_is_never_the_base_of_a_rewrite(shard: Shard) -> None:
     """A version that was behind has rows of components as they once were: only their input hash says so."""
-    shard = open_test_shard(tmp_path / "s")
     encoder = HashEncoder(4)
     shard.start_version(encoder, {})
     shard.apply([features_record(0, upsert(A, 1, brand="x", price=1.0))])

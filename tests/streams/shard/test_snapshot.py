@@ -221,9 +221,8 @@ def test_a_shard_that_was_set_back_seals_only_after_it_caught_up_with_the_log(st
     back.close()
 
 
-def test_workers_without_the_directory_carry_a_live_version_on_from_a_snapshot(tmp_path: Path) -> None:
+def test_workers_without_the_directory_carry_a_live_version_on_from_a_snapshot(world: World, tmp_path: Path) -> None:
     """The version was wanted, built and served after the snapshot; its readers get every row again and none goes back."""
-    world = World(tmp_path)
     world.publish_items(*(upsert(i, 1, category=i % 5, price=1.0 + i) for i in range(80)))
     worker = Worker(world)
     worker.settle()
@@ -242,4 +241,3 @@ def test_workers_without_the_directory_carry_a_live_version_on_from_a_snapshot(t
     world.publish_items(upsert(4, 9, price=7.0))
     worker.settle()
     assert world.reader(4) == world.oracle(4)
-    worker.close()

@@ -13,16 +13,15 @@ from streams.encoder import EncoderCache, RowEncoder
 from streams.versions.publication import Publication
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World, checkpoint_bytes, encoder_of
-from tests.streams.versions.test_reconcile import current, fill
+from tests.streams.versions.test_reconcile import fill
 
 RETRIED_S = 60.0  # after that a step that failed is tried again
 PATH = checkpoint_path(encoder_of(1).checkpoint_sha256)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(world: World) -> World:
     """Version 1 is live."""
-    world = World(tmp_path)
     worker = Worker(world)
     fill(world, 100)
     worker.settle()
@@ -55,7 +54,6 @@ def test_shards_wait_for_the_live_version_s_checkpoint_and_say_so_then_nothing_i
     for _ in range(4):
         worker.step()
     assert worker.tasks[0].admitted and world.reader(1) == world.oracle(1)
-    worker.close()
 
 
 def test_a_new_version_takes_the_place_of_a_live_one_without_a_checkpoint(world: World) -> None:
@@ -66,13 +64,12 @@ def test_a_new_version_takes_the_place_of_a_live_one_without_a_checkpoint(world:
     world.want(2, seed=1)
     for _ in range(12):
         worker.step()
-    assert current(world).live == 2 and worker.tasks[0].admitted
+    assert world.state.live == 2 and worker.tasks[0].admitted
     world.publish_items(upsert(8, 9, price=4.0))
     worker.step()
     assert world.reader(2) == world.oracle(2, 1)
     assert worker.tasks[0].shard.versions[1].behind
     assert any("damaged" in event.reason for event in worker.events if event.kind == "behind")
-    worker.close()
 
 
 def test_a_new_owner_without_the_live_checkpoint_waits_for_it_too_or_for_a_new_version(world: World) -> None:
@@ -84,9 +81,8 @@ def test_a_new_owner_without_the_live_checkpoint_waits_for_it_too_or_for_a_new_v
     world.want(2, seed=1)
     for _ in range(14):
         worker.step()
-    assert current(world).live == 2 and worker.tasks[0].shard.versions[1].behind
+    assert world.state.live == 2 and worker.tasks[0].shard.versions[1].behind
     assert world.reader(2) == world.oracle(2, 1)
-    worker.close()
 
 
 def test_a_backup_without_a_checkpoint_falls_behind_and_the_live_version_goes_on(world: World) -> None:
@@ -94,7 +90,7 @@ def test_a_backup_without_a_checkpoint_falls_behind_and_the_live_version_goes_on
     world.want(2, seed=1)
     worker.settle()
     worker.close()
-    assert current(world).versions[1].state is State.BACKUP
+    assert world.state.versions[1].state is State.BACKUP
     spoil(world)
     worker = Worker(world)
     world.publish_items(upsert(7, 9, price=3.0))
@@ -102,7 +98,6 @@ def test_a_backup_without_a_checkpoint_falls_behind_and_the_live_version_goes_on
         worker.step()
     assert worker.tasks[0].admitted and worker.tasks[0].shard.versions[1].behind
     assert world.reader(2) == world.oracle(2, 1)
-    worker.close()
 
 
 def test_a_revival_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world: World) -> None:
@@ -111,7 +106,7 @@ def test_a_revival_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world
         world.want(version, seed=1)
         worker.settle()
     worker.close()
-    frozen = current(world).versions[1]
+    frozen = world.state.versions[1]
     assert frozen.state is State.FROZEN
     spoil(world)
     world.write(Entry(EntryKind.WANT, 0, version=1, revision=frozen.next_revision, cause=Cause.REVIVE, wish=Wish.PROMOTE))
@@ -119,12 +114,11 @@ def test_a_revival_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world
     worker = Worker(world)
     for _ in range(5):
         worker.step()
-    assert worker.tasks[0].shard.versions[1].behind and current(world).live == 3
+    assert worker.tasks[0].shard.versions[1].behind and world.state.live == 3
     repair(world)
     for _ in range(14):
         worker.step()
-    assert current(world).live == 1 and world.reader(1) == world.oracle(1)
-    worker.close()
+    assert world.state.live == 1 and world.reader(1) == world.oracle(1)
 
 
 def test_a_build_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world: World) -> None:
@@ -134,12 +128,11 @@ def test_a_build_whose_checkpoint_is_lost_goes_on_when_it_is_there_again(world: 
     worker = Worker(world)
     for _ in range(6):
         worker.step()
-    assert current(world).versions[3].state is State.WANTED and worker.tasks[0].admitted
+    assert world.state.versions[3].state is State.WANTED and worker.tasks[0].admitted
     Path(world.store.url, path).write_bytes(checkpoint_bytes(1))
     for _ in range(14):
         worker.step()
-    assert current(world).live == 3 and world.reader(3) == world.oracle(3, 1)
-    worker.close()
+    assert world.state.live == 3 and world.reader(3) == world.oracle(3, 1)
 
 
 def test_a_new_owner_lets_nothing_in_before_it_has_started_a_version_whose_former_owner_may_have_sealed_it(
@@ -160,7 +153,6 @@ def test_a_new_owner_lets_nothing_in_before_it_has_started_a_version_whose_forme
     world.clock.seconds += RETRIED_S
     worker.step()
     assert worker.tasks[0].admitted and not worker.tasks[0].shard.versions[3].behind
-    worker.close()
 
 
 def test_a_version_that_was_behind_stays_so_where_a_seal_of_the_shard_may_be_published(
@@ -172,7 +164,7 @@ def test_a_version_that_was_behind_stays_so_where_a_seal_of_the_shard_may_be_pub
     for _ in range(10):
         worker.step()
     shard = worker.tasks[0].shard
-    assert shard.versions[3].sealed_revision == 0 and current(world).versions[3].state is State.WANTED
+    assert shard.versions[3].sealed_revision == 0 and world.state.versions[3].state is State.WANTED
     shard.update_version(3, behind=True)
     for _ in range(3):
         worker.step()
@@ -180,5 +172,4 @@ def test_a_version_that_was_behind_stays_so_where_a_seal_of_the_shard_may_be_pub
     monkeypatch.undo()
     world.clock.seconds += RETRIED_S
     worker.step()
-    assert current(world).live == 3 and shard.versions[3].behind
-    worker.close()
+    assert world.state.live == 3 and shard.versions[3].behind

@@ -1,7 +1,6 @@
 """Canary and promotion over real versions: real shards, real parts, real networks; the builder at once or by hand."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from infra.index.sample import find_rows, sample_rows
 from infra.index.store import FolderStore
 from schemas.errors import Unavailable
 from schemas.ids import encode_index_key
-from schemas.index.control import ControlState, Entry
+from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
 from streams.builders import canary
 from streams.builders.canary import run_canary
@@ -32,10 +31,6 @@ def fill(world: World, items: int = 300) -> None:
     for at in range(0, items, 100):
         world.publish_items(*(upsert(i, 1, category=i % 7, price=1.0 + i % 5, stock=1) for i in range(at, min(items, at + 100))))
         world.publish_embeddings(*(embed(i, *(float((i * k) % 11 - 5) for k in range(1, 7))) for i in range(at, min(items, at + 100), 2)))
-
-
-def newest(world: World) -> ControlState:
-    return ControlLog(world.store).refresh()
 
 
 class Builders(InlineBuilders):
@@ -64,23 +59,16 @@ class Builders(InlineBuilders):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    fill(world)
-    return world
-
-
-@pytest.fixture
 def builders(world: World) -> Builders:
+    fill(world)
     return Builders(world)
 
 
 @pytest.fixture
-def worker(world: World, builders: Builders) -> Iterator[Worker]:
+def worker(world: World, builders: Builders) -> Worker:
     worker = Worker(world, builders=builders, canary=RULES, **NEVER)
     worker.settle()
-    yield worker
-    worker.close()
+    return worker
 
 
 def go_live(world: World, worker: Worker, builders: Builders, version: int, seed: int = 0) -> None:
@@ -88,7 +76,7 @@ def go_live(world: World, worker: Worker, builders: Builders, version: int, seed
     worker.settle()
     builders.sing(1.0)
     worker.settle()
-    assert newest(world).live == version
+    assert world.state.live == version
 
 
 # --- the entries -----------------------------------------------------------------------------------------------------
@@ -97,10 +85,10 @@ def go_live(world: World, worker: Worker, builders: Builders, version: int, seed
 def test_a_version_waits_for_its_canary_and_the_log_says_what_it_sang(world: World, worker: Worker, builders: Builders) -> None:
     world.want(1)
     worker.settle()
-    assert newest(world).versions[1].state is State.PUBLISHED and len(builders.waiting) == 1
+    assert world.state.versions[1].state is State.PUBLISHED and len(builders.waiting) == 1
     builders.sing()
     worker.settle()
-    state = newest(world)
+    state = world.state
     assert state.live == 1 and state.versions[1].reason.startswith("canary: 256 pairs") and state.versions[1].by == "w"
 
 
@@ -110,7 +98,7 @@ def test_a_version_that_fails_is_withheld_with_the_reason_until_it_is_approved(w
     worker.settle()
     builders.sing(0.1)
     worker.settle()
-    state = newest(world)
+    state = world.state
     assert (state.live, state.versions[2].state, state.versions[2].withheld) == (1, State.PUBLISHED, True)
     assert "its best tenth shares 0.100 with that of 1" in state.versions[2].reason and "aif index approve 2" in state.versions[2].reason
     assert [e.reason for e in worker.events if e.kind == "withheld"] == [state.versions[2].reason]
@@ -119,7 +107,7 @@ def test_a_version_that_fails_is_withheld_with_the_reason_until_it_is_approved(w
     assert len(builders.waiting) == heard and world.entries(EntryKind.WITHHOLD) == 1
     world.write(Entry(EntryKind.APPROVE, 0, "anna", 2))
     worker.settle()
-    assert newest(world).live == 2 and len(builders.waiting) == heard
+    assert world.state.live == 2 and len(builders.waiting) == heard
 
 
 def test_an_approval_beforehand_spares_the_canary(world: World, worker: Worker, builders: Builders) -> None:
@@ -127,7 +115,7 @@ def test_an_approval_beforehand_spares_the_canary(world: World, worker: Worker, 
     worker.settle()
     world.write(Entry(EntryKind.APPROVE, 0, "anna", 1))
     worker.settle()
-    assert newest(world).live == 1 and builders.waiting[0].abandoned
+    assert world.state.live == 1 and builders.waiting[0].abandoned
 
 
 def test_several_workers_write_one_entry_and_a_restart_costs_only_a_repeat(world: World, worker: Worker, builders: Builders) -> None:
@@ -164,10 +152,10 @@ def test_a_verdict_against_a_version_that_is_no_longer_live_does_not_count(
     builders.sing(0.0)
     worker.settle()
     worker.step()
-    assert not promotions and not newest(world).versions[3].withheld and builders.waiting[-1].job.live.version == 1  # type: ignore[union-attr]
+    assert not promotions and not world.state.versions[3].withheld and builders.waiting[-1].job.live.version == 1  # type: ignore[union-attr]
     builders.sing(1.0)
     worker.settle()
-    assert newest(world).live == 3
+    assert world.state.live == 3
 
 
 def test_a_hold_gives_the_canary_up_and_the_release_begins_it_again(world: World, worker: Worker, builders: Builders) -> None:
@@ -175,12 +163,12 @@ def test_a_hold_gives_the_canary_up_and_the_release_begins_it_again(world: World
     worker.settle()
     world.write(Entry(EntryKind.HOLD, 0))
     worker.settle()
-    assert builders.waiting[-1].abandoned and newest(world).live is None
+    assert builders.waiting[-1].abandoned and world.state.live is None
     world.write(Entry(EntryKind.RELEASE, 0))
     worker.settle()
     builders.sing()
     worker.settle()
-    assert newest(world).live == 1 and len(builders.waiting) == 2
+    assert world.state.live == 1 and len(builders.waiting) == 2
 
 
 def test_a_canary_that_fails_to_run_is_reported_and_run_again(world: World, worker: Worker, builders: Builders) -> None:
@@ -188,12 +176,12 @@ def test_a_canary_that_fails_to_run_is_reported_and_run_again(world: World, work
     worker.settle()
     builders.waiting[-1].future.set_exception(Unavailable("builder_died", "a builder ended"))
     report = worker.step()
-    assert any("builder_died" in error for error in report.errors) and newest(world).live is None
+    assert any("builder_died" in error for error in report.errors) and world.state.live is None
     world.clock.seconds += 10
     worker.settle()
     builders.sing()
     worker.settle()
-    assert newest(world).live == 1
+    assert world.state.live == 1
 
 
 # --- the figures -----------------------------------------------------------------------------------------------------
@@ -206,7 +194,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job_of(world: World, version: int, live: int | None) -> CanaryJob:
-    versions = newest(world).versions
+    versions = world.state.versions
     return CanaryJob(versions[version], None if live is None else versions[live], RULES.users, RULES.items)
 
 
@@ -282,14 +270,12 @@ def test_a_live_version_that_tells_nothing_apart_is_no_measure(world: World, wor
     assert figures.against is None and "nothing to compare with" in figures.describe()
 
 
-def test_a_version_over_zero_items_passes(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_a_version_over_zero_items_passes(world: World) -> None:
     worker = Worker(world, canary=RULES, **NEVER)
     for version, seed in ((0, 0), (1, 1)):
         world.want(version, seed)
         worker.settle()
-        assert newest(world).live == version
-    worker.close()
+        assert world.state.live == version
 
 
 # --- the sample ------------------------------------------------------------------------------------------------------
@@ -312,7 +298,7 @@ def test_a_sample_is_spread_over_all_shards_and_keys_and_follows_changes(tmp_pat
     assert min(ids) < 256 and max(ids) > 12_000 and sum(10_500 < i < 12_500 for i in ids) > 20
     again = find_rows(world.store, manifest, [*sample.keys, encode_index_key(999_999)])
     assert list(again.keys) == list(sample.keys) and again.rows_R.tobytes() == sample.rows_R.tobytes()
-    worker.close()
+    world.close()
 
 
 def test_rows_of_a_sample_are_those_of_the_merged_view(world: World, worker: Worker, builders: Builders) -> None:

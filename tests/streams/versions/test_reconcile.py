@@ -1,9 +1,8 @@
 """A version's life through real shards and a real store: build, seal, publish, promote, revise, and what must not go wrong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,18 +19,6 @@ from tests.streams.shard_world import ITEMS, HashEncoder, delete, embed, feature
 from tests.streams.version_world import Worker, World
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-@pytest.fixture
-def worker(world: World) -> Iterator[Worker]:
-    worker = Worker(world)
-    yield worker
-    worker.close()
-
-
 def fill(world: World, items: int = 600, version: int = 1) -> None:
     """Items with everything: some without an embedding, some deleted."""
     for start in range(0, items, 100):
@@ -40,18 +27,12 @@ def fill(world: World, items: int = 600, version: int = 1) -> None:
     world.publish_items(*(delete(i, version) for i in range(0, items, 50)))
 
 
-def current(world: World) -> Any:
-    from infra.index.control_log import ControlLog
-
-    return ControlLog(world.store).refresh()
-
-
 def test_a_wanted_version_goes_live_with_the_digest_of_the_plain_oracle(world: World, worker: Worker) -> None:
     fill(world)
     worker.settle()
     world.want(4)
     worker.settle()
-    state = current(world)
+    state = world.state
     assert state.live == 4 and state.versions[4].state is State.LIVE
     manifest = world.manifest(4)
     assert (manifest.digest, manifest.data_digest) == world.oracle(4) == world.reader(4)
@@ -82,7 +63,7 @@ def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_
 def test_a_version_over_zero_items_goes_live_and_fills_by_deltas(world: World, worker: Worker) -> None:
     world.want(0)
     worker.settle()
-    assert current(world).live == 0 and world.manifest(0).rows == 0
+    assert world.state.live == 0 and world.manifest(0).rows == 0
     fill(world, 100)
     worker.step()
     assert world.reader(0) == world.oracle(0)
@@ -113,7 +94,7 @@ def test_a_shard_seals_only_after_it_applied_what_was_there_when_it_saw_the_vers
     task.consume = lambda: None  # type: ignore[method-assign]
     for _ in range(5):
         worker.step()
-    assert current(world).versions[4].state is State.WANTED
+    assert world.state.versions[4].state is State.WANTED
     del task.consume  # type: ignore[method-assign]
     worker.step()
     worker.settle()
@@ -128,7 +109,7 @@ def test_a_second_version_makes_the_first_the_backup_and_the_third_freezes_it(wo
         worker.settle()
         world.publish_items(upsert(7, version + 5, price=3.0))
         worker.step()
-    state = current(world)
+    state = world.state
     assert {v: s.state for v, s in state.versions.items()} == {1: State.FROZEN, 2: State.BACKUP, 5: State.LIVE}
     assert set(worker.tasks[0].shard.versions) == {2, 5}
     assert world.reader(2) == world.oracle(2, 1)
@@ -158,7 +139,7 @@ def test_a_step_that_finds_nothing_to_do_asks_the_store_once_what_is_new(
     world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.settle()
-    new, asked, get = control_path(current(world).next_number), list[str](), FolderStore.get
+    new, asked, get = control_path(world.state.next_number), list[str](), FolderStore.get
 
     def counted(store: FolderStore, path: str, *bounds: int) -> bytes:
         asked.append(path)
@@ -177,17 +158,17 @@ def test_an_aborted_build_leaves_the_shard_and_the_next_version_is_built(world: 
     world.write(Entry(EntryKind.ABORT, 0, version=4))
     world.want(5, 1)
     worker.settle()
-    assert set(worker.tasks[0].shard.versions) == {5} and current(world).live == 5
+    assert set(worker.tasks[0].shard.versions) == {5} and world.state.live == 5
 
 
 def test_held_means_published_but_not_promoted(world: World, worker: Worker) -> None:
     world.write(Entry(EntryKind.HOLD, 0))
     world.want(4)
     worker.settle()
-    assert current(world).live is None and current(world).versions[4].state is State.PUBLISHED
+    assert world.state.live is None and world.state.versions[4].state is State.PUBLISHED
     world.write(Entry(EntryKind.RELEASE, 0))
     worker.settle()
-    assert current(world).live == 4
+    assert world.state.live == 4
 
 
 def test_a_version_of_another_encoder_is_behind_and_takes_no_rows(world: World, worker: Worker) -> None:
@@ -209,7 +190,7 @@ def test_a_seal_of_another_encoder_gets_into_no_manifest(world: World, worker: W
     world.store.put_bytes(seal_path(0, 0, 0, "foreign"), encode_seal(foreign))
     worker.settle()
     (seal,) = world.manifest(0).seals
-    assert (seal.delta_position, seal.encoder_fingerprint) == (0, current(world).versions[0].encoder_fingerprint)
+    assert (seal.delta_position, seal.encoder_fingerprint) == (0, world.state.versions[0].encoder_fingerprint)
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw.replace(b'"delta_position":', b'"delta_position":1'), lambda raw: raw[:-20], None])
@@ -237,7 +218,7 @@ def test_a_seal_that_the_store_has_changed_or_lost_is_named_and_made_again(
         reports = [worker.step() for _ in range(8)]
         worker.settle()
         assert damage is None or any(damaged[0] in text for report in reports for text in report.news)
-        assert current(world).live == 4 and world.reader(4) == world.oracle(4)
+        assert world.state.live == 4 and world.reader(4) == world.oracle(4)
 
 
 def test_a_full_part_is_taken_once_and_only_if_the_increments_go_on_where_it_ends(tmp_path: Path) -> None:
@@ -297,7 +278,6 @@ def test_a_shard_takes_no_batch_before_every_published_version_is_started(world:
     world.clock.seconds += 10
     worker.settle()
     assert world.reader(4) == world.oracle(4)
-    worker.close()
 
 
 def test_the_work_of_a_version_and_what_it_was_spared_is_in_its_seals_by_cause(world: World, worker: Worker) -> None:

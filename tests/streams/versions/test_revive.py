@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from infra.index.control_log import ControlLog
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
 from streams.builders import base_rows
@@ -24,8 +22,7 @@ NEVER = {"reseal_interval_s": 1e12}
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
+def world(world: World) -> World:
     for start in range(0, 600, 100):
         world.publish_items(*(upsert(i, 1, category=i % 7, price=1.0 + i) for i in range(start, start + 100)))
     world.publish_embeddings(*(embed(i, *range(i, i + 6)) for i in range(0, 200, 2)))
@@ -33,11 +30,10 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def worker(world: World) -> Iterator[Worker]:
+def worker(world: World) -> Worker:
     worker = Worker(world, **NEVER)
     worker.settle()
-    yield worker
-    worker.close()
+    return worker
 
 
 @pytest.fixture
@@ -63,14 +59,14 @@ def go_live(world: World, worker: Worker, *versions: int) -> None:
 def freeze_1(world: World, worker: Worker) -> None:
     """Version 1 lives, is frozen, and the catalogue goes on without it."""
     go_live(world, worker, 1, 2, 3)
-    assert ControlLog(world.store).refresh().versions[1].state is State.FROZEN
+    assert world.state.versions[1].state is State.FROZEN
     world.publish_items(*(upsert(i, 2, category=3, price=9.0) for i in range(5)), delete(10, 2), upsert(900, 1, price=2.0))
     world.publish_embeddings(embed(1, *range(6)), embed(20, *range(6)))
     worker.settle()
 
 
 def revive(world: World, worker: Worker) -> None:
-    status = ControlLog(world.store).refresh().versions[1]
+    status = world.state.versions[1]
     world.write(Entry(EntryKind.WANT, 0, version=1, revision=status.next_revision, cause=Cause.REVIVE))
     worker.settle()
 
@@ -81,7 +77,7 @@ def test_a_revived_version_has_what_happened_while_it_was_frozen_and_only_that_w
     freeze_1(world, worker)
     encoded.clear()
     revive(world, worker)
-    status = ControlLog(world.store).refresh().versions[1]
+    status = world.state.versions[1]
     assert (status.state, status.revision) == (State.PUBLISHED, 1)
     assert sum(encoded) == 7  # five changed, one new, one embedding; the deleted one is just left out
     assert world.reader(1) == world.oracle(1, 1) == (world.manifest(1).digest, world.manifest(1).data_digest)
@@ -90,12 +86,12 @@ def test_a_revived_version_has_what_happened_while_it_was_frozen_and_only_that_w
     worker.settle()
     world.write(Entry(EntryKind.PROMOTE, 0, version=1))
     worker.settle()
-    assert ControlLog(world.store).refresh().live == 1 and world.reader(1) == world.oracle(1, 1)
+    assert world.state.live == 1 and world.reader(1) == world.oracle(1, 1)
 
 
 def test_events_that_come_while_it_revives_are_in_it(world: World, worker: Worker) -> None:
     freeze_1(world, worker)
-    status = ControlLog(world.store).refresh().versions[1]
+    status = world.state.versions[1]
     world.write(Entry(EntryKind.WANT, 0, version=1, revision=status.next_revision, cause=Cause.REVIVE))
     for n in range(6):
         world.publish_items(upsert(30 + n, 5, price=0.5), delete(40 + n, 5))
@@ -133,10 +129,10 @@ def test_a_rollback_to_a_frozen_version_holds_at_once_and_goes_live_when_it_is_r
     freeze_1(world, worker)
     monkeypatch.setenv("AIF_INDEX__STORE", world.store.url)
     assert CliRunner().invoke(build_app(), ["index", "rollback", "1", "--reason", "clicks fell"]).exit_code == 0
-    state = ControlLog(world.store).refresh()
+    state = world.state
     assert state.held_why == "rollback by aif index: clicks fell" and state.versions[1].is_reviving and state.live == 3
     worker.settle()
-    state = ControlLog(world.store).refresh()
+    state = world.state
     assert (state.live, state.backup, state.held) == (1, 3, True)
     assert state.versions[3].turned_away and not state.versions[1].wish
 
@@ -151,7 +147,7 @@ def test_a_promotion_of_a_frozen_version_happens_when_it_is_revived_unless_someb
     if newer is not None:
         world.write(Entry(newer, 0, "somebody"))
     worker.settle()
-    state = ControlLog(world.store).refresh()
+    state = world.state
     assert state.live == (3 if newer is EntryKind.HOLD else 1)
     assert state.versions[1].state is (State.PUBLISHED if newer is EntryKind.HOLD else State.LIVE)
 
@@ -176,7 +172,6 @@ def test_a_revision_works_a_grown_incremental_part_into_the_full_one_without_com
     world.publish_items(upsert(3, 9, price=7.0), upsert(200, 9, price=7.0))
     worker.settle()
     assert world.reader(1) == world.oracle(1, 1)
-    worker.close()
 
 
 def test_a_full_part_that_is_lost_before_the_seal_is_built_again(world: World, worker: Worker) -> None:
@@ -289,4 +284,3 @@ def test_a_worker_that_is_killed_in_a_build_goes_on_with_its_slices_and_leaves_n
     again.settle()
     assert sum(encoded) == 200 and world.reader(1) == world.oracle(1, 1)
     assert not list(slices.iterdir())
-    again.close()

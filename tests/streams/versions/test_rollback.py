@@ -1,7 +1,5 @@
 """The rollback by reports over real versions, and the reports as a worker reads them."""
 
-from pathlib import Path
-
 import pytest
 
 from infra.clock import SystemClock
@@ -29,11 +27,6 @@ def report(world: World, version: int, failed: int) -> Report:
     return Report("s1", version, world.clock.now_ms(), 1_000, failed=failed)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def test_a_live_version_that_servers_complain_of_is_left_once_and_the_log_says_why_and_by_whom(world: World) -> None:
     heard: ReportHistory = {}
     worker = Worker(world, reports_of=lambda: heard)
@@ -42,15 +35,14 @@ def test_a_live_version_that_servers_complain_of_is_left_once_and_the_log_says_w
         worker.settle()
     heard = {("s1", 2): [report(world, 2, failed=400)]}
     worker.settle()
-    state = ControlLog(world.store).refresh()
+    state = world.state
     assert (state.live, state.backup, state.held) == (1, 2, True)
     assert state.versions[2].turned_away and state.versions[2].by == "w" and "1 of 1 servers report faults" in state.versions[2].reason
     assert [e.version for e in worker.events if e.kind == "rolled_back"] == [2]
     heard = {("s1", 1): [report(world, 1, failed=400)]}
     world.write(Entry(EntryKind.RELEASE, 0, "anna"))
     worker.settle()
-    assert ControlLog(world.store).refresh().live == 1 and world.entries(EntryKind.ROLLBACK) == 1
-    worker.close()
+    assert world.state.live == 1 and world.entries(EntryKind.ROLLBACK) == 1
 
 
 def test_of_several_workers_one_writes_the_entry(world: World) -> None:
@@ -62,7 +54,7 @@ def test_of_several_workers_one_writes_the_entry(world: World) -> None:
     bad = {("s1", 2): [report(world, 2, failed=400)]}
     watches = [RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), lambda: bad, name, lambda _: {}) for name in "abc"]
     assert [watch.step() is not None for watch in watches] == [True, False, False]
-    assert ControlLog(world.store).refresh().versions[1].state is State.LIVE and world.entries(EntryKind.ROLLBACK) == 1
+    assert world.state.versions[1].state is State.LIVE and world.entries(EntryKind.ROLLBACK) == 1
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -83,13 +75,12 @@ def test_a_backup_that_fell_behind_is_gone_back_to_and_what_it_lacks_is_said_in_
     assert not worker.step().alarms, "nobody is served the version that is behind"
     heard = {("s1", 2): [report(world, 2, failed=400)]}
     worker.settle()
-    state = ControlLog(world.store).refresh()
+    state = world.state
     assert (state.live, state.held) == (1, True)
     told = "fell behind (shard 0 by 1,234 records)" if known else "is not known: kafka_unreachable: no broker answers"
     assert told in state.versions[2].reason and any(told in e.reason for e in worker.events if e.kind == "rolled_back")
     (alarm,) = worker.step().alarms
     assert "version 1 is served and has fallen behind in shard 0" in alarm
-    worker.close()
 
 
 def record(value: bytes, at_ms: int = -1) -> SourceRecord:

@@ -2,11 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from infra.index.control_log import ControlLog
 from infra.index.retention import read_store_content, remove_due
 from infra.index.verify import verify_version
 from schemas.errors import Corrupted
@@ -31,8 +29,7 @@ def live_four_times(world: World, worker: Worker) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
+def world(world: World) -> World:
     world.publish_items(*(upsert(i, 1, category=i % 7, price=1.0 + i) for i in range(60)))
     return world
 
@@ -41,7 +38,7 @@ def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(
     keep = RetentionRules(2, 100_000)
     worker = Worker(world, keep=keep, snapshots=SnapshotTimes(1e12, 1), reseal_interval_s=1e12)
     live_four_times(world, worker)
-    state = ControlLog(world.store).refresh()
+    state = world.state
     assert [s.state for s in state.versions.values()] == [State.REMOVED, State.REMOVED, State.BACKUP, State.LIVE]
     assert world.store.list("versions/1/") and world.store.list("versions/2/")  # the grace period
     assert len(list_snapshots(world.store, 0)[0]) > 2
@@ -50,7 +47,7 @@ def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(
     assert not world.store.list("versions/1/") and not world.store.list("versions/2/")
     assert len(list_snapshots(world.store, 0)[0]) == 2 and len(world.store.list("checkpoints/")) == 2
     for version in (3, 4):
-        status = ControlLog(world.store).refresh().versions[version]
+        status = world.state.versions[version]
         assert verify_version(world.store, status).faults == ()
         assert world.reader(version) == world.oracle(version, version % 2)
     worker.close()
@@ -77,7 +74,6 @@ def test_what_a_killed_build_left_goes_and_a_part_that_a_shard_has_not_sealed_ye
     worker.settle()
     assert not world.store.list("versions/4/full/00000-0123456789ab")
     assert world.store.list(full.directory) and world.store.list(world.manifest(4).seals[0].full.directory)
-    worker.close()
 
 
 @pytest.mark.parametrize("damage", [lambda raw: b"{", lambda raw: raw.replace(b"versions/4/full/", b"versions/5/full/")])
@@ -89,13 +85,12 @@ def test_a_manifest_that_does_not_read_or_names_other_files_stops_every_removal(
     path = world.store.local_path("versions/4/0/manifest.json")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(Corrupted, match=r"bad_manifest: versions/4/0/manifest.json of .* no file is removed until"):
-        read_store_content(world.store, ControlLog(world.store).refresh())
-    worker.close()
+        read_store_content(world.store, world.state)
 
 
 def test_a_file_that_was_put_again_since_the_plan_stays_and_so_do_files_of_others(world: World) -> None:
     world.want(4)
-    state = ControlLog(world.store).refresh()
+    state = world.state
     for foreign in ("versions/notes.json", "versions/notes/of/seals/somebody.json", "snapshots/notes.json", "replays/notes"):
         world.store.put_bytes(foreign, b"{}")
     world.store.put_bytes("checkpoints/" + "a" * 64 + ".safetensors", b"x")

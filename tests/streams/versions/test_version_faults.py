@@ -5,13 +5,13 @@ import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.index.control_log import ControlLog
+from infra.index.parts import is_tombstone
 from infra.index.store import FolderStore
 from schemas.index.lifecycle import EntryKind, State
 from streams.builders import sealer
@@ -58,12 +58,12 @@ def fill(world: World) -> None:
 def run_to_live(world: World, worker: Worker) -> None:
     """As a worker runs, with updates that arrive all the time."""
     for n in range(30):
-        if 4 not in ControlLog(world.store).refresh().versions:
+        if 4 not in world.state.versions:
             world.want(4)
         world.publish_items(upsert(n, 2 + n, price=0.5), delete((n + 7) % 40, 2 + n))
         report = worker.step()
         assert not report.errors, report.errors
-        if ControlLog(world.store).refresh().live == 4 and not report.done:
+        if world.state.live == 4 and not report.done:
             return
     raise AssertionError("version 4 never went live")
 
@@ -159,12 +159,11 @@ def test_workers_that_reconcile_at_once_publish_one_manifest(tmp_path: Path) -> 
     for thread in threads:
         thread.join()
     assert not errors
-    assert ControlLog(world.store).refresh().live == 4
+    assert world.state.live == 4
     assert world.entries(EntryKind.PUBLISH) == world.entries(EntryKind.PROMOTE) == 1
     assert world.manifest(4).digest == world.oracle(4)[0]
     assert sum(e.kind == "published" for w in workers for e in w.events) == 1
-    for worker in workers:
-        worker.close()
+    world.close()
 
 
 def test_workers_that_find_a_revision_due_at_once_want_one(tmp_path: Path) -> None:
@@ -174,15 +173,14 @@ def test_workers_that_find_a_revision_due_at_once_want_one(tmp_path: Path) -> No
     for _ in range(5):
         for worker in workers:
             worker.step()
-    first = ControlLog(world.store).refresh().versions[4]
+    first = world.state.versions[4]
     assert (first.state, first.revision) == (State.LIVE, 0)
     world.clock.seconds = 1e12  # far beyond the time of the store's files
     for worker in workers:
         worker.reconciler._publication.revise(worker.reconciler._control_log.refresh(), 3_600_000)
-    assert ControlLog(world.store).refresh().versions[4].wanted_revision == 1
+    assert world.state.versions[4].wanted_revision == 1
     assert world.entries(EntryKind.WANT) == 2
-    for worker in workers:
-        worker.close()
+    world.close()
 
 
 # --- planted mistakes ------------------------------------------------------------------------------------------------
@@ -195,15 +193,11 @@ def between(world: World, worker: Worker, version: int = 50) -> None:
 
 
 @pytest.fixture
-def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., SealJob]], World]]:
+def sealing(world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., SealJob]], None]:
     """Takes version 4 live with a given way to prepare seals; events come between its two reads."""
-    opened: list[Worker] = []
 
-    def run(prepare: Callable[..., SealJob]) -> World:
-        world = World(tmp_path)
+    def run(prepare: Callable[..., SealJob]) -> None:
         fill(world)
-        worker = Worker(world)
-        opened.append(worker)
 
         def read_with_events(log_ends: LogEnds, shard: int) -> SealPoint:
             point = sealer.read_seal_point(log_ends, shard)
@@ -215,24 +209,19 @@ def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         worker.settle()
         world.want(4)
         worker.settle()
-        assert ControlLog(world.store).refresh().live == 4
-        return world
+        assert world.state.live == 4
 
-    yield run
-    for worker in opened:
-        worker.close()
+    return run
 
 
-def test_a_seal_loses_nothing_that_comes_while_it_is_made(sealing: Callable[[Callable[..., SealJob]], World]) -> None:
-    world = sealing(lambda _, __, *call: sealer.prepare_seal(*call))
+def test_a_seal_loses_nothing_that_comes_while_it_is_made(world: World, sealing: Callable[[Callable[..., SealJob]], None]) -> None:
+    sealing(lambda _, __, *call: sealer.prepare_seal(*call))
     assert world.reader(4) == world.oracle(4)
 
 
-def test_a_seal_waits_for_everything_that_another_owner_may_have_sent_rows_of(tmp_path: Path) -> None:
+def test_a_seal_waits_for_everything_that_another_owner_may_have_sent_rows_of(world: World, worker: Worker) -> None:
     """A former owner that does not know it yet: the new one has applied more, and sent deltas below the position that is read here."""
-    world = World(tmp_path)
     fill(world)
-    worker = Worker(world)
     worker.settle()
     world.want(4)
     worker.step()
@@ -244,10 +233,9 @@ def test_a_seal_waits_for_everything_that_another_owner_may_have_sent_rows_of(tm
     worker.tasks[0].consume()
     worker.settle()
     assert world.reader(4) == world.oracle(4)
-    worker.close()
 
 
-def test_a_delta_position_read_after_the_export_is_seen(sealing: Callable[[Callable[..., SealJob]], World]) -> None:
+def test_a_delta_position_read_after_the_export_is_seen(world: World, sealing: Callable[[Callable[..., SealJob]], None]) -> None:
     def wrong_order(
         world: World, worker: Worker, job: SealJob, _: SealPoint, create_checkpoint: Callable[[Path], None], into: Path
     ) -> SealJob:
@@ -255,23 +243,18 @@ def test_a_delta_position_read_after_the_export_is_seen(sealing: Callable[[Calla
         between(world, worker, 51)
         return dataclasses.replace(job, delta_position=world.deltas_end(job.shard), checkpoint_directory=str(into))
 
-    world = sealing(wrong_order)
+    sealing(wrong_order)
     assert world.reader(4) != world.oracle(4)
 
 
-def test_a_seal_without_tombstones_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from infra.index.parts import is_tombstone
-
+def test_a_seal_without_tombstones_is_seen(world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ShardReader.scan_increments
     monkeypatch.setattr(ShardReader, "scan_increments", lambda self, v: (kv for kv in whole(self, v) if not is_tombstone(kv[1])))
-    world = World(tmp_path)
     fill(world)
-    worker = Worker(world)
     worker.settle()
     world.want(4)
     worker.step()
     worker.step()  # the full part has item 3
     world.publish_items(delete(3, 9))
     worker.settle()
-    worker.close()
     assert world.manifest(4).digest != world.oracle(4)[0]

@@ -1,7 +1,6 @@
 """A worker whose clock is days off: it removes nothing that was put just now."""
 
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,9 @@ from tests.infra.index.test_store_clock import DAY_S, WrongClock
 from tests.streams.version_world import World
 
 
-def test_a_worker_whose_clock_is_days_ahead_removes_no_file_that_was_put_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_clock_is_days_ahead_removes_no_file_that_was_put_just_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1"), ("BUILD__WARM", "false"), ("ROLLBACK__ENABLED", "false")):
         monkeypatch.setenv(f"AIF_{name}", value)
-    world = World(tmp_path)
     unnamed = checkpoint_path("0" * 64)  # as between the copy of a checkpoint and its `want`
     world.store.put_bytes(unnamed, b"x")
     side = VersionSide(
@@ -24,7 +22,7 @@ def test_a_worker_whose_clock_is_days_ahead_removes_no_file_that_was_put_just_no
         ControlLog(world.store),
         WrongClock(3 * DAY_S),
         owned=list,
-        folder=tmp_path / "worker",
+        folder=world.folder / "worker",
         stopping=threading.Event(),
         by="test",
         template=None,

@@ -60,10 +60,6 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _today() -> str:
-    return dt.datetime.now(dt.UTC).date().isoformat()
-
-
 @dataclass
 class Figures:
     """Collects the figures of one run of `bench`; `config` is what the run was asked to do, and nothing that it found: runs with the same are compared."""
@@ -73,7 +69,7 @@ class Figures:
     _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=describe_machine)
     versions: Mapping[str, str] = field(default_factory=library_versions)
-    date: str = field(default_factory=_today)
+    date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).date().isoformat())
 
     @classmethod
     def from_dict(cls, bench: Bench, raw: Mapping[str, Any]) -> "Figures":

@@ -93,10 +93,6 @@ class BenchStage(Stage):
         ends = [end_offsets(self.bootstrap_servers, self.topic_prefix + topic) for topic in SHARD_TOPICS]
         return {shard: tuple(by_partition[shard] for by_partition in ends) for shard in range(SHARDS)}
 
-    def delta_ends(self) -> dict[int, int]:
-        """End offsets of index-deltas."""
-        return end_offsets(self.bootstrap_servers, self.topic_prefix + INDEX_DELTAS)
-
 
 @contextmanager
 def open_bench_stage(**settings: str) -> Iterator[BenchStage]:
@@ -143,7 +139,8 @@ class AppliedWatch:
 
     def __init__(self, stage: BenchStage) -> None:
         self._stage = stage
-        self._follower = TopicFollower(stage.bootstrap_servers, INDEX_DELTAS, stage.delta_ends(), prefix=stage.topic_prefix)
+        ends = end_offsets(stage.bootstrap_servers, stage.topic_prefix + INDEX_DELTAS)
+        self._follower = TopicFollower(stage.bootstrap_servers, INDEX_DELTAS, ends, prefix=stage.topic_prefix)
         self.seen: list[Applied] = []
         self._told: dict[int, tuple[int, ...]] = {}
 

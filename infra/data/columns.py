@@ -138,7 +138,8 @@ def decode_times(array: Array, unit: str | None = None, form: str | None = None)
     array = plain(array)
     if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
         stamps = pc.cast(array, pa.timestamp("ms", getattr(array.type, "tz", None)), safe=False)
-        return _not_before_1970(pc.fill_null(pc.cast(stamps, pa.int64()), MISSING_TIME).to_numpy(zero_copy_only=False))
+        times = pc.fill_null(pc.cast(stamps, pa.int64()), MISSING_TIME).to_numpy(zero_copy_only=False)
+        return np.where(times < 0, MISSING_TIME, times)
     if not is_text(array):
         return _times_of_numbers(decode_numbers(array), unit)
     numbers = np.full(len(array), np.nan) if form else decode_numbers(array)
@@ -147,10 +148,6 @@ def decode_times(array: Array, unit: str | None = None, form: str | None = None)
     if len(left):
         times[left] = [_time_of_text(text, form) for text in array.take(pa.array(left)).to_pylist()]
     return times
-
-
-def _not_before_1970(times: np.ndarray) -> np.ndarray:
-    return np.where(times < 0, MISSING_TIME, times)
 
 
 def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:

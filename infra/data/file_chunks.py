@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from infra.data.columns import plain
 from infra.data.file_format import OneByteDelimiter
-from infra.data.json_lines import is_json_lines, read_batches, read_keys
+from infra.data.json_lines import read_batches, read_keys
 from infra.data.mapping import Source
 from infra.data.mapping_column import Column
 from infra.data.rejections import Rejections
@@ -33,6 +33,7 @@ _BLOCK_BYTES = 8 << 20
 _READ_AHEAD_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 16
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N"]
+_JSON = (".json", ".jsonl", ".ndjson")
 _PARQUET, _PARQUET_MAGIC = (".parquet", ".pq"), b"PAR1"
 _PACKED = (".gz", ".bz2", ".zst", ".lz4", ".br")  # Arrow unpacks them
 _OTHERS = dict.fromkeys((".xlsx", ".xls"), "Excel") | dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "an archive")
@@ -149,7 +150,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _is_json(path: Path) -> bool:
-    return is_json_lines(path, _PACKED)
+    return (Path(path.stem) if path.suffix.lower() in _PACKED else path).suffix.lower() in _JSON
 
 
 def _wanted_columns(path: Path, source: Source) -> list[str]:
@@ -239,18 +240,15 @@ def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[i
         rejections.add(source.section, path.name, number, f"has {row.actual_columns} cells, expected {row.expected_columns}")
         return "skip"
 
+    form = source.form
+    read = pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=form.encoding, column_names=form.header or None)
     with (
         _open_csv(path, source) as stream,
-        pyarrow.csv.open_csv(stream, _read_options(source), _parse_options(path, source, skip), _text_options(columns)) as reader,
+        pyarrow.csv.open_csv(stream, read, _parse_options(path, source, skip), _text_options(columns)) as reader,
     ):
         for batch in reader:
             for first in range(0, batch.num_rows, CHUNK_ROWS):
                 yield batch.slice(first, CHUNK_ROWS)
-
-
-def _read_options(source: Source) -> pyarrow.csv.ReadOptions:
-    form = source.form
-    return pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=form.encoding, column_names=form.header or None)
 
 
 def _parse_options(path: Path, source: Source, handler: object) -> pyarrow.csv.ParseOptions:

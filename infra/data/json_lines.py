@@ -16,15 +16,9 @@ import pyarrow as pa
 
 from schemas.limits import MIB
 
-SUFFIXES = (".json", ".jsonl", ".ndjson")
 _BATCH_BYTES = 8 * MIB
 _NAMES_LINES = 1_000
 Reject = Callable[[int, str | None], None]  # number of the line, and what is wrong with it (None: it is blank)
-
-
-def is_json_lines(path: Path, packed: Sequence[str]) -> bool:
-    """Whether a file's name says that it holds JSON; `packed` = endings that may follow."""
-    return (Path(path.stem) if path.suffix.lower() in packed else path).suffix.lower() in SUFFIXES
 
 
 def read_keys(path: Path) -> list[str]:

@@ -148,18 +148,13 @@ class MappedCatalogue:
 
     def new_items(self) -> Iterator[NewItem]:
         embeddings = self.sources.embeddings
-        alive = self._alive_ids
-        known = frozenset(self.sources.item_rows.ids)
+        ids = self.sources.item_rows.ids
+        alive, known = {ids[place] for place in self._alive.tolist()}, frozenset(ids)
         places = np.array([p for item, p in embeddings.place.items() if item in alive or item not in known], np.int64)
         for chunk in _chunks(places):
             for place, vector in zip(chunk.tolist(), embeddings.vectors(chunk), strict=True):
                 if vector is not None:
                     yield NewItem(item_id=embeddings.ids[place], embedding=vector)
-
-    @cached_property
-    def _alive_ids(self) -> frozenset[Id]:
-        ids = self.sources.item_rows.ids
-        return frozenset(ids[place] for place in self._alive.tolist())
 
     # --- users ---
 

@@ -32,9 +32,9 @@ class Adam:
         moved = [(number, p, p.grad) for number, p in enumerate(self._parameters) if p.grad is not None]
         if not moved:
             return
-        for number, parameter, _ in moved:
+        for number, p, _ in moved:
             if number not in self._moments:
-                self._moments[number] = _no_moments(parameter)
+                self._moments[number] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         kept = [self._moments[number] for number, _, _ in moved]
         steps = [m["step"] for m in kept]
         torch._foreach_add_(steps, 1.0)
@@ -62,7 +62,3 @@ class Adam:
     def restore(self, moments: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Continues from copies of the moments of the same parameters."""
         self._moments = {number: {name: moment.clone() for name, moment in named.items()} for number, named in moments.items()}
-
-
-def _no_moments(parameter: Tensor) -> dict[str, Tensor]:
-    return {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}

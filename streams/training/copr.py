@@ -42,12 +42,12 @@ def delta_ndcg(gains_BC: Tensor, mask_BC: Tensor) -> Tensor:
     return weight_BCC * both_BCC / ideal_B.clamp(min=1e-12)[:, None, None]
 
 
-def copr_loss(logits_BC: Tensor, bid_BC: Tensor, gains_BC: Tensor, mask_BC: Tensor, epsilon: float = EPSILON) -> Tensor:
+def copr_loss(logits_BC: Tensor, bid_BC: Tensor, gains_BC: Tensor, mask_BC: Tensor) -> Tensor:
     """Eq. 10, mean over the requests in which some pair has a weight; 0 if none has. `logits_BC` is the click's; y = sigmoid of it."""
     items_B = mask_BC.sum(dim=1).clamp(min=1)
     mean_bid_B = (bid_BC * mask_BC).sum(dim=1) / items_B
     ecpm_BC = torch.sigmoid(logits_BC) * bid_BC / mean_bid_B.clamp(min=1e-12)[:, None]
-    ratio_BCC = ecpm_BC[:, :, None] / (ecpm_BC[:, None, :] + epsilon)
+    ratio_BCC = ecpm_BC[:, :, None] / (ecpm_BC[:, None, :] + EPSILON)
     weight_BCC = delta_ndcg(gains_BC, mask_BC)
     loss_B = (weight_BCC * F.softplus(1 - ratio_BCC)).sum(dim=(1, 2))
     return loss_B.sum() / (weight_BCC.sum(dim=(1, 2)) > 0).sum().clamp(min=1)

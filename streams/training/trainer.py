@@ -261,17 +261,14 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of
     """Logits of every task [B, C, T], the click first."""
     distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)
     vectors_RD, bridge_RN = network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))
-    users = _with_vectors(batch.users, vectors_of(batch.rows_BL))
+    behaviours = dataclasses.replace(batch.users.behaviours, vectors_BLD=vectors_of(batch.rows_BL))
+    users = UserInputs(batch.users.profile, behaviours)
     rows = data.candidate_rows(batch, F.embedding(place_BC, vectors_RD), F.embedding(place_BC, bridge_RN))
-    groups = group_by_length(users.behaviours.mask_BL)
+    groups = group_by_length(behaviours.mask_BL)
     if len(groups) == 1:
         return network.joint_logits(network.user_states(users), rows)
     parts = [network.joint_logits(network.user_states(take_users(users, g)), map_tensors(rows, itemgetter(g))) for g in groups]
     return torch.cat(parts)[torch.cat(groups).argsort()]
-
-
-def _with_vectors(users: UserInputs, vectors_BLD: Tensor) -> UserInputs:
-    return UserInputs(users.profile, dataclasses.replace(users.behaviours, vectors_BLD=vectors_BLD))
 
 
 def group_by_length(mask_BL: Tensor) -> list[Tensor]:

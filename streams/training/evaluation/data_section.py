@@ -64,17 +64,16 @@ def data_section(raw: Mapping[str, Any]) -> list[Block]:
     told = ", ".join(f"{name} {value}" for name, value in raw["config"].items() if value is not None)
     users = values.get(f"{data}.users")
     text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
-    return [Heading(data), Paragraph(text), Table(("score", *titles.values()), rows), *_tried(raw.get("tried"))]
+    blocks: list[Block] = [Heading(data), Paragraph(text), Table(("score", *titles.values()), rows)]
+    if tried := raw.get("tried"):
+        blocks += [Paragraph(tried["text"]), Table(tried["header"], tried["rows"]), Paragraph(tried["notes"])]
+    return blocks
 
 
 def _title(measure: str) -> str | None:
     """How a measure is headed; None for a bound of one, a gain, or anything else."""
     at_k = _AT_K.fullmatch(measure)
     return f"R@{at_k[1]}" if at_k else _GAUCS.get(measure)
-
-
-def _tried(tried: Mapping[str, Any] | None) -> list[Block]:
-    return [] if tried is None else [Paragraph(tried["text"]), Table(tried["header"], tried["rows"]), Paragraph(tried["notes"])]
 
 
 def _told(values: Mapping[str, float], name: str, sign: str = "") -> str:

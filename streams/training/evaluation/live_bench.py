@@ -54,18 +54,14 @@ def measure_live(items: int) -> Figures:
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
         began = tell("follow", began)
-        follower = _start_follower(stage, every_s)
+        options = ("--follow", "--out", str(stage.directory / "checkpoints"), "--every", str(every_s), "--late-after", _PAST)
+        follower = stage.start("follower", "train", *options)
         seconds = _follow(stage, catalogue, follower)
         tell(f"{len(seconds)} checkpoints live", began)
     figures.add("publish_to_live_s", statistics.median(seconds))
     figures.add("publish_to_live_max_s", max(seconds))
     figures.add("checkpoints", len(seconds))
     return figures
-
-
-def _start_follower(stage: BenchStage, every_s: int) -> Child:
-    options = ("--follow", "--out", str(stage.directory / "checkpoints"), "--every", str(every_s), "--late-after", _PAST)
-    return stage.start("follower", "train", *options)
 
 
 def _follow(stage: BenchStage, catalogue: WorldCatalogue, follower: Child) -> list[float]:

@@ -32,7 +32,8 @@ def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[C
             if told.processes > 1:
                 _run_beside(missing, folder, told)
             else:
-                _run_here(missing, folder, told)
+                for plan in missing:
+                    told.finish(plan, _run_and_write(plan, folder))
         except KeyboardInterrupt:
             told.say(f"{len(read_cells(plans, folder))} of {len(plans)} cells are in {folder}; the same command goes on with the others")
             raise
@@ -69,11 +70,6 @@ class _Told:
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
         self.progress.console.print(line, highlight=False, soft_wrap=True)
-
-
-def _run_here(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
-    for plan in missing:
-        told.finish(plan, _run_and_write(plan, folder))
 
 
 def _run_beside(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -117,7 +116,9 @@ def open_follower(
     refused = RefusedImpressions(bootstrap, prefix)
     decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
     plan.state_path.parent.mkdir(parents=True, exist_ok=True)
-    states = StateFile(plan.state_path, about=_about(base, ids))
+    # The model that is followed, and the topics: for the kept state, and for the cards of checkpoints.
+    followed = {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}
+    states = StateFile(plan.state_path, about={"base": followed, "topic_ids": ids})
     learner, place, begins = _open_learner(settings, plan, base, states, say)
     begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
     with (
@@ -197,11 +198,6 @@ def _check_topics(control: ControlLog, bootstrap: str, prefix: str) -> dict[str,
     init, found = control.refresh().init, topic_ids(bootstrap, prefix)
     check_topic_ids({} if init is None else init.topic_ids, found, prefix)
     return {topic: found[topic] for topic in TRAINING_TOPICS if topic in found}
-
-
-def _about(base: Checkpoint, ids: Mapping[str, str]) -> dict[str, Any]:
-    """The identity of the model that is followed, and of the topics, for the stored state and for the cards of checkpoints."""
-    return {"base": {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}, "topic_ids": dict(ids)}
 
 
 def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:

@@ -83,7 +83,7 @@ class BadRecords:
         """A record made of valid updates: (item, event version, features), the first of which says the partition."""
         self._drawn += 1
         kind = self._huge if self._drawn % _HUGE_EVERY == 0 else self._chance.choice(self._kinds)
-        topic, partition = self._chance.choice((ITEM_FEATURES, NEW_ITEMS)), _partition(items[0][0])
+        topic, partition = self._chance.choice((ITEM_FEATURES, NEW_ITEMS)), int(murmur2(str(items[0][0]).encode()) & 0x7FFFFFFF) % SHARDS
         updates = [self._update(topic, *item) for item in items]
         return kind(topic, partition, updates)
 
@@ -190,10 +190,6 @@ class BadRecords:
         size = RECORD_BYTES_MAX + self._chance.choice((0, 1, _BROKER_TAKES_BYTES))
         filler = b" " if self._chance.random() < 0.7 else b"["
         return BadRecord(topic, partition, b"", _encode(updates).ljust(size, filler))
-
-
-def _partition(item: int) -> int:
-    return int(murmur2(str(item).encode()) & 0x7FFFFFFF) % SHARDS
 
 
 def _encode(updates: list[dict[str, Any]]) -> bytes:

@@ -155,28 +155,14 @@ def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events, e
 
     `every_item`: the item table contains all items of the log, not only those in impressions and histories, so that others can be scored later.
     """
-    return join_folded(
-        spec, w_hash_KM, events.items, events.new_items, fold_users(events.users, events.behaviours), events.impressions, every_item
-    )
-
-
-def join_folded(
-    spec: ModelSpec,
-    w_hash_KM: np.ndarray | None,
-    updates: Iterable[ItemFeaturesUpdate],
-    new_items: Iterable[NewItem],
-    users: Mapping[Id, UserHistory],
-    impressions: Sequence[ImpressionRecord],
-    every_item: bool = False,
-) -> TrainingSet:
-    """The same from folded histories."""
+    users = fold_users(events.users, events.behaviours)
     met = {b.item_id for history in users.values() for b in history.behaviours}
-    wanted = {s.item_id for i in impressions for s in i.items} | met
-    return join_table(spec, build_item_table(spec, w_hash_KM, updates, new_items, None if every_item else wanted), users, impressions)
+    wanted = None if every_item else met.union(s.item_id for i in events.impressions for s in i.items)
+    return join_table(spec, build_item_table(spec, w_hash_KM, events.items, events.new_items, wanted), users, events.impressions)
 
 
 def join_table(spec: ModelSpec, items: ItemTable, users: Mapping[Id, UserHistory], impressions: Iterable[ImpressionRecord]) -> TrainingSet:
-    """The same with a table of items; a user who is not among the folded ones is cold."""
+    """The same from folded histories and a table of items; a user who is not among the folded ones is cold."""
     impressions = told_once(impressions)
     histories = build_histories(spec, items, dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users})
     shown = [impression for impression in impressions if any(s.item_id in items.index for s in impression.items)]

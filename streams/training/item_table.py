@@ -74,7 +74,7 @@ def build_item_table(
     index = {item: number for number, item in enumerate(dict.fromkeys(u.item_id for u in kept))}
     item_R = np.fromiter((index[u.item_id] for u in kept), np.int64, len(kept))
     version_R = np.fromiter((u.version for u in kept), np.int64, len(kept))
-    order = np.lexsort((np.arange(len(kept)), version_R, item_R))
+    order = np.lexsort((version_R, item_R))  # stable: of equal versions the one last in the log comes last
     rows = [kept[r] for r in order.tolist()]
     raw = [_with_embedding(spec, u, embeddings) for u in rows]
     count_I = np.bincount(item_R, minlength=len(index))

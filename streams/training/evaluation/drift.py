@@ -44,7 +44,8 @@ from streams.training.following.followed_log import REQUESTS_MAX
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
-from streams.training.impressions import Events, TrainingSet, join_folded
+from streams.training.impressions import Events, TrainingSet, join_table
+from streams.training.item_table import build_item_table
 from streams.training.metrics import UserValues, hit_rates, teachers_choice
 from streams.training.model_file import default_spec
 from streams.training.trainer import fit
@@ -169,7 +170,7 @@ class _Exam:
     def __init__(self, catalogue: DriftingCatalogue, spec: ModelSpec, w_hash_KM: np.ndarray, candidates: int) -> None:
         self._catalogue, self._spec, first = catalogue, spec, catalogue.first
         self._users: dict[int | str, UserHistory] = fold_users(list(first.users()), [])
-        self._tables = join_folded(spec, w_hash_KM, list(first.items()), list(first.new_items()), {}, [], every_item=True)
+        self._tables = join_table(spec, build_item_table(spec, w_hash_KM, first.items(), first.new_items(), None), {}, [])
         rng = first.world.rng(_EXAM)
         self._rows_UC = np.stack([np.sort(rng.choice(first.item_count, candidates, replace=False)) for _ in catalogue.held_out])
 

@@ -111,11 +111,12 @@ def average_seeds(cells: Sequence[Cell]) -> dict[str, dict[str, UserValues]]:
     of_model: dict[str, list[Cell]] = {}
     for cell in cells:
         of_model.setdefault(cell.model, []).append(cell)
-    return {model: {name: _mean([c.users[name] for c in found]) for name in found[0].users} for model, found in of_model.items()}
-
-
-def _mean(values: Sequence[UserValues]) -> UserValues:
-    return UserValues(np.mean([v.value_U for v in values], axis=0), values[0].weight_U)
+    return {
+        model: {
+            name: UserValues(np.mean([c.users[name].value_U for c in found], axis=0), of.weight_U) for name, of in found[0].users.items()
+        }
+        for model, found in of_model.items()
+    }
 
 
 def add_world_figures(figures: Figures, cells: Sequence[Cell], users: Sequence[Id]) -> ByModel:

@@ -20,7 +20,8 @@ from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewI
 from schemas.ids import Id
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
-from streams.training.impressions import Events, TrainingSet, join_folded
+from streams.training.impressions import Events, TrainingSet, join_table
+from streams.training.item_table import build_item_table
 
 _version, _time_ms = attrgetter("version"), attrgetter("time_ms")
 
@@ -78,7 +79,7 @@ class View:
         wanted = met.union(s.item_id for i in impressions for s in i.items)
         updates = [u for item in sorted(wanted, key=str) for u in self._versions_of(item)]
         new_items = [self._embeddings[item] for item in wanted if item in self._embeddings]
-        return join_folded(self._spec, self._w_hash_KM, updates, new_items, users, impressions)
+        return join_table(self._spec, build_item_table(self._spec, self._w_hash_KM, updates, new_items, None), users, impressions)
 
     def _versions_of(self, item: Id) -> Sequence[ItemFeaturesUpdate]:
         versions = self._items.get(item, [])

@@ -99,14 +99,6 @@ def test_both_losses_fall() -> None:
     assert last.copr < first.copr and last.click < first.click
 
 
-def test_bridges_learn() -> None:
-    data = taste_world()
-    network = network_of(data)
-    before = network.bea.bridges_ND.detach().clone()
-    fit(network, data, TrainChoices(steps=5))
-    assert not torch.equal(before, network.bea.bridges_ND)
-
-
 def test_a_taste_is_learnt_that_popularity_cannot_know() -> None:
     data = taste_world()
     network = network_of(data)

@@ -37,7 +37,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from schemas.users import UserHistory
-from streams.training.bootstrap import Bootstrap
+from streams.training.evaluation.bootstrap import Bootstrap
 from streams.training.evaluation.pictures import draw_drift
 from streams.training.evaluation.questions import ask, score_questions
 from streams.training.following.followed_log import REQUESTS_MAX

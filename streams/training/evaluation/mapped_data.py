@@ -41,7 +41,7 @@ from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
 from schemas.train_choices import TrainChoices
-from streams.training.bootstrap import Bootstrap
+from streams.training.evaluation.bootstrap import Bootstrap
 from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table

@@ -26,8 +26,8 @@ import xxhash
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures, Interval
 from schemas.ids import Id
-from streams.training.bootstrap import Bootstrap
 from streams.training.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
+from streams.training.evaluation.bootstrap import Bootstrap
 from streams.training.evaluation.cells import Cell
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
 from streams.training.metrics import UserValues

@@ -14,7 +14,7 @@ from infra.data.columns import decode_texts
 from infra.data.feature_values import decode_rows_of_vectors
 from infra.data.inferred_schema import infer_width
 from infra.data.interactions import IdPlaces
-from infra.data.mapping import DataMapping
+from infra.data.mapping import Embedding
 from infra.data.tables import LoadedRows, LoadedTable
 from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
 from schemas.errors import Misconfigured
@@ -43,8 +43,8 @@ class ItemMarks:
 class ItemEmbeddings:
     """Embeddings by place in `ids`; of several rows with one id the last one counts. `later`: ids whose texts must not be learnt from."""
 
-    def __init__(self, table: LoadedTable, mapping: DataMapping, kind: IdKind, later: Collection[Id]) -> None:
-        self._table, self._column, self._mapping = table, table.source.roles["vector"], mapping
+    def __init__(self, table: LoadedTable, embedding: Embedding, kind: IdKind, later: Collection[Id]) -> None:
+        self._table, self._column, self._embedding = table, table.source.roles["vector"], embedding
         self._row_P, self.place = read_last_rows(table, kind)
         self.ids: Sequence[Id] = list(self.place)
         self._later = frozenset(later)
@@ -52,11 +52,11 @@ class ItemEmbeddings:
     @cached_property
     def width(self) -> int:
         """Numbers of an embedding."""
-        if self._mapping.text_width is not None:
+        if self._embedding.text_width is not None:
             return self._embedder.width
         column, arrays = self._column, self._table.sample.arrays(self._column)
         place = f"[embeddings] {', '.join(column.columns)}: an embedding column"
-        width = self._mapping.embedding_width or infer_width(arrays, column.separator, place)
+        width = self._embedding.width or infer_width(arrays, column.separator, place)
         if width > EMBEDDING_WIDTH_MAX:
             raise Misconfigured(
                 "bad_mapping", f"[embeddings] the vectors have {width} numbers, expected at most {EMBEDDING_WIDTH_MAX}; give shorter ones"
@@ -66,7 +66,7 @@ class ItemEmbeddings:
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:
         """The embeddings of some places as they are published: with the items' marks where the mapping wants these. None where there is none."""
         plain = self._plain_vectors(places)
-        if not self._mapping.apart:
+        if not self._embedding.apart:
             return plain
         known = [at for at, vector in enumerate(plain) if vector is not None]
         marked = mark_items(np.array([plain[at] for at in known]).reshape(len(known), self.width), [self.ids[places[at]] for at in known])
@@ -75,8 +75,8 @@ class ItemEmbeddings:
 
     def _plain_vectors(self, places: np.ndarray) -> list[list[float] | None]:
         rows = self._rows(places)
-        if self._mapping.text_width is None:
-            return decode_rows_of_vectors(rows, self._column, self.width, self._mapping.embedding_name)
+        if self._embedding.text_width is None:
+            return decode_rows_of_vectors(rows, self._column, self.width, self._embedding.name)
         texts = _joined_texts(rows)
         found = self._embedder.encode([text or "" for text in texts]).tolist()
         return [vector if text is not None else None for vector, text in zip(found, texts, strict=True)]
@@ -103,8 +103,8 @@ class ItemEmbeddings:
             texts += [text for text in _joined_texts(self._rows(places[first : first + _CHUNK])) if text is not None]
             if len(texts) >= FITTED_TEXTS_MAX:
                 break
-        assert self._mapping.text_width is not None
-        return TextEmbedder(texts, self._mapping.text_width)
+        assert self._embedding.text_width is not None
+        return TextEmbedder(texts, self._embedding.text_width)
 
 
 def read_last_rows(table: LoadedTable, kind: IdKind) -> tuple[np.ndarray, dict[Id, int]]:

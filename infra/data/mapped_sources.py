@@ -5,10 +5,9 @@ Memory: for each user and item what interactions.py and item_rows.py say. Rows o
 disk beyond that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -96,7 +95,10 @@ class MappedSources:
             table = self.table(self.mapping.behaviours)
             columns = table.spool.schema.names if table.source.features else (ROW, FILE)
             return read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, columns)
-        return self._clicks if self.shown is not None else _no_interactions()
+        if self.shown is not None:
+            return self._clicks
+        nothing = np.zeros(0, np.int64)
+        return Interactions((), (), (DEFAULT_KIND,), nothing, nothing, nothing, nothing)
 
     @cached_property
     def _clicks(self) -> Interactions:
@@ -161,7 +163,7 @@ class MappedSources:
         for source, table_source in [(f, mapping.items) for f in mapping.items.features] + self._history_features():
             item[source.name] = self._item_feature(source, table_source, kinds.get(source.name))
         found = list(item.values())
-        found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
+        found.append(Feature(mapping.embedding.name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
@@ -210,9 +212,9 @@ class MappedSources:
         for role, name in roles.items():
             if name is not None and name not in names:
                 raise self.reject(f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
-        embedding = self.mapping.embedding_name
+        embedding = self.mapping.embedding.name
         if given.get("multimodal", embedding) != embedding:
-            known = f"its name is {embedding!r}" if self.mapping.embeddings is not None else "there is no such section"
+            known = f"its name is {embedding!r}" if self.mapping.embedding.source is not None else "there is no such section"
             raise self.reject(
                 "[schema] multimodal", f"names {given['multimodal']!r}, but the embedding is what [embeddings] gives; {known}"
             )
@@ -236,16 +238,17 @@ class MappedSources:
     @property
     def has_marks_beside_features(self) -> bool:
         """Whether an item's embedding is its mark, and there is something else for the item half to read: then it need not read that too."""
-        return self.mapping.embeddings is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
+        return self.mapping.embedding.source is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
 
     @cached_property
     def embeddings(self) -> ItemEmbeddings | ItemMarks:
         """Embeddings of the items."""
         rows = self.item_rows
-        if self.mapping.embeddings is None:
+        source = self.mapping.embedding.source
+        if source is None:
             return ItemMarks(rows.ids)
         later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
-        return ItemEmbeddings(self.table(self.mapping.embeddings), self.mapping, self.id_kind, later)
+        return ItemEmbeddings(self.table(source), self.mapping.embedding, self.id_kind, later)
 
     @cached_property
     def states(self) -> ItemStates:
@@ -294,9 +297,3 @@ class MappedSources:
         if self.mapping.sampling.window_days is not None:
             return round(self.mapping.sampling.window_days * DAY_MS)
         return max(1, min(self.end_ms - self.now_ms, _WINDOW_DAYS_MAX * DAY_MS))
-
-
-def _no_interactions() -> Interactions:
-    nothing = np.zeros(0, np.int64)
-    users: Sequence[Any] = ()
-    return Interactions(users, (), (DEFAULT_KIND,), nothing, nothing, nothing, nothing)

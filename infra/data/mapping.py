@@ -141,16 +141,29 @@ class Holdout:
     k: int = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The multimodal embedding of items. Without a `source` items have their marks alone (item_embeddings.py).
+
+    width        None: found in the data
+    text_width   numbers of embeddings that are made from text columns (text.py); None: they are read
+    apart        each embedding has a small part of its item's own
+    """
+
+    source: Source | None = None
+    name: str = MARK_NAME
+    width: int | None = None
+    text_width: int | None = None
+    apart: bool = True
+
+
 @dataclass(frozen=True)
 class DataMapping:
-    """One mapping file as values. A source that the file does not name is None; without `embeddings` items have their marks alone (item_embeddings.py).
+    """One mapping file as values. A source that the file does not name is None.
 
     schema, model, train   fields that the file fixes of a FeatureSchema, a ModelSpec, and TrainChoices
     every_days             from one time at which features of items are told to the next; None: found in the data
     known_after_days       a row of `item_history` is known so many days after its time
-    embedding_width        None: found in the data
-    text_width             numbers of embeddings that are made from text columns (text.py); None: they are read
-    apart                  each embedding has a small part of its item's own
     """
 
     path: Path
@@ -160,11 +173,7 @@ class DataMapping:
     every_days: float | None
     item_history: Source | None
     known_after_days: float
-    embeddings: Source | None
-    embedding_name: str
-    embedding_width: int | None
-    text_width: int | None
-    apart: bool
+    embedding: Embedding
     users: Source | None
     behaviours: Source | None
     impressions: Source | None
@@ -176,7 +185,7 @@ class DataMapping:
     @property
     def sources(self) -> tuple[Source, ...]:
         """The sections that read files."""
-        found = (self.items, self.item_history, self.embeddings, self.users, self.behaviours, self.impressions)
+        found = (self.items, self.item_history, self.embedding.source, self.users, self.behaviours, self.impressions)
         return tuple(source for source in found if source is not None)
 
 
@@ -196,7 +205,6 @@ def read_mapping(path: Path) -> DataMapping:
     every_days, popularity = parts["items"].optional_number("every_days"), parts["items"].flag("popularity", True)
     known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
     items = _read_source(parts["items"], ("id",), ("time", "created"))
-    embeddings, text_width, apart, embedding_name, width = _read_embeddings(parts["embeddings"], items)
     impressions, sampling = _read_impressions(parts["impressions"])
     behaviours = _optional_source(parts["behaviours"], ("user", "item"), ("time", "kind"))
     if popularity and (behaviours or impressions) is not None:
@@ -209,11 +217,7 @@ def read_mapping(path: Path) -> DataMapping:
         every_days=every_days,
         item_history=_optional_source(parts["item_history"], ("id", "time")),
         known_after_days=known_after_days,
-        embeddings=embeddings,
-        embedding_name=embedding_name,
-        embedding_width=width,
-        text_width=text_width,
-        apart=apart,
+        embedding=_read_embedding(parts["embeddings"], items),
         users=_optional_source(parts["users"], ("id",)),
         behaviours=behaviours,
         impressions=impressions,
@@ -312,10 +316,10 @@ def _read_outcomes(section: Section) -> dict[str, Column]:
     return {OUTCOME + name: read_column(section, name, section.any(name)) for name in section.raw}
 
 
-def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, int | None, bool, str, int | None]:
+def _read_embedding(section: Section, items: Source) -> Embedding:
     """The section [embeddings]: its file and id default to those of [items]."""
     if not section.given:
-        return None, None, True, MARK_NAME, None
+        return Embedding()
     name, width, text = section.text("name", "embedding"), section.optional_count("width"), section.texts("text", ())
     apart = section.flag("apart", bool(text))
     separator = section.any("separator")
@@ -329,7 +333,7 @@ def _read_embeddings(section: Section, items: Source) -> tuple[Source | None, in
     where = source.where or (items.where if same_file else ())
     form = items.form if same_file and not set(FORMAT_KEYS) & set(section.raw) else source.form
     source = dataclasses.replace(source, roles={**source.roles, "vector": vector}, where=where, form=form)
-    return source, (width or TEXT_WIDTH) if text else None, apart, name, width
+    return Embedding(source, name, width, (width or TEXT_WIDTH) if text else None, apart)
 
 
 def _optional_source(section: Section, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Source | None:

@@ -60,7 +60,6 @@ class CellPlan:
     learning_rate: float
     batch_requests: int = 32
     signals: tuple[tuple[str, float], ...] = ()
-    data: str = "world"
     world_seed: int = 0
     taught_by: Variant | None = None
 
@@ -87,7 +86,7 @@ class CellPlan:
     @property
     def file_name(self) -> str:
         """The name of the cell's file."""
-        return f"{self.data}.{self.variant.name}.{self.seed}.{self.digest}.json"
+        return f"world.{self.variant.name}.{self.seed}.{self.digest}.json"
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,9 @@ def test_a_mapping_that_does_not_fit_the_files_is_named(tmp_path: Path, text: st
 
 def test_embeddings_take_file_id_and_filter_of_the_items(tmp_path: Path) -> None:
     mapping = read_mapping(_write(tmp_path, ITEMS + 'where = "price > 1"\n[embeddings]\nprefix = "e"\n'))
-    assert mapping.embeddings is not None
-    assert mapping.embeddings.file == "items.csv" and mapping.embeddings.where == mapping.items.where
-    assert mapping.embeddings.roles["id"] == mapping.items.roles["id"]
+    source = mapping.embedding.source
+    assert source is not None and source.file == "items.csv" and source.where == mapping.items.where
+    assert source.roles["id"] == mapping.items.roles["id"]
 
 
 @pytest.mark.parametrize(("line", "words"), [("learning_rat = 1", "did you mean 'learning_rate'"), ("steps = -1", "steps = -1")])

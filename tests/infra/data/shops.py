@@ -186,3 +186,8 @@ def write_items(folder: Path, mapping: str, **columns: list[object]) -> Path:
         writer.writerows(zip(*(json.loads(json.dumps(c)) for c in columns.values()), strict=True))
     (folder / "m.toml").write_text(mapping)
     return folder / "m.toml"
+
+
+def open_items(folder: Path, more: str = "", **columns: list[object]) -> MappedCatalogue:
+    """The catalogue of items.csv with these columns, one of them `id`; `more` is what the mapping says after it."""
+    return MappedCatalogue(read_mapping(write_items(folder, f'[items]\nfile = "items.csv"\nid = "id"\n{more}', **columns)), folder)

@@ -22,6 +22,7 @@ from tests.infra.data.shops import (
     START_MS,
     TEXT_ITEMS,
     WIDTH,
+    open_items,
     open_shop,
     write_items,
     write_number_shop,
@@ -227,38 +228,34 @@ def test_changes_move_a_price_and_come_later(shop: Path) -> None:
 
 
 def test_without_embeddings_each_item_has_a_mark_of_its_own(tmp_path: Path) -> None:
-    text = '[items]\nfile = "items.csv"\nid = "id"\n'
-    catalogue = _open(write_items(tmp_path, text, id=[7, 8, 9]))
+    catalogue = open_items(tmp_path, id=[7, 8, 9])
     marks = {item.item_id: item.embedding for item in catalogue.new_items()}
     assert catalogue.schema.multimodal == "item_mark" and len({tuple(mark) for mark in marks.values()}) == len(marks) == 3
-    again = _open(write_items(tmp_path, text, id=[9, 1]))
-    assert {item.item_id: item.embedding for item in again.new_items()}[9] == marks[9]
+    assert {item.item_id: item.embedding for item in open_items(tmp_path, id=[9, 1]).new_items()}[9] == marks[9]
     with pytest.raises(Misconfigured, match=r"needs a section \[embeddings\]"):
-        _ = list(_open(write_items(tmp_path, text + "[items.features]\ngroup = { clusters = 2 }\n", id=[7])).items())
+        _ = list(open_items(tmp_path, "[items.features]\ngroup = { clusters = 2 }\n", id=[7]).items())
 
 
 def test_what_a_mapping_says_of_training_comes_before_what_suits_mapped_data(tmp_path: Path) -> None:
-    text = '[items]\nfile = "items.csv"\nid = "id"\n'
     own = "[train]\nseconds = 3\nlearning_rate = 0.01\n"
-    usual, chosen = (_open(write_items(tmp_path, text + one, id=[1])).train for one in ("", own))
+    usual, chosen = (open_items(tmp_path, one, id=[1]).train for one in ("", own))
     assert usual == FOR_MAPPED_DATA
     assert chosen == dataclasses.replace(FOR_MAPPED_DATA, passes=0, seconds=3.0, learning_rate=0.01)
 
 
 def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
-    text = '[items]\nfile = "items.csv"\nid = "id"\n[items.features]\nbid = "cpc"\nsort = "sort"\n[model]\nrank_by = "click"\n'
+    text = '[items.features]\nbid = "cpc"\nsort = "sort"\n[model]\nrank_by = "click"\n'
     columns = {"id": [1, 2, 3], "cpc": [1, 2, 3], "sort": ["a", "b", "b"]}
     for mapping_text in (text, text.replace('bid = "cpc"\n', "")):
-        catalogue = _open(write_items(tmp_path, mapping_text, **columns))
+        catalogue = open_items(tmp_path, mapping_text, **columns)
         before = {u.item_id: u.features["sort"] for u in catalogue.items()}
         changes = list(catalogue.price_changes(20, 1))
         assert changes and all(c.features["sort"] != before[c.item_id] for c in changes)
     few_buckets = text.replace('sort = "sort"', 'sort = { column = "sort", kind = "categorical", buckets = 4 }')
-    catalogue = _open(write_items(tmp_path, few_buckets, id=list(range(12)), cpc=[1] * 12, sort=[f"s{n}" for n in range(12)]))
+    catalogue = open_items(tmp_path, few_buckets, id=list(range(12)), cpc=[1] * 12, sort=[f"s{n}" for n in range(12)])
     bucket, sorts = catalogue.schema.item("sort").bucket, {u.item_id: u.features["sort"] for u in catalogue.items()}
     assert all(bucket(c.features["sort"]) != bucket(sorts[c.item_id]) for c in catalogue.price_changes(20, 1)), "of one bucket is no change"
-    nothing = _open(write_items(tmp_path, '[items]\nfile = "items.csv"\nid = "id"\n', **columns))
-    assert not list(nothing.price_changes(20, 1))
+    assert not list(open_items(tmp_path, **columns).price_changes(20, 1))
 
 
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MappedCatalogue) -> None:
@@ -378,23 +375,22 @@ def test_items_alone_can_be_imported_and_say_what_training_needs(tmp_path: Path)
 def test_items_of_one_text_have_embeddings_of_their_own_and_one_cluster(tmp_path: Path) -> None:
     names = ["ice", "ice", "blue tea pot", "red tea pot"]
     features = '[items.features]\ngroup = { clusters = 3 }\n[embeddings]\ntext = "name"\nwidth = 8\n'
-    text = '[items]\nfile = "items.csv"\nid = "id"\n' + features
-    catalogue = open_mapping(tmp_path, write_items(tmp_path, text, id=[1, 2, 3, 4], name=names))
+    catalogue = open_items(tmp_path, features, id=[1, 2, 3, 4], name=names)
     ice, other, *_ = (n.embedding for n in catalogue.new_items())
     assert ice != other and np.dot(ice, other) > 0.9 * np.linalg.norm(ice) * np.linalg.norm(other)
     groups = [u.features["group"] for u in catalogue.items()]
     assert groups[0] == groups[1] and len(set(groups)) == 3
-    together = open_mapping(tmp_path, write_items(tmp_path, text + "apart = false\n", id=[1, 2, 3, 4], name=names))
+    together = open_items(tmp_path, features + "apart = false\n", id=[1, 2, 3, 4], name=names)
     ice, other, *_ = (n.embedding for n in together.new_items())
     assert ice == other
 
 
 def test_vectors_that_are_read_stay_as_they_are_unless_the_mapping_wants_them_apart(tmp_path: Path) -> None:
-    text = '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n'
+    text = '[embeddings]\ncolumn = "v"\n'
     columns = {"id": [1, 2], "v": ["[10.0, 20.0, 5.0]"] * 2}
-    read = [n.embedding for n in open_mapping(tmp_path, write_items(tmp_path, text, **columns)).new_items()]
+    read = [n.embedding for n in open_items(tmp_path, text, **columns).new_items()]
     assert read == [[10.0, 20.0, 5.0]] * 2
-    one, other = (n.embedding for n in open_mapping(tmp_path, write_items(tmp_path, text + "apart = true\n", **columns)).new_items())
+    one, other = (n.embedding for n in open_items(tmp_path, text + "apart = true\n", **columns).new_items())
     assert one != other and np.linalg.norm(np.subtract(one, other)) < 10
 
 
@@ -409,26 +405,15 @@ def test_items_alone_are_told_with_all_that_their_dates_and_properties_say(tmp_p
 
 
 def test_several_rows_of_an_item_with_times_are_its_versions(tmp_path: Path) -> None:
-    mapping = write_items(
-        tmp_path,
-        '[items]\nfile = "items.csv"\nid = "id"\ntime = "at"\n[items.features]\nprice = "price"\n',
-        id=["a", "b", "a"],
-        at=["2024-01-02", "2024-01-01", "2024-01-03 12:00:00"],
-        price=[1, 2, 3],
-    )
-    updates = list(open_mapping(tmp_path, mapping).items())
+    times = ["2024-01-02", "2024-01-01", "2024-01-03 12:00:00"]
+    catalogue = open_items(tmp_path, 'time = "at"\n[items.features]\nprice = "price"\n', id=["a", "b", "a"], at=times, price=[1, 2, 3])
+    updates = list(catalogue.items())
     assert [(u.item_id, u.features["price"]) for u in updates] == [("b", 2.0), ("a", 1.0), ("a", 3.0)]
     assert updates[2].version - updates[0].version == 2.5 * DAY_MS
 
 
 def test_vectors_of_another_width_are_named_and_left_out(tmp_path: Path) -> None:
-    mapping = write_items(
-        tmp_path,
-        '[items]\nfile = "items.csv"\nid = "id"\n[embeddings]\ncolumn = "v"\n',
-        id=[1, 2, 3, 4],
-        v=["[1, 2]", "0.5 0.25", "3", "a b"],
-    )
-    catalogue = _open(mapping)
+    catalogue = open_items(tmp_path, '[embeddings]\ncolumn = "v"\n', id=[1, 2, 3, 4], v=["[1, 2]", "0.5 0.25", "3", "a b"])
     assert [(n.item_id, n.embedding) for n in catalogue.new_items()] == [(1, [1.0, 2.0]), (2, [0.5, 0.25])]
     assert [r.reason for r in catalogue.rejections.named] == [
         "embedding has 1 numbers, expected 2",

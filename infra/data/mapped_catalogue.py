@@ -222,8 +222,7 @@ class MappedCatalogue:
     def _sampled_requests(self) -> Iterator[SampledRequest]:
         sources, sampling = self.sources, self.mapping.sampling
         window = sources.window_ms()
-        every = window if sampling.every_days is None else round(sampling.every_days * DAY_MS)
-        cuts = plan_cuts(int(sources.positives.time_X[0]), sources.now_ms, window, every)
+        cuts = plan_cuts(int(sources.positives.time_X[0]), sources.now_ms, window, sources.cut_ms())
         if not cuts:
             raise sources.reject(
                 "[impressions] window_days",

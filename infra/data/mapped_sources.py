@@ -278,10 +278,12 @@ class MappedSources:
     @cached_property
     def sample_times(self) -> list[int]:
         """The times at which item features are told, oldest first: every `every_days` back from the evaluation time, to the first positive or just before, for
-        no item is known before the first of them. Left out: every week, or every window of sampled impressions where that is shorter."""
+        no item is known before the first of them. Left out: at the cuts of sampled impressions, between which nothing is asked; else every week, or as
+        often as the evaluation is long."""
         first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
         span, days = self.now_ms - first, self.mapping.every_days
-        every = round(days * DAY_MS) if days is not None else min(7 * DAY_MS, max(self.window_ms(), span // 52))
+        usual = self.cut_ms() if self.shown is None else min(self.window_ms(), 7 * DAY_MS)
+        every = max(usual, span // 52) if days is None else round(days * DAY_MS)
         every = max(every, span // 400 + 1)
         return list(range(self.now_ms, first - every, -every))[::-1]
 
@@ -297,3 +299,8 @@ class MappedSources:
         if self.mapping.sampling.window_days is not None:
             return round(self.mapping.sampling.window_days * DAY_MS)
         return max(1, min(self.end_ms - self.now_ms, _WINDOW_DAYS_MAX * DAY_MS))
+
+    def cut_ms(self) -> int:
+        """How far apart the cuts of sampled impressions are."""
+        days = self.mapping.sampling.every_days
+        return self.window_ms() if days is None else round(days * DAY_MS)

@@ -180,7 +180,8 @@ def test_counts_are_as_of_the_version(text_shop: MappedCatalogue) -> None:
         assert update.features["sold_7"] == (mine & inside).sum()
 
 
-def test_items_of_a_log_of_days_are_known_before_its_first_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step_ms", [DAY_MS // 60, DAY_MS // 2])  # a log of six days, and of 180
+def test_items_are_known_at_every_request_as_of_its_very_time(tmp_path: Path, step_ms: int) -> None:
     mapping = """
 [items]
 file = "items.csv"
@@ -191,7 +192,7 @@ user = "user"
 item = "item"
 time = "at"
 """
-    log = "".join(f"{n % 7},{n % 12},{START_MS + n * DAY_MS // 60}\n" for n in range(360))  # six days
+    log = "".join(f"{n % 7},{n % 12},{START_MS + n * step_ms}\n" for n in range(360))
     items = "".join(f"{n}\n" for n in range(12))
     catalogue = open_shop(tmp_path, mapping, items="item\n" + items, log="user,item,at\n" + log)
     told = list(catalogue.items())
@@ -201,7 +202,8 @@ time = "at"
         for shown in request.items:
             known = [u.features["taken_28"] for u in told if u.item_id == shown.item_id and u.version <= request.time_ms]
             assert known, "the item as of the request"
-            assert known[-1] == sum(n % 12 == shown.item_id for n in range(360) if START_MS + n * DAY_MS // 60 < request.time_ms)
+            times = [START_MS + n * step_ms for n in range(360) if n % 12 == shown.item_id]
+            assert known[-1] == sum(request.time_ms - 28 * DAY_MS <= time < request.time_ms for time in times)
 
 
 def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MappedCatalogue) -> None:

@@ -88,7 +88,8 @@ def batch_losses(
         softmax = softmax_loss(logits_BC, labels.clicked_BC, labels.mask_BC)
     total = weights.copr * copr + weights.click * click + weights.softmax * softmax
     if outcome_logits_BCT is not None and labels.outcomes_BCT is not None and outcome_logits_BCT.shape[-1] and weights.outcomes:
-        outcomes = outcome_loss(outcome_logits_BCT, labels.outcomes_BCT, labels.mask_BC)
+        by_task = zip(outcome_logits_BCT.unbind(-1), labels.outcomes_BCT.unbind(-1), strict=True)
+        outcomes = torch.stack([click_loss(of_task_BC, came_BC, labels.mask_BC) for of_task_BC, came_BC in by_task]).sum()
         total = total + weights.outcomes * outcomes
     return LossValues(total, copr, click, outcomes)
 
@@ -98,11 +99,6 @@ def click_loss(logits_BC: Tensor, clicked_BC: Tensor, mask_BC: Tensor) -> Tensor
     COPR's gradient fades (badly misordered pairs)."""
     loss_BC = F.binary_cross_entropy_with_logits(logits_BC, clicked_BC, reduction="none")
     return (loss_BC * mask_BC).sum() / mask_BC.sum().clamp(min=1)
-
-
-def outcome_loss(logits_BCT: Tensor, outcomes_BCT: Tensor, mask_BC: Tensor) -> Tensor:
-    """Cross-entropy of each task, mean over shown items, summed over tasks."""
-    return torch.stack([click_loss(logits_BCT[..., t], outcomes_BCT[..., t], mask_BC) for t in range(logits_BCT.shape[-1])]).sum()
 
 
 def teacher_scores(labels: Labels, exponent: float) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem
 from schemas.ids import Id
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
@@ -46,7 +46,8 @@ class View:
             vector: Any = np.array(new.embedding)  # a third of the list's memory
             self._embeddings[new.item_id] = NewItem.model_construct(item_id=new.item_id, embedding=vector)
         for user in events.users:
-            self._fold_profile(user)
+            self._folded += 1
+            fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features)
         for behaviour in events.behaviours:
             self._fold_behaviour(behaviour)
 
@@ -60,10 +61,6 @@ class View:
     def _settled(self, versions: Sequence[ItemFeaturesUpdate]) -> int:
         """How many of the first versions are no longer needed: all before the last one that is not after `settled_ms`."""
         return max(0, bisect.bisect_right(versions, self.settled_ms, key=_version) - 1)
-
-    def _fold_profile(self, user: UserFeaturesRecord) -> None:
-        self._folded += 1
-        fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features)
 
     def _fold_behaviour(self, b: Behaviour) -> None:
         """A late event keeps its place in the log and gets the time of the event before it: times do not decrease within a user."""

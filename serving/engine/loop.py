@@ -328,21 +328,17 @@ class Engine:
         resident.state_made_s = time.monotonic()
         return state
 
-    def _state_for(self, work: RankWork) -> tuple[Resident, UserState, bool]:
-        """(version, user state, whether the work brought a state that could not be used)."""
-        found = None if work.state is None else self.find_resident(work.state.version)
-        if found is not None and work.state is not None:
-            return found, work.state, False
+    def _state_for(self, work: RankWork) -> tuple[Resident, UserState]:
+        """The version that answers, and the user state on it: the one that the work brought, or one made here."""
         if work.state is not None:
-            resident = self._resident(work.state.version if work.user is None else None)
-        else:
-            resident = self._resident(None if work.user is None else work.user.version)
-        return resident, self._make_state(resident, work.user or UserWork()), work.state is not None
+            return self._resident(work.state.version), work.state
+        resident = self._resident(None if work.user is None else work.user.version)
+        return resident, self._make_state(resident, work.user or UserWork())
 
     def _rank(self, work: RankWork) -> RankResult:
         if not 1 <= work.top_k <= TOP_K_MAX:
             raise RejectedInput("bad_top_k", f"top_k = {work.top_k}, expected 1 to {TOP_K_MAX}")
-        resident, state, recomputed = self._state_for(work)
+        resident, state = self._state_for(work)
         found = find_candidates(resident.tables, work.item_ids)
         scores_C, probabilities_CT = resident.scorer.score(state, found.slots_K, work.context)
         best_A = rank_top(scores_C, found.ids_K, work.top_k)
@@ -358,7 +354,6 @@ class Engine:
             watermark=resident.watermark,
             source_ms=resident.source_ms,
             state=state,
-            recomputed=recomputed,
             unsigned_count=count_unsigned(resident.tables, found.slots_K),
         )
 

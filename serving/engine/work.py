@@ -70,8 +70,8 @@ class UserResult:
 class RankWork:
     """Call 2 of one request. `item_ids`: int64 array, or a list of ids of the catalogue's kind; duplicates count once.
 
-    With a state, the request is ranked on the state's version. If that version is gone, or there is no state, `user` is computed in the same turn on its
-    own `version` (None = the current one). Without both the user is cold.
+    With a state, the request is ranked on the state's version. Without one, `user` is computed in the same turn on its own `version` (None = the current
+    one). Without both the user is cold.
     """
 
     item_ids: Sequence[Id] | np.ndarray
@@ -88,7 +88,6 @@ class RankResult:
     scores_A float32; probabilities_AT float32 in the order of the model's tasks; unknown = the first 100 candidates without a live row;
     candidates = how many different ids were asked for; watermark[shard] = next offset per source topic that the rows include;
     source_ms = record time of the newest source record in the rows (0 = none); state = what was ranked with;
-    recomputed = the state that came with the work was of a version that is gone, so `user` was used;
     unsigned_count = known candidates without a signature where the model has them: no embedding, or one of another version's width.
     """
 
@@ -102,7 +101,6 @@ class RankResult:
     watermark: Sequence[Mapping[str, int]]
     source_ms: int
     state: UserState
-    recomputed: bool = False
     unsigned_count: int = 0
 
 

@@ -91,14 +91,7 @@ class FakeEngine:
         return FakeState(self._token(work.version).version, self.state_bytes, len(work.behaviours), 0, cold)
 
     def _rank(self, work: RankWork) -> RankResult:
-        state, recomputed = work.state, False
-        resident = {t.version for t in (self.current, self.previous) if t is not None}
-        if state is not None and state.version not in resident:
-            if work.user is None:
-                raise Incompatible("version_gone", f"version {state.version} is not resident")
-            state, recomputed = self._state(UserWork(work.user.profile, work.user.behaviours)), True
-        if state is None:
-            state = self._state(work.user or UserWork())
+        state = work.state or self._state(work.user or UserWork())
         token = self._token(state.version)
         asked = list(dict.fromkeys(np.asarray(work.item_ids).tolist() if isinstance(work.item_ids, np.ndarray) else work.item_ids))
         known = sorted((i for i in asked if self.known(i)), key=lambda i: (-self.score(i, token.version), encode_index_key(i)))
@@ -116,5 +109,4 @@ class FakeEngine:
             tuple(self.watermark),
             1_700_000_000_000,
             state,
-            recomputed,
         )

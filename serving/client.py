@@ -41,7 +41,7 @@ class AifClient:
 
         Raises Misconfigured (`bad_url`, `tls_unusable`); a request to a server whose certificate is not trusted raises it, too (`tls_untrusted`).
         """
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
         self.url = url.rstrip("/")
         secret = token.get_secret_value() if isinstance(token, SecretStr) else token
@@ -192,6 +192,14 @@ def client_of(serve: "ServeSection", url: str | None = None) -> AifClient:
 def _plain(value: Any) -> Any:
     """Python's values of what NumPy or pandas gave: a notebook takes its ids out of a frame."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_address(url: str) -> bool:
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return address.scheme in ("http", "https") and bool(address.host)
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext | bool:

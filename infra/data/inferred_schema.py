@@ -25,6 +25,7 @@ _SEEN_CELLS = 1_000  # cells that are examined to distinguish a list of numbers 
 
 def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.ChunkedArray], role: Kind | None = None) -> Feature:
     """The feature of a source whose cells are `arrays`; `role` = the kind that a role of the schema asks for."""
+    _require_plain(source, arrays)
     kind = Kind(source.details["kind"]) if "kind" in source.details else role or guess_kind(source.column, arrays)
     if role is not None and kind is not role:
         raise Misconfigured("bad_mapping", f"feature {source.name!r} is {kind}, but the role that [schema] gives it needs kind {role}")
@@ -38,6 +39,18 @@ def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.Chunk
     else:
         details = {"buckets": infer_buckets(arrays, kind, source)}
     return make_feature(source.name, scope, kind, {**details, **source.details})
+
+
+def _require_plain(source: FeatureSource, arrays: Sequence[pa.ChunkedArray]) -> None:
+    """Raises if a column holds structs, maps or lists of lists: their text would be taken for a category."""
+    for array in arrays:
+        inner = array.type.value_type if is_list(array) else array.type
+        if pa.types.is_nested(inner):
+            raise Misconfigured(
+                "bad_mapping",
+                f"feature {source.name!r}: column {source.column.columns[0]!r} holds {str(array.type)[:100]}, expected values or lists of values; "
+                "write the fields of interest as columns of their own",
+            )
 
 
 def _require_numbers(source: FeatureSource, arrays: Sequence[pa.ChunkedArray], numbers: np.ndarray) -> None:

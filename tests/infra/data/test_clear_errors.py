@@ -3,11 +3,16 @@
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
+from infra.data.inferred_schema import infer_feature
+from infra.data.mapping import FeatureSource
+from infra.data.mapping_column import Column
 from schemas.errors import Misconfigured
+from schemas.features import Scope
 
 MAPPING = """[items]
 file = "books.tsv"
@@ -117,3 +122,10 @@ def test_a_mistake_is_named(tmp_path: Path, before: str, after: str, words: str)
 def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: str, after: str, words: str) -> None:
     said = " ".join(_try(tmp_path, before, after).split())
     assert words in said
+
+
+@pytest.mark.parametrize("cells", [[{"n": 1}], [[{"n": "a"}, {"n": "b"}]], [[[1.5], [2.5]]]])
+def test_structs_and_lists_of_lists_are_no_categories(cells: list[object]) -> None:
+    source = FeatureSource("facts", Column(("facts",)), {})
+    with pytest.raises(Misconfigured, match=r"'facts': column 'facts' holds (struct|list)<.*as columns of their own"):
+        infer_feature(source, Scope.ITEM, [pa.chunked_array([cells])])

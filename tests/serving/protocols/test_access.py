@@ -200,3 +200,9 @@ def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         assert [set(row) for row in frame.rows] == [{"item_id", "score", "probability"}] * 2
         assert frame.attrs["version_token"] == str(front.engine.current) and frame.attrs["unknown_items"] == [500]
         assert client.rank_frame(1, [500]).columns == ["item_id", "score"]  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8100", "http://", "http://host:port", "http://[::1", "ftp://host:1"])
+def test_what_is_no_address_of_a_server_is_said(url: str) -> None:
+    with pytest.raises(Misconfigured, match=r"bad_url: .* is no address of a server; give http://HOST:PORT"):
+        AifClient(url)

@@ -7,6 +7,7 @@ Here: the figures. Not here: the world and the clock (world.py), the scorer (ser
 import dataclasses
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ def _compare(world: RankWorld, scorer: CudaScorer, figures: Figures) -> None:
     for _ in range(_USERS):
         state = scorer.user_state(UserWork(PROFILE, world.history(_LENGTH)))
         slots_C = world.rng.choice(len(world.ids), min(10_000, len(world.ids)), replace=False)
-        ours, theirs = (one.score(state, slots_C, CONTEXT)[0] for one in (scorer, world.scorer))
+        ours, theirs = (world.engine.run(partial(one.score, state, slots_C, CONTEXT)).result()[0] for one in (scorer, world.scorer))
         differences.append(float(np.abs(ours - theirs).max()))
         overlaps.append(len(set(np.argsort(-ours)[:TOP_K]) & set(np.argsort(-theirs)[:TOP_K])) / TOP_K)
     figures.add("cuda_difference_max", max(differences))

@@ -1,5 +1,7 @@
 """`aif bench device` without one: what it measures on torch's device "cpu", and what it says where a device is wanted."""
 
+import os
+
 import pytest
 import torch
 
@@ -9,7 +11,9 @@ from serving.bench.world import Plan
 
 
 def test_every_figure_is_measured_and_the_device_answers_like_the_cpu() -> None:
+    cores = os.sched_getaffinity(0)
     run = measure_device(12_000, Plan((100, 1_000), 1, 2), "cpu").as_dict()
+    assert os.sched_getaffinity(0) == cores, "only the engine's own threads are bound"
     assert run["config"]["device"] == "cpu" and run["config"]["tiers_by"] == "torch, because the device is cpu"
     figures = {name: one["value"] for name, one in run["figures"].items()}
     assert {f.name.replace("{candidates}", size) for f in DEVICE.figures for size in ("100", "1000")} == set(figures)

@@ -18,7 +18,7 @@ from infra.data.context_leakage import find_leaking_context
 from infra.data.interactions import Interactions
 from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_log
 from infra.data.mapped_sources import MappedSources
-from infra.data.mapping import Source
+from infra.data.mapping_source import Source
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.shown_impressions import ShownRows
 from schemas.features import Kind

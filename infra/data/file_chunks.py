@@ -22,8 +22,8 @@ import pyarrow.parquet
 from infra.data.columns import plain
 from infra.data.file_format import OneByteDelimiter
 from infra.data.json_lines import read_batches, read_keys
-from infra.data.mapping import Source
 from infra.data.mapping_column import Column
+from infra.data.mapping_source import Source
 from infra.data.rejections import Rejections
 from infra.data.where import rows_where
 from schemas.errors import Misconfigured, suggest

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.data.columns import decode_bags, decode_categories, decode_numbers, decode_vectors, is_list, is_text, plain
-from infra.data.mapping import FeatureSource
 from infra.data.mapping_column import Column
+from infra.data.mapping_source import FeatureSource
 from schemas.errors import Misconfigured
 from schemas.features import Feature, Kind, Scope, Transform
 from schemas.limits import REALTIME_BUCKETS_MAX

@@ -13,7 +13,7 @@ import numpy as np
 from infra.clock import DAY_MS
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.interactions import Interactions
-from infra.data.mapping import FeatureSource
+from infra.data.mapping_source import FeatureSource
 from infra.data.taken_together import TogetherVectors
 
 _NEVER = -1.0

@@ -29,7 +29,7 @@ from infra.data.feature_values import decode_features
 from infra.data.interactions import IdPlaces, read_times
 from infra.data.item_embeddings import read_last_rows
 from infra.data.mapped_sources import MappedSources
-from infra.data.mapping import Source
+from infra.data.mapping_source import Source
 from infra.data.shown_impressions import ShownRows
 from schemas.features import Kind, Scope
 

@@ -21,8 +21,9 @@ from infra.data.item_history import read_item_history
 from infra.data.item_rows import ItemRows, read_item_rows
 from infra.data.item_states import ItemStates
 from infra.data.item_statistics import ItemStatistic
-from infra.data.mapping import DataMapping, FeatureSource, Source
+from infra.data.mapping import DataMapping
 from infra.data.mapping_section import reject
+from infra.data.mapping_source import FeatureSource, Source
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRows
 from infra.data.spool import SpoolBounds

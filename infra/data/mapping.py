@@ -1,7 +1,7 @@
 """A mapping file: which columns of which CSV, JSON-lines or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
 
-Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: single columns (mapping_column.py) and tables (mapping_section.py) of the
-file, the data files (tables.py), what cells mean (columns.py), the schema that follows from them (inferred_schema.py).
+Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: single columns (mapping_column.py), tables (mapping_section.py) and
+sections with a file (mapping_source.py), the data files (tables.py), what cells mean (columns.py), the schema that follows (inferred_schema.py).
 Invariant: whatever is wrong is a Misconfigured (`bad_mapping`) that names the file, the key and the expectation, with a suggestion for a misspelt name. A key
 that nothing reads is wrong.
 """
@@ -10,89 +10,23 @@ import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.data.file_format import AS_FOUND, FORMAT_KEYS, FileFormat, read_format
-from infra.data.mapping_column import COLUMN_KEYS, NO_COLUMN, Column, read_column
+from infra.data.file_format import FORMAT_KEYS
+from infra.data.mapping_column import Column, read_column
 from infra.data.mapping_section import Section, reject
-from infra.data.where import Condition, read_conditions
-from schemas.errors import Misconfigured, suggest
-from schemas.features import Feature, Kind
+from infra.data.mapping_source import OUTCOME, FeatureSource, Source, read_optional_source, read_source
+from schemas.errors import Misconfigured
 from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 
-FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
-OUTCOME = "outcomes."  # what roles of [impressions.outcomes] begin with
 _OUTCOME_NAME = rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}"
-_SOURCE_KEYS = ("file", "where", *FORMAT_KEYS)
 MARK_NAME = "item_mark"  # of the embedding where there is no [embeddings]
 TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureSource:
-    """One feature: it is read from `column`, or derived in one of these ways.
-
-    clusters         the group of the item's embedding, of that many groups
-    count_days       the number of the item's behaviours in that many days, or with `of = "users"` of the users who had any
-    days_since       days since the item's "first" or "last" behaviour
-    expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
-    taken_together   a vector of that many numbers; items that the same users took have vectors that are near (taken_together.py)
-
-    `details`: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
-    """
-
-    name: str
-    column: Column = NO_COLUMN
-    count_days: float | None = None
-    of: str = "behaviours"
-    days_since: str | None = None
-    expected_days: float | None = None
-    taken_together: int | None = None
-    clusters: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def from_behaviours(self) -> bool:
-        """Whether it is derived from behaviours before a time, so that it changes with time."""
-        return any(way is not None for way in (self.count_days, self.days_since, self.expected_days, self.taken_together))
-
-    @property
-    def is_derived(self) -> bool:
-        """Whether no column holds it."""
-        return self.from_behaviours or self.clusters is not None
-
-
-@dataclass(frozen=True)
-class Source:
-    """One section that reads files: its columns by role, its features, and which rows count.
-
-    section    its name in the mapping, such as "items"
-    file       the name of a file in the data folder, or a pattern of names
-    where      conditions that a row must fulfil; `form`: how a CSV file is read
-    distinct   of behaviours: a row that repeats user, item, time and kind of another does not count
-    """
-
-    section: str
-    file: str
-    roles: Mapping[str, Column]
-    features: tuple[FeatureSource, ...] = ()
-    where: tuple[Condition, ...] = ()
-    form: FileFormat = AS_FOUND
-    distinct: bool = False
-
-    @property
-    def outcomes(self) -> tuple[str, ...]:
-        """Names of the outcomes of a shown item beside the click, which [impressions] alone has."""
-        return tuple(role.removeprefix(OUTCOME) for role in self.roles if role.startswith(OUTCOME))
-
-    def feature_columns(self) -> Mapping[str, Column]:
-        """The columns of the features that are read from this file, by feature name."""
-        return {f.name: f.column for f in self.features if not f.is_derived}
 
 
 POPULARITY = FeatureSource("taken_28", count_days=28.0, details={"realtime": True})
@@ -204,9 +138,9 @@ def read_mapping(path: Path) -> DataMapping:
         raise reject(path, "[items]", "is missing: every mapping says where the items are, with at least `file` and `id`")
     every_days, popularity = parts["items"].optional_number("every_days"), parts["items"].flag("popularity", True)
     known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
-    items = _read_source(parts["items"], ("id",), ("time", "created"))
+    items = read_source(parts["items"], ("id",), ("time", "created"))
     impressions, sampling = _read_impressions(parts["impressions"])
-    behaviours = _optional_source(parts["behaviours"], ("user", "item"), ("time", "kind"))
+    behaviours = read_optional_source(parts["behaviours"], ("user", "item"), ("time", "kind"))
     if popularity and (behaviours or impressions) is not None:
         items = _with_popularity(items)
     return DataMapping(
@@ -215,10 +149,10 @@ def read_mapping(path: Path) -> DataMapping:
         schema=_read_schema(parts["schema"]),
         items=items,
         every_days=every_days,
-        item_history=_optional_source(parts["item_history"], ("id", "time")),
+        item_history=read_optional_source(parts["item_history"], ("id", "time")),
         known_after_days=known_after_days,
         embedding=_read_embedding(parts["embeddings"], items),
-        users=_optional_source(parts["users"], ("id",)),
+        users=read_optional_source(parts["users"], ("id",)),
         behaviours=behaviours,
         impressions=impressions,
         sampling=sampling,
@@ -286,7 +220,7 @@ def _read_impressions(section: Section) -> tuple[Source | None, Sampling]:
     if "file" in section.raw:
         outcomes = _read_outcomes(section.section("outcomes"))
         optional = ("request", "time", "position", "bid", "teacher_ecpm")
-        source = _read_source(section, ("user", "item", "clicked"), optional, features_key="context")
+        source = read_source(section, ("user", "item", "clicked"), optional, features_key="context")
         return dataclasses.replace(source, roles={**source.roles, **outcomes}), Sampling()
     default = Sampling()
     sampling = Sampling(
@@ -329,81 +263,8 @@ def _read_embedding(section: Section, items: Source) -> Embedding:
     vector = Column(columns=tuple(text)) if text else read_column(section, "column", {**forms, "separator": separator})
     same_file = section.raw.get("file", items.file) == items.file
     defaults = {"file": items.file} | ({"id": items.roles["id"]} if same_file else {})
-    source = _read_source(section, ("id",), (), defaults=defaults)
+    source = read_source(section, ("id",), (), defaults=defaults)
     where = source.where or (items.where if same_file else ())
     form = items.form if same_file and not set(FORMAT_KEYS) & set(section.raw) else source.form
     source = dataclasses.replace(source, roles={**source.roles, "vector": vector}, where=where, form=form)
     return Embedding(source, name, width, (width or TEXT_WIDTH) if text else None, apart)
-
-
-def _optional_source(section: Section, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Source | None:
-    return _read_source(section, required, optional) if section.given else None
-
-
-def _read_source(
-    section: Section,
-    required: tuple[str, ...],
-    optional: tuple[str, ...],
-    *,
-    features_key: str = "features",
-    defaults: Mapping[str, Any] | None = None,
-) -> Source:
-    defaults = defaults or {}
-    file = section.text("file", defaults.get("file"))
-    roles: dict[str, Column] = {}
-    for role in (*required, *optional):
-        value = section.any(role)
-        if value is not None:
-            roles[role] = read_column(section, role, value)
-        elif role in defaults:
-            roles[role] = defaults[role]
-        elif role in required:
-            section.end((*required, *optional, *_SOURCE_KEYS, features_key), only_near=True)  # a misspelt key says more than a missing one
-            raise section.reject(role, f"is missing: name the column that holds the {role}; a constant is written {{ value = ... }}")
-    features = section.section(features_key)
-    source = Source(
-        section=section.name,
-        file=file,
-        roles=roles,
-        features=tuple(_read_feature(section, name, features.any(name)) for name in features.raw),
-        where=read_conditions(section, section.any("where")),
-        form=read_format(section),
-        distinct=section.name == "behaviours" and section.flag("distinct", False),
-    )
-    section.end()
-    return source
-
-
-def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
-    """A feature as written: a column name, or a table with where it comes from and any detail of the feature."""
-    key = f"features.{name}"
-    if not isinstance(value, Mapping):
-        return FeatureSource(name, read_column(section, key, value))
-    details = {k: v for k, v in value.items() if k in FEATURE_DETAILS}
-    rest = {k: v for k, v in value.items() if k not in FEATURE_DETAILS}
-    if "kind" in details and details["kind"] not in tuple(Kind):
-        raise section.reject(key, f"kind = {details['kind']!r}, expected one of {', '.join(Kind)}")
-    ways = ("count_days", "days_since", "expected_days", "taken_together", "clusters")
-    known = (*FEATURE_DETAILS, *COLUMN_KEYS, *ways, "of")
-    if unknown := [k for k in value if k not in known]:
-        part = Section(section.path, f"{section.name}.{key}", value)
-        raise part.reject(unknown[0], f"is not known here; {suggest(unknown[0], known)}")
-    if not set(ways) & set(rest):
-        return FeatureSource(name, read_column(section, key, rest), details=details)
-    part = Section(section.path, f"{section.name}.{key}", rest)
-    source = FeatureSource(
-        name,
-        count_days=part.optional_number("count_days"),
-        of=part.choice("of", ("behaviours", "users"), "behaviours"),
-        days_since=part.choice("days_since", ("first", "last"), None),
-        expected_days=part.optional_number("expected_days"),
-        taken_together=part.optional_count("taken_together", least=2),
-        clusters=part.optional_count("clusters", least=2),
-        details=details,
-    )
-    part.end()
-    if section.name != "items" or len(set(ways) & set(rest)) != 1:
-        raise section.reject(key, f"{', '.join(ways)} derive features of [items], one of them a feature")
-    if "of" in rest and source.count_days is None:
-        raise section.reject(key, "of says what count_days counts; nothing else has it")
-    return source

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
 from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions, read_interactions
-from infra.data.mapping import OUTCOME
+from infra.data.mapping_source import OUTCOME
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable

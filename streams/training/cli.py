@@ -89,10 +89,9 @@ def train(
 
     With --follow it runs until SIGTERM or Ctrl-C, prints one JSON line now and then, and goes on exactly where it was killed.
     """
-    if out is None:
-        if not dry_run:
-            raise typer.BadParameter("names the folder for the checkpoints; only --dry-run needs none", param_hint="--out")
-        out = Path()
+    if out is None and not dry_run:
+        raise typer.BadParameter("names the folder for the checkpoints; only --dry-run needs none", param_hint="--out")
+    out = out or Path()
     from infra.logs import open_logs
     from infra.settings import load_settings
     from schemas.train_choices import decode_assignments

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.data.inferred_schema import infer_feature
-from infra.data.mapping import FeatureSource
 from infra.data.mapping_column import Column
+from infra.data.mapping_source import FeatureSource
 from schemas.errors import Misconfigured
 from schemas.features import Scope
 

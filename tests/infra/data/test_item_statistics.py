@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from infra.data.interactions import Interactions
 from infra.data.item_statistics import DAY_MS, ItemStatistic, count_positives, count_takers, days_since
-from infra.data.mapping import FeatureSource
+from infra.data.mapping_source import FeatureSource
 from infra.data.taken_together import TogetherVectors, together_vectors
 
 USERS, ITEMS = 12, 8

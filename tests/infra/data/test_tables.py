@@ -11,8 +11,8 @@ import pytest
 
 from infra.data.columns import decode_parts
 from infra.data.file_format import FileFormat, OneByteDelimiter
-from infra.data.mapping import Source
 from infra.data.mapping_column import Column
+from infra.data.mapping_source import Source
 from infra.data.rejections import Rejections
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedRows, load_table

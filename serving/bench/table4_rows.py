@@ -134,8 +134,6 @@ class RowState:
 class RowScorer:
     """The scorer of one row, over the bench's tables."""
 
-    user_beside = True
-
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
         self.row, self.version, self._world, self._raw = row, version, world, raw
         self._half, self._parts = world.scorer.call_one.half, row.parts

@@ -30,7 +30,6 @@ SHARE_MIN = 1024  # scratch memory is made for at least this many candidates
 class CpuScorer:
     """One version's model on its tables. `score` is called by one thread, and helpers compute shares of it; `user_state` may be called by any thread."""
 
-    user_beside = True
     tiers_by = "compiled"
 
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:

@@ -278,8 +278,7 @@ class Engine:
     def _goes_beside(self, work: UserWork | RankWork) -> TypeGuard[UserWork]:
         if not isinstance(work, UserWork) or WORKERS.threads == 1:
             return False
-        resident = self._current if work.version is None else self.find_resident(work.version)
-        return resident is not None and resident.scorer.user_beside
+        return (self._current if work.version is None else self.find_resident(work.version)) is not None
 
     def _serve(self, future: "Future[Any]", work: UserWork | RankWork, served: list[bool]) -> None:
         served.append(_answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))

@@ -27,12 +27,8 @@ class Scorer(Protocol):
     def parameters(self) -> Parameters:
         """The version's model."""
 
-    @property
-    def user_beside(self) -> bool:
-        """Whether other threads may call `user_state` while the engine's thread is in `score`."""
-
     def user_state(self, work: UserWork) -> UserState:
-        """Call 1."""
+        """Call 1. Other threads may call it while the engine's thread is in `score`."""
 
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T])."""

@@ -210,8 +210,6 @@ def test_a_state_of_the_former_version_is_ranked_on_it_until_its_slot_is_release
 class Meeting:
     """A scorer whose user halves and rankings begin only together, and whose user half ends only after a ranking, or a change of rows, is through."""
 
-    user_beside = True
-
     def __init__(self, scorer: CpuScorer) -> None:
         self._scorer, self._met, self._other, self.order = scorer, threading.Barrier(2), threading.Event(), list[str]()
         self.entered, self.begun = threading.Event(), lambda: None

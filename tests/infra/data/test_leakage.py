@@ -12,7 +12,17 @@ from infra.data.mapped_catalogue import MappedCatalogue
 from tests.infra.data.shops import open_shop
 
 ITEMS, USERS, DAYS, HELD_OUT_FROM = 120, 90, 59, 51
-MAPPING = """
+LOG = """
+[behaviours]
+file = "log.csv"
+user = "user"
+item = "item"
+time = "day"
+[evaluation]
+from = 2024-02-21
+"""
+MAPPING = (
+    """
 [items]
 file = "items.csv"
 id = "id"
@@ -39,14 +49,9 @@ orders = "orders"
 state = "state"
 age = "age"
 city = "city"
-[behaviours]
-file = "log.csv"
-user = "user"
-item = "item"
-time = "day"
-[evaluation]
-from = 2024-02-21
 """
+    + LOG
+)
 LEAKING = {
     "[items] features.total",
     "[items] features.rank",
@@ -127,7 +132,8 @@ def test_what_knows_the_whole_log_is_told_apart_from_what_was_known(tmp_path: Pa
     )
 
 
-SUBTLE = """
+SUBTLE = (
+    """
 [items]
 file = "items.csv"
 id = "id"
@@ -136,14 +142,9 @@ category_rate = "category_rate"
 weight = "weight"
 maker = "maker"
 price = "price"
-[behaviours]
-file = "log.csv"
-user = "user"
-item = "item"
-time = "day"
-[evaluation]
-from = 2024-02-21
 """
+    + LOG
+)
 
 
 def test_a_mean_by_category_over_the_whole_period_and_a_hint_among_noise_are_named_as_what_may_tell_the_future(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ it is removed, because somebody may have put the same bytes again since the plan
 """
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from infra.index.store import IndexStore, read_if_there
@@ -37,12 +38,11 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
         if segments[0] == "snapshots" and len(segments) == 4:
             snapshots.append(_decode(store, path, decode_snapshot, raw))
         elif segments[-1] == "manifest.json":
-            sha256 = published.get(path)
-            manifest = _decode(store, path, lambda raw, sha256=sha256: decode_manifest(raw, sha256), raw)  # type: ignore[misc] # mypy: a lambda with a default
+            manifest = _decode(store, path, partial(decode_manifest, expected_sha256=published.get(path)), raw)
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
         elif (named := SEAL_PATH.fullmatch(path)) and _is_wanted(state, int(named[1]), int(named[2])):
-            seals.append(_decode(store, path, decode_seal, raw))
+            seals.append(_decode(store, path, partial(decode_seal, path=path), raw))
     return StoreContent(files, manifests, seals, snapshots, used)
 
 

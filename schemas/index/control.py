@@ -13,13 +13,13 @@ Invariants:
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.index.control_entry import Entry, Init, decode_entry, encode_entry
+from schemas.index.digest import checksum
 from schemas.index.lifecycle import FINAL, RECEIVES_INCREMENTS, Cause, EntryKind, State, Wish, next_state
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 from schemas.token import VersionToken
@@ -141,7 +141,7 @@ def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
     after = dataclasses.replace(state, next_number=number + 1)
     try:
         after = _apply(after, decode_entry(raw))
-        return after if after.init is state.init else dataclasses.replace(after, index_id=hashlib.blake2b(raw, digest_size=8).hexdigest())
+        return after if after.init is state.init else dataclasses.replace(after, index_id=checksum(raw))
     except Incompatible as error:
         if error.code == "unknown_entry_kind":
             return dataclasses.replace(after, unknown_entry=f"{number}: {error.message}")

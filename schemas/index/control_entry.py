@@ -6,7 +6,6 @@ it knows. An entry of a kind that it does not know is Incompatible, and bytes th
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
+from schemas.index.digest import checksum
 from schemas.index.layout import FORMAT
 from schemas.index.lifecycle import EntryKind
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
@@ -83,7 +83,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 def _check(fields: Mapping[str, Any]) -> str:
     """Checksum of an entry's fields, those included that this code does not know."""
-    return hashlib.blake2b(_JSON.encode(fields).encode(), digest_size=8).hexdigest()
+    return checksum(_JSON.encode(fields).encode())
 
 
 def decode_entry(raw: bytes) -> Entry:

@@ -1,6 +1,7 @@
 """Digests of shards and versions (FORMAT.md section 6), and the merged view that they are taken over.
 
-Here: `merge_parts` and `ShardDigest`, pure. Not here: reading parts (infra/index/parts.py), comparing versions row by row (infra/index/diff.py).
+Here: `merge_parts` and `ShardDigest`, pure; `checksum` of small files. Not here: reading parts (infra/index/parts.py), comparing versions row by row
+(infra/index/diff.py).
 There are two digests, one over the bytes of rows and one over the hashes of inputs. Equal data digests with different row digests mean a difference of
 arithmetic, not of data. Orders and positions are in neither.
 Invariant: a digest does not depend on how the rows are cut into blocks, or on what is in the full part and what is an increment.
@@ -13,6 +14,11 @@ import numpy as np
 
 from schemas.ids import IdKind
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
+
+
+def checksum(raw: bytes) -> str:
+    """BLAKE2b-64 in hex, of a small file: it finds what a disk has changed, and is no proof against who would change it."""
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()
 
 
 def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterable[tuple[bytes, bytes]]) -> Iterator[RowBlock]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
-from schemas.index.digest import version_digest
+from schemas.index.digest import checksum, version_digest
 from schemas.index.layout import FORMAT, RowLayout, decode_layout
 from schemas.limits import MANIFEST_BYTES_MAX
 
@@ -118,7 +118,7 @@ def seal_path(version: int, revision: int, shard: int, unique: str) -> str:
 
 def checked_name(unique: str, raw: bytes) -> str:
     """A unique name with the checksum of the bytes that it stands for, which older readers take for a part of the name."""
-    return f"{unique}-{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
+    return f"{unique}-{checksum(raw)}"
 
 
 def checkpoint_path(sha256: str) -> str:
@@ -159,15 +159,14 @@ def encode_seal(seal: Seal) -> bytes:
     return encode_document("seal", dataclasses.asdict(seal))
 
 
-def check_seal(path: str, raw: bytes) -> None:
-    """Raises Corrupted (`bad_seal`) if these are not the bytes that a seal's name has the checksum of. Older names have none."""
+def decode_seal(raw: bytes, path: str) -> Seal:
+    """The seal in these bytes; `path` is its place in the store, whose name has their checksum (older ones have none).
+
+    Raises Corrupted (`bad_seal`: other bytes than were put, or no seal), Incompatible (`seal_format`).
+    """
     unique = path.rpartition("/")[2].removesuffix(".json").split("-", 1)[1]
     if (random := unique[:UNIQUE_DIGITS]) != unique and unique != checked_name(random, raw):
         raise Corrupted("bad_seal", f"{path} has other bytes than were put, which its name has the checksum of")
-
-
-def decode_seal(raw: bytes) -> Seal:
-    """The seal in these bytes. Raises Corrupted (`bad_seal`), Incompatible (`seal_format`)."""
     fields = decode_document("seal", raw)
     try:
         return _decode_seal_fields(fields)

@@ -18,7 +18,7 @@ from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
-from schemas.index.manifest import Manifest, Seal, check_seal, decode_manifest, decode_seal, encode_manifest, manifest_path
+from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
 from streams.builders.jobs import BuildBase
 from streams.core.versions import Revision, plan_revisions
 from streams.encoders import Encoder
@@ -45,8 +45,7 @@ class Publication:
         for path in self.store.list(f"versions/{wanted.version}/{wanted.revision}/seals/"):
             raw = self.store.get(path)
             try:
-                check_seal(path, raw)
-                seal = decode_seal(raw)
+                seal = decode_seal(raw, path)
             except Corrupted as error:
                 complain(path, f"{path}: {error}; its shard seals again, and the file goes once nothing needs it")
                 continue

@@ -9,6 +9,7 @@ from infra.index.retention import read_store_content, remove_due
 from infra.index.verify import verify_version
 from schemas.errors import Corrupted
 from schemas.index.lifecycle import State
+from schemas.index.manifest import UNIQUE_DIGITS, checked_name, encode_seal, seal_path
 from schemas.index.retention import RetentionRules, plan_removals
 from streams.shard.snapshot import list_snapshots
 from streams.shard.start import LogRange, start_shard
@@ -85,6 +86,21 @@ def test_a_manifest_that_does_not_read_or_names_other_files_stops_every_removal(
     path = world.store.local_path("versions/4/0/manifest.json")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(Corrupted, match=r"bad_manifest: versions/4/0/manifest.json of .* no file is removed until"):
+        read_store_content(world.store, world.state)
+
+
+def test_a_seal_with_another_digit_stops_every_removal(world: World) -> None:
+    worker = Worker(world)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    world.want(5)
+    raw = encode_seal(world.manifest(4).seals[0])
+    path = seal_path(5, 0, 0, checked_name("0" * UNIQUE_DIGITS, raw))
+    world.store.put_bytes(path, raw)
+    assert len(read_store_content(world.store, world.state).open_seals) == 1
+    world.store.local_path(path).write_bytes(raw.replace(b"versions/4/full/", b"versions/5/full/"))
+    with pytest.raises(Corrupted, match=r"bad_seal: versions/5/0/seals/.* of .* no file is removed until"):
         read_store_content(world.store, world.state)
 
 

@@ -229,7 +229,7 @@ class RowScorer:
     def _base_row(self, work: UserWork) -> np.ndarray:
         """The base's user, the profile and the mean of the latest behaviours, through the first layer."""
         projected_AD = self._read_latest(work).attended_AD[:, : self._world.spec.width]
-        _, profile_D = self._half.embed_profile(work)
+        _, profile_D = self._half.vectors.embed_profile(work)
         user_U = np.concatenate([profile_D, projected_AD.sum(axis=0) / max(1, len(projected_AD))])
         row_H = self._first_layer["user"][:, : len(user_U)] @ user_U + self._world.scorer.parameters["head.first.bias"]
         return pad_columns(row_H[None], LANES)

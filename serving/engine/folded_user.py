@@ -1,7 +1,7 @@
 """Call 1's last step: the user's part of call 2 is folded through the head's first layer, so that requests need not compute it again.
 
-Here: `FoldedUser`, and `UserFold` that makes it. Not here: the compiled pass (fold_pass.py), the plain form (schemas/model/head.py, the specification), the
-use of the tables (joint_pass.py, cuda.py). With M_x the weights of a product segment, its sum column included (`product_weights`), the exact split of the
+Here: `FoldedUser`, and `UserFold` that makes it. Not here: the plain form (schemas/model/head.py, the specification), the use of the tables (joint_pass.py,
+cuda.py). With M_x the weights of a product segment, its sum column included (`product_weights`), the exact split of the
 first layer, segment by segment, is
 
     user, context    constant:  u W_u + c W_c + b
@@ -21,24 +21,34 @@ Arrays: G categories of the user and, first, none; D width, P bridge width, N br
 (padded).
 """
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from schemas.model.parameters import Parameters
 from schemas.model.vector_blocks import aligned
 from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
-from serving.engine.fold_pass import FoldedTables, FoldWeights, fold_input, fold_user
-from serving.engine.panels import pad_columns, padded
+from serving.engine.panels import pack_panels, pad_columns, padded
 from serving.engine.user_arrays import UserArrays
 from serving.engine.vector_code import LANES, SIGN_CHUNK
 from serving.engine.version_weights import product_weights, slice_first_layer
 
 
+class FoldedTables(NamedTuple):
+    """The tables of the legend above, float32."""
+
+    base_GH: np.ndarray
+    user_panels: np.ndarray
+    bea_panels: np.ndarray
+    sim_GD: np.ndarray
+    signs_KF: np.ndarray
+    sign_start_F: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class FoldedUser:
-    """What call 2 reads of a user. `tables`: float32, see the legend above; categories_G int64 are those of rows 1, 2, ... of their base_GH and sim_GD."""
+    """What call 2 reads of a user. categories_G int64 are those of rows 1, 2, ... of the tables' base_GH and sim_GD."""
 
     categories_G: np.ndarray
     tables: FoldedTables
@@ -51,60 +61,60 @@ class FoldedUser:
 
 
 class UserFold:
-    """Folds the users of one version."""
+    """The head's weights that multiply a user's values, of one version: of a segment [width, H], of a projection [width, D]."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.spec, weights = parameters.spec, slice_first_layer(parameters)
-        self._has_sim, self._has_signs = bool(self.spec.schema.sim_category), bool(self.spec.schema.multimodal)
-        none = np.zeros((0, 0), np.float32)
 
-        def transposed(name: str, is_there: bool = True) -> np.ndarray:
-            return np.ascontiguousarray(parameters[name].T) if is_there else none
+        def transposed(name: str) -> np.ndarray:
+            return np.ascontiguousarray(parameters[name].T)
 
-        self._weights = FoldWeights(
-            user_UH=_widened(weights["user"]),
-            bias_H=pad_columns(parameters["head.first.bias"][None], LANES)[0],
-            item_DH=_widened(weights["item"]),
-            user_x_DH=_widened(product_weights(weights["user_x"])),
-            project_user_UD=transposed("head.project_user.weight"),
-            bea_PH=_widened(weights["bea"]),
-            project_bea_PD=transposed("head.project_bea.weight"),
-            sim_DH=_widened(weights["sim"]) if self._has_sim else none,
-            project_sim_DD=transposed("head.project_sim.weight", self._has_sim),
-            gain=parameters["head.din_gain"][0] if self._has_signs else np.float32(0),
-            project_din_DD=transposed("head.project_din.weight", self._has_signs),
-            centred=self.spec.din == "centred",
-        )
+        self._user_UH, self._bias_1H = _widened(weights["user"]), pad_columns(parameters["head.first.bias"][None], LANES)
+        self._item_DH, self._user_x_DH = _widened(weights["item"]), _widened(product_weights(weights["user_x"]))
+        self._project_user_UD = transposed("head.project_user.weight")
+        self._bea_PH, self._project_bea_PD = _widened(weights["bea"]), transposed("head.project_bea.weight")
+        if self.spec.schema.multimodal:
+            self._gain, self._project_din_DD = parameters["head.din_gain"], transposed("head.project_din.weight")
+        if self.spec.schema.sim_category:
+            self._sim_DH, self._project_sim_DD = _widened(weights["sim"]), transposed("head.project_sim.weight")
         self._context_FH = _widened(weights["context"])
 
     def fold(self, arrays: UserArrays) -> FoldedUser:
-        """The tables of one user, and a sort of the behaviours' signatures if that saves a block."""
-        user = fold_input(arrays, self._has_sim)
-        tables = self._open_tables(len(user.log_counts_G))
-        fold_user(user, self._weights, np.zeros(self.spec.width, np.float32), tables)
+        """The tables of one user, and a sort of the behaviours' signatures if that saves a block. Cost: (N P + G D) H + K D D products."""
+        user_x_D = arrays.user_U @ self._project_user_UD
+        user_XH = np.concatenate([self._item_DH + self._user_x_DH * user_x_D[:, None], arrays.bridges_NP @ self._bea_PH])
+        base_GH, sim_GD = self._fold_categories(arrays)
+        panels = pack_panels(user_XH), pack_panels(arrays.bridges_NP @ self._project_bea_PD)
+        tables = FoldedTables(base_GH, *panels, sim_GD, *self._fold_signs(arrays))
         return FoldedUser(arrays.categories_G, tables, arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]))
 
     def fold_context(self, context_F: np.ndarray) -> np.ndarray:
         """[H]: the part of the request's context."""
         return np.asarray(context_F @ self._context_FH)
 
-    def _open_tables(self, groups: int) -> FoldedTables:
-        """Memory for a user with so many categories, in one piece, of which each array begins on a cache line."""
-        spec, hidden = self.spec, len(self._weights.bias_H)
-        signs = padded(2 * spec.width, SIGN_CHUNK) if self._has_signs else 0
-        shapes: dict[str, tuple[int, ...]] = {
-            "base_GH": (groups + 1, hidden),
-            "user_panels": ((spec.width + spec.bridges) * hidden,),
-            "bea_panels": (spec.bridges * padded(spec.width),),
-            "sim_GD": (groups + 1, spec.width if self._has_sim else 0),
-            "signs_KF": (spec.hash_bits if signs else 0, signs),
-            "sign_start_F": (signs,),
-        }
-        memory, at, arrays = aligned((sum(padded(math.prod(shape)) for shape in shapes.values()),)), 0, dict[str, np.ndarray]()
-        for name, shape in shapes.items():
-            arrays[name] = memory[at : at + math.prod(shape)].reshape(shape)
-            at += padded(math.prod(shape))
-        return FoldedTables(**arrays)
+    def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
+        """(base_GH, sim_GD): first the row for categories that are not in the history, then one row per category of the history."""
+        base_1H = arrays.user_U @ self._user_UH + self._bias_1H
+        if not self.spec.schema.sim_category:
+            return base_1H, np.zeros((1, 0), np.float32)
+        sub_GX = np.concatenate([arrays.means_GD, arrays.log_counts_G[:, None]], axis=1)
+        none_1D = np.zeros((1, self.spec.width), np.float32)
+        return np.concatenate([base_1H, sub_GX @ self._sim_DH + base_1H]), np.concatenate([none_1D, arrays.means_GD @ self._project_sim_DD])
+
+    def _fold_signs(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
+        """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
+        if not self.spec.schema.multimodal:
+            return np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+        (bits, width), centred = arrays.din_cross_KD.shape, self.spec.din == "centred"
+        sums_F = padded(2 * width, SIGN_CHUNK)
+        signs_KF, start_F = aligned((bits, sums_F)), aligned((sums_F,))
+        rows = bits * np.maximum(arrays.din_count, np.float32(1)) if centred else np.float32(2 * bits)
+        signs_KF[:, :width] = arrays.din_cross_KD * (self._gain / rows)
+        signs_KF[:, width : 2 * width] = signs_KF[:, :width] @ self._project_din_DD
+        if not centred:
+            start_F[:width] = arrays.din_sum_D * (self._gain / np.float32(2))
+            start_F[width : 2 * width] = start_F[:width] @ self._project_din_DD
+        return signs_KF, start_F
 
 
 def _widened(segment_HE: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ class UserHalf:
 
     def __init__(self, parameters: Parameters, tables: Tables, columns: Columns) -> None:
         self.spec, self.tables, self.weights = parameters.spec, tables, UserWeights(parameters)
-        self._columns, self._vectors = columns, UserVectors(self.weights)
+        self._columns, self.vectors = columns, UserVectors(self.weights)
         self._scratch = _Scratch(self.weights)
 
     def make(self, work: UserWork) -> tuple[UserArrays, int]:
@@ -91,17 +91,14 @@ class UserHalf:
     def make_vectors(self, work: UserWork, attended_AD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(user_U, bridges_NP) of a profile and its latest projected behaviours."""
         width = self.spec.width
-        features_F, profile_D = self.embed_profile(work)
+        features_F, profile_D = self.vectors.embed_profile(work)
         out_2D = np.zeros((2, self.weights.width_padded), np.float32)
         if len(attended_AD):
             padded_D = np.zeros(self.weights.width_padded, np.float32)
             padded_D[:width] = profile_D
             attend(attended_AD, padded_D, width, *self.weights.ffn, self._scratch.attention, out_2D)
-        return np.concatenate([profile_D, *out_2D[:, :width]]), self._vectors.bridge_vectors(features_F, out_2D)
-
-    def embed_profile(self, work: UserWork) -> tuple[np.ndarray, np.ndarray]:
-        """(the profile's features side by side, profile_D of Eq. 1)."""
-        return self._vectors.embed_profile(work)
+        attended_2D = out_2D[:, :width]
+        return np.concatenate([profile_D, *attended_2D]), self.vectors.bridge_vectors(features_F, attended_2D)
 
     def din_of(self, sums: HistorySums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """DIN's (sum V, S^T V, number of behaviours with a signature) from a pass."""

@@ -5,13 +5,11 @@ import pytest
 
 import serving.engine.attention
 import serving.engine.behaviour_blocks
-import serving.engine.fold_pass
 import serving.engine.history_pass
 import serving.engine.joint_pass
 import serving.engine.lookup
 import serving.engine.tables
 import serving.engine.tier_counts
-import serving.engine.user_vectors
 from schemas.ids import IdKind
 from serving.engine.candidates import find_candidates
 from serving.engine.scorers import compile_kernels
@@ -23,13 +21,11 @@ from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make
 MODULES = (
     serving.engine.attention,
     serving.engine.behaviour_blocks,
-    serving.engine.fold_pass,
     serving.engine.history_pass,
     serving.engine.joint_pass,
     serving.engine.lookup,
     serving.engine.tables,
     serving.engine.tier_counts,
-    serving.engine.user_vectors,
 )
 
 

@@ -130,7 +130,7 @@ def decode_flags(array: Array, at_least: float | None = None, words: bool | None
     return np.where(known, numbers > 0 if at_least is None else numbers >= at_least, False), known
 
 
-def decode_times(array: Array, unit: str | None = None, form: str | None = None) -> np.ndarray:
+def decode_times(array: Array, unit: str | None = None, forms: Sequence[str] = ()) -> np.ndarray:
     """Milliseconds since 1970, int64; -1 for a cell that is missing, not a time, or before 1970. Times without a zone are UTC.
 
     Numbers are seconds, milliseconds, microseconds or nanoseconds by their size (a second count reaches 10^11 in the year 5138).
@@ -142,11 +142,11 @@ def decode_times(array: Array, unit: str | None = None, form: str | None = None)
         return np.where(times < 0, MISSING_TIME, times)
     if not is_text(array):
         return _times_of_numbers(decode_numbers(array), unit)
-    numbers = np.full(len(array), np.nan) if form else decode_numbers(array)
+    numbers = np.full(len(array), np.nan) if forms else decode_numbers(array)
     times = _times_of_numbers(numbers, unit)
     left = np.flatnonzero(np.isnan(numbers))
     if len(left):
-        times[left] = [_time_of_text(text, form) for text in array.take(pa.array(left)).to_pylist()]
+        times[left] = [_time_of_text(text, forms) for text in array.take(pa.array(left)).to_pylist()]
     return times
 
 
@@ -158,16 +158,17 @@ def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:
     return np.where(usable, np.where(usable, scaled, 0).astype(np.int64), MISSING_TIME)
 
 
-def _time_of_text(text: str | None, form: str | None) -> int:
-    """ISO 8601 in its common spellings, or the given strptime format."""
-    if not text or not text.strip():
-        return MISSING_TIME
-    try:
-        moment = dt.datetime.strptime(text.strip(), form) if form else dt.datetime.fromisoformat(text.strip())  # noqa: DTZ007 (UTC below)
-    except ValueError:
-        return MISSING_TIME
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
-    return max(MISSING_TIME, round(moment.timestamp() * 1_000))
+def _time_of_text(text: str | None, forms: Sequence[str]) -> int:
+    """ISO 8601 in its common spellings, or the first of the strptime formats that fits."""
+    text = (text or "").strip()
+    for form in forms or (None,):
+        try:
+            moment = dt.datetime.strptime(text, form) if form else dt.datetime.fromisoformat(text)  # noqa: DTZ007 (UTC below)
+        except ValueError:
+            continue
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+        return max(MISSING_TIME, round(moment.timestamp() * 1_000))
+    return MISSING_TIME
 
 
 @dataclass

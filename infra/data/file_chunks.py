@@ -219,9 +219,9 @@ def _open_csv(path: Path, source: Source) -> Iterator[BinaryIO | OneByteDelimite
 
 
 def _read_head(path: Path, source: Source) -> str:
-    """The first 64 KiB as text."""
+    """The first 64 KiB as text, without blank lines before the first one."""
     with _open_csv(path, source) as stream:
-        return str(stream.read(_HEADER_BYTES).decode(source.form.encoding, errors="replace").removeprefix("\ufeff"))
+        return str(stream.read(_HEADER_BYTES).decode(source.form.encoding, errors="replace").removeprefix("\ufeff").lstrip("\r\n"))
 
 
 def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

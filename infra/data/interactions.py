@@ -211,7 +211,7 @@ def read_times(rows: LoadedRows, role: str, first: int = 0) -> np.ndarray:
     if not rows.has(role):
         return np.arange(first + 1, first + len(rows) + 1)
     column = rows.source.roles[role]
-    return decode_times(rows.array(role), column.time_unit, column.time_format)
+    return decode_times(rows.array(role), column.time_unit, column.time_formats)
 
 
 def kind_name(text: str | None) -> str:

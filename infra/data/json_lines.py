@@ -2,7 +2,8 @@
 
 Here: lines to cells. Not here: which files and columns (file_chunks.py), what cells mean (columns.py).
 The cell of a text is the text; of a number, list or object its JSON; `null` or a missing key is a missing cell. Columns are the keys of the first 1,000
-lines. Lines are counted from 1, blank ones too. A line that is no object is rejected; if it is the first one, the file is refused.
+lines; `user.id` is the key `id` of the object at `user`, unless a key is spelt so.
+Lines are counted from 1, blank ones too. A line that is no object is rejected; if it is the first one, the file is refused.
 Memory is bounded by one batch of about 8 MiB, and the length of a line by the same.
 """
 
@@ -29,8 +30,16 @@ def read_keys(path: Path) -> list[str]:
             row = _decode(line)
             if number == 0 and not isinstance(row, dict):
                 raise ValueError(f"expected one JSON object a line, its first line is {line[:60].decode(errors='replace')!r}")
-            found |= dict.fromkeys(row if isinstance(row, dict) else ())
+            found |= dict.fromkeys(_names(row) if isinstance(row, dict) else ())
     return list(found)
+
+
+def _names(row: dict[str, Any]) -> Iterator[str]:
+    """The keys of an object, and below each key that holds an object, with a dot between, those of that one."""
+    objects = [("", row)]
+    for prefix, inner in objects:  # grows while it is read, so no depth ends it
+        yield from (prefix + key for key in inner)
+        objects += [(f"{prefix}{key}.", value) for key, value in inner.items() if isinstance(value, dict)]
 
 
 def read_batches(path: Path, columns: Sequence[str], missing: Sequence[str], rows_max: int, reject: Reject) -> Iterator[pa.RecordBatch]:
@@ -46,7 +55,7 @@ def read_batches(path: Path, columns: Sequence[str], missing: Sequence[str], row
             if not isinstance(row, dict):
                 reject(number, "is no JSON object" if line.strip() else None)
                 continue
-            rows.append([None if (text := _text(row.get(name))) in absent else text for name in columns])
+            rows.append([None if (text := _text(_value(row, name))) in absent else text for name in columns])
             size += len(line)
             if len(rows) >= rows_max or size >= _BATCH_BYTES:
                 yield _batch(rows, schema)
@@ -69,6 +78,14 @@ def _decode(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
+
+
+def _value(row: Any, name: str) -> Any:
+    """What stands at a key, or at the end of a path of keys; None where nothing does."""
+    while isinstance(row, dict) and name not in row and "." in name:
+        key, _, name = name.partition(".")
+        row = row.get(key)
+    return row.get(name) if isinstance(row, dict) else None
 
 
 def _text(value: Any) -> str | None:

@@ -41,7 +41,7 @@ class Column:
     at_least      a flag is true from this number on
     one_of        values that make a flag true; every other value makes it false
     time_unit     what a number of a time counts, from "day" to "ns"; None: seen from its size
-    time_format   a strptime format of times that are text; None: ISO 8601
+    time_formats  strptime formats of times that are text, of which the first that fits counts; none: ISO 8601
     """
 
     columns: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Column:
     at_least: float | None = None
     one_of: tuple[str, ...] = ()
     time_unit: str | None = None
-    time_format: str | None = None
+    time_formats: tuple[str, ...] = ()
 
 
 NO_COLUMN = Column()  # of a feature that is derived
@@ -70,19 +70,19 @@ def read_column(section: Section, key: str, value: Any) -> Column:
     if not isinstance(value, Mapping):
         raise section.reject(key, f'is {value!r}, expected a column name, or a table like {{ column = "name" }} or {{ value = 1 }}')
     part = Section(section.path, f"{section.name}.{key}" if section.name else key, value)
-    one, many = part.any("column"), part.texts("columns", ())
+    one, many = part.optional_text("column"), part.texts("columns", ())
     column = Column(
         columns=(one,) if one is not None else tuple(many),
-        prefix=part.any("prefix"),
+        prefix=part.optional_text("prefix"),
         value=part.any("value"),
-        separator=part.any("separator"),
+        separator=part.optional_text("separator"),
         pattern=_read_pattern(part),
         decimal=part.choice("decimal", DECIMAL_MARKS, None),
         where=read_conditions(part, part.any("where")),
         at_least=part.optional_number("at_least", least=-1e12),
         one_of=tuple(map(str, part.listed("in"))),
         time_unit=part.choice("time_unit", tuple(UNIT_MS), None),
-        time_format=part.any("time_format"),
+        time_formats=tuple(part.texts("time_format", ())),
     )
     part.end()
     if sum((bool(column.columns), column.prefix is not None, column.value is not None)) != 1:
@@ -93,11 +93,9 @@ def read_column(section: Section, key: str, value: Any) -> Column:
 
 
 def _read_pattern(part: Section) -> str | None:
-    if part.any("pattern") is None:
-        return None
-    pattern = part.text("pattern")
+    pattern = part.optional_text("pattern")
     try:
-        re.compile(pattern)
+        re.compile(pattern or "")
     except re.error as error:
         raise part.reject("pattern", f"is {pattern!r}, which is no regular expression: {error}") from error
     return pattern

@@ -50,6 +50,10 @@ class Section:
             raise self.reject(key, f"is {'missing' if value is None else repr(value)}, expected text")
         return value
 
+    def optional_text(self, key: str) -> str | None:
+        """A text; None if it is not given."""
+        return None if self.any(key) is None else self.text(key)
+
     def texts(self, key: str, default: Sequence[str]) -> Sequence[str]:
         """A list of texts; one text alone is a list of it."""
         value = self.any(key)

@@ -64,6 +64,9 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
         ),
         ("from = 2024-03-20", "from = 2030-01-01", "must lie within the positives, which are from 2024-03-01"),
         ("from = 2024-03-20", "from = 1999-01-01", "must lie within the positives"),
+        ('time = "when"', 'time = { column = "when", time_format = 5 }', "[behaviours.time] time_format is 5, expected a list of texts"),
+        ('user = "card"', "user = { column = 5 }", "[behaviours.user] column is 5, expected text"),
+        ('column = "vector"', 'column = "vector"\nseparator = 5', "separator is 5, expected text"),
         (
             'pages = "pages"',
             'pages = { column = "name", kind = "numeric" }',

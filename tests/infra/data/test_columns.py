@@ -54,7 +54,14 @@ def test_one_moment_reads_the_same_in_every_form(cells: pa.Array) -> None:
 def test_dates_are_midnight_and_what_is_no_time_is_missing() -> None:
     assert decode_times(pa.array([dt.date(2024, 3, 1), None])).tolist() == [NOON_MS - 43_200_000, -1]
     assert decode_times(pa.array(["2024-03-01", "soon", "", None])).tolist() == [NOON_MS - 43_200_000, -1, -1, -1]
-    assert decode_times(pa.array(["01/03/2024 12:00"]), form="%d/%m/%Y %H:%M").tolist() == [NOON_MS]
+    assert decode_times(pa.array(["01/03/2024 12:00"]), forms=["%d/%m/%Y %H:%M"]).tolist() == [NOON_MS]
+    forms = ["%d.%m.%Y %H:%M", "%d.%m.%Y"]
+    assert decode_times(pa.array(["01.03.2024 12:00", "01.03.2024", "2024-03-01", None]), forms=forms).tolist() == [
+        NOON_MS,
+        NOON_MS - 43_200_000,
+        -1,
+        -1,
+    ]
     assert decode_times(pa.array([5]), unit="ms").tolist() == [5]
 
 

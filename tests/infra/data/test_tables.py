@@ -36,7 +36,7 @@ def _cells(rows: LoadedRows) -> dict[str, list[object]]:
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("start", ["", "\ufeff"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\r\n\n"])
 def test_csv_reads_whatever_sets_its_cells_and_lines_apart(tmp_path: Path, separator: str, end: str, start: str) -> None:
     cells = [["id", "other", "name"], *([i, "x", f'"{name}"'] for i, name in zip(*ROWS.values(), strict=True))]
     (tmp_path / "t.csv").write_bytes((start + end.join(separator.join(row) for row in cells)).encode())
@@ -60,6 +60,20 @@ def test_lines_of_json_read_the_same_and_lines_that_are_no_object_are_named(tmp_
     assert [(r.row, r.reason) for r in rows.rejections.named] == [(4, "is no JSON object"), (6, "is no JSON object")]
     (tmp_path / "u.json").write_text('{"id": 7.0, "name": {"de": "ä", "n": null}}\n{"name": true}\n{"id": NaN, "name": "\\ud800"}')
     assert _cells(_load(tmp_path, _source("u.json"))) == {"id": ["7.0", None, None], "name": ['{"de": "ä", "n": null}', "true", "?"]}
+
+
+def test_what_lies_deeper_in_a_line_of_json_is_named_by_its_path(tmp_path: Path) -> None:
+    lines = [
+        '{"id": 1, "a": {"b": {"c": "x"}}}',
+        '{"id": 2, "a": null}',
+        '{"id": 3, "a": {"b": 4}}',
+        '{"id": 4, "a.b.c": "y", "a": {"b": {"c": "no"}}}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    source = Source("items", "t.jsonl", {"id": Column(("id",)), "name": Column(("a.b.c",))})
+    assert _cells(_load(tmp_path, source)) == {"id": ["1", "2", "3", "4"], "a.b.c": ["x", None, None, "y"]}
+    with pytest.raises(Misconfigured, match=r"no column 'a.b.d'; did you mean 'a.b.c'\?"):
+        _load(tmp_path, Source("items", "t.jsonl", {"id": Column(("a.b.d",))}))
 
 
 def test_a_file_without_a_header_whose_cells_end_in_two_characters_reads_the_same(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 catalogue.py              what a catalogue is: read it first; open_catalogue.py opens one
 world.py                  the synthetic world, world_catalogue.py its events, world_drift.py a world that moves
-mapping.py                a mapping file; mapping_source.py, mapping_section.py, mapping_column.py and where.py read parts of it
+mapping.py                a mapping file; mapping_source.py: its sections with files; mapping_part.py: its errors; where.py: conditions
 mapped_catalogue.py       files as events, from what mapped_sources.py has loaded; cli.py: `aif import`
 file_chunks.py            files in chunks; file_format.py, json_lines.py: CSV and JSON lines
 tables.py                 the rows of a section, kept in a spool.py, ordered by sorted_rows.py; rejections.py: rows that became nothing;

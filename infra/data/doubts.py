@@ -77,7 +77,7 @@ def _describe_known_future(place: str, correlation: float) -> str:
 
 def _find_no_features(sources: MappedSources) -> str | None:
     """Items of which a model sees nothing but marks and counts: what two of them have in common is in none of its inputs."""
-    if sources.mapping.embedding.source is not None or sources.has_marks_beside_features or not len(sources.positives):
+    if sources.mapping.embeddings is not None or sources.has_marks_beside_features or not len(sources.positives):
         return None
     return (
         "[items] has no features and no embedding, so a model sees of an item only how often it was taken before; where the files tell "
@@ -193,8 +193,8 @@ def _find_numbers_in_text(sources: MappedSources) -> Iterator[str]:
     for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):
         if source is None:
             continue
-        for feature in source.features:
-            if feature.name in categories and "kind" not in feature.details and feature.column.columns:
+        for feature in source.features.values():
+            if feature.name in categories and feature.kind is None and feature.columns:
                 yield from _describe_numbers(sources, source, feature.name)
 
 

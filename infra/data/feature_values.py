@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infra.data.columns import decode_bags, decode_categories, decode_numbers, decode_vectors, join_vectors
-from infra.data.mapping_column import Column
+from infra.data.mapping_source import Column
 from infra.data.tables import LoadedRows
 from schemas.features import Feature, Kind
 

@@ -22,8 +22,7 @@ import pyarrow.parquet
 from infra.data.columns import plain
 from infra.data.file_format import OneByteDelimiter
 from infra.data.json_lines import read_batches, read_keys
-from infra.data.mapping_column import Column
-from infra.data.mapping_source import Source
+from infra.data.mapping_source import Column, Source
 from infra.data.rejections import Rejections
 from infra.data.where import rows_where
 from schemas.errors import Misconfigured, suggest
@@ -157,7 +156,7 @@ def _wanted_columns(path: Path, source: Source) -> list[str]:
     """The columns of the file that the mapping names. Raises Misconfigured that names key, column and file."""
     names = read_column_names(path, source)
     wanted: dict[str, None] = {}
-    by_key = {**source.roles, **{f"features.{name}": column for name, column in source.feature_columns().items()}}
+    by_key = source.columns_by_key()
     for key, column in by_key.items():
         found = resolve_column(column, names)
         if column.prefix is not None and not found:
@@ -184,7 +183,7 @@ def _form_hint(names: list[str], source: Source) -> str:
     """What may be wrong with how the file is read, where a column is not there."""
     if len(names) == 1:
         return "; the file reads as one column: is its `delimiter` another?"
-    if not source.form.header and any(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+    if not source.header and any(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
         return '; where the first line is data already, name the columns: header = ["user", "item", "time"]'
     return ""
 
@@ -197,14 +196,14 @@ def read_column_names(path: Path, source: Source) -> list[str]:
             return list(pyarrow.parquet.read_schema(path).names)
         if _is_json(path):
             return read_keys(path)
-        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if source.form.quoted else csv.QUOTE_NONE
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if source.quoted else csv.QUOTE_NONE
         head = io.StringIO(_read_head(path, source), newline="")
         first = next(csv.reader(head, delimiter=_delimiter(path, source), quoting=quoting), None)
     except (pa.ArrowException, OSError, EOFError, ValueError, csv.Error) as error:
         raise _unreadable(path, source, error) from error
     if not first:
-        raise _unreadable(path, source, ValueError("it is empty" if source.form.header else "it has no header"))
-    header = source.form.header
+        raise _unreadable(path, source, ValueError("it is empty" if source.header else "it has no header"))
+    header = source.header
     if header and len(first) != len(header):
         expectation = f"header names {len(header)} columns, but the first row of {path.name} has {len(first)}: {', '.join(first)[:200]}"
         raise Misconfigured("bad_mapping", f"[{source.section}] {expectation}")
@@ -215,13 +214,13 @@ def read_column_names(path: Path, source: Source) -> list[str]:
 def _open_csv(path: Path, source: Source) -> Iterator[BinaryIO | OneByteDelimiter]:
     """The bytes of a CSV file, unpacked, with a delimiter of one byte."""
     with pa.input_stream(path, compression="detect") as stream:
-        yield OneByteDelimiter(stream, source.form) if source.form.is_long else stream
+        yield OneByteDelimiter(stream, source) if source.is_long else stream
 
 
 def _read_head(path: Path, source: Source) -> str:
     """The first 64 KiB as text, without blank lines before the first one."""
     with _open_csv(path, source) as stream:
-        return str(stream.read(_HEADER_BYTES).decode(source.form.encoding, errors="replace").removeprefix("\ufeff").lstrip("\r\n"))
+        return str(stream.read(_HEADER_BYTES).decode(source.encoding, errors="replace").removeprefix("\ufeff").lstrip("\r\n"))
 
 
 def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -235,13 +234,12 @@ def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
 def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:
     def skip(row: pyarrow.csv.InvalidRow) -> str:
-        number = (row.number or 2) - (not source.form.header)  # Arrow counts the header
+        number = (row.number or 2) - (not source.header)  # Arrow counts the header
         skipped.append(number)
         rejections.add(source.section, path.name, number, f"has {row.actual_columns} cells, expected {row.expected_columns}")
         return "skip"
 
-    form = source.form
-    read = pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=form.encoding, column_names=form.header or None)
+    read = pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=source.encoding, column_names=source.header or None)
     with (
         _open_csv(path, source) as stream,
         pyarrow.csv.open_csv(stream, read, _parse_options(path, source, skip), _text_options(columns)) as reader,
@@ -252,15 +250,17 @@ def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[i
 
 
 def _parse_options(path: Path, source: Source, handler: object) -> pyarrow.csv.ParseOptions:
-    quoted = source.form.quoted
     return pyarrow.csv.ParseOptions(
-        delimiter=_delimiter(path, source), quote_char='"' if quoted else False, newlines_in_values=quoted, invalid_row_handler=handler
+        delimiter=_delimiter(path, source),
+        quote_char='"' if source.quoted else False,
+        newlines_in_values=source.quoted,
+        invalid_row_handler=handler,
     )
 
 
 def _delimiter(path: Path, source: Source) -> str:
     """What the mapping says, or what sets the cells of the first line apart: the commonest of comma, semicolon, tab and bar."""
-    return source.form.cell_end or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)
+    return source.cell_end or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)
 
 
 def _text_options(columns: list[str]) -> pyarrow.csv.ConvertOptions:

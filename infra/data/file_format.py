@@ -5,24 +5,46 @@ Here: the keys, checked; and replacing a delimiter of several characters by one 
 
 import codecs
 import io
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from infra.data.mapping_section import Section
+from pydantic import Field, field_validator
 
-FORMAT_KEYS = ("delimiter", "encoding", "header", "quoted")
+from infra.data.mapping_part import Part, Texts
+
 _DELIMITER_CHARS_MAX = 8
 _UNIT_SEPARATOR = "\x1f"  # replaces a longer delimiter; it occurs in no text
 
 
-@dataclass(frozen=True, slots=True)
-class FileFormat:
+class FileFormat(Part):
     """`delimiter` None: detected. `header`: the column names of a file without a header line. `quoted`: whether "..." is one cell."""
 
     delimiter: str | None = None
     encoding: str = "utf-8"
-    header: tuple[str, ...] = ()
-    quoted: bool = True
+    header: Texts = ()
+    quoted: bool = Field(default_factory=lambda data: len(data["delimiter"] or "") <= 1)
+
+    @field_validator("delimiter", mode="before")
+    @classmethod
+    def _read_delimiter(cls, given: Any) -> str | None:
+        if given is not None and not (isinstance(given, str) and 1 <= len(given) <= _DELIMITER_CHARS_MAX and given.isascii()):
+            raise ValueError(f"is {given!r}, expected one character, several like '::', or tab")
+        return "\t" if given == "tab" else given
+
+    @field_validator("encoding")
+    @classmethod
+    def _require_encoding(cls, given: str) -> str:
+        try:
+            codecs.lookup(given)
+        except LookupError as error:
+            raise ValueError(f"is {given!r}, expected one like utf-8 or latin-1") from error
+        return given
+
+    @field_validator("header")
+    @classmethod
+    def _require_different_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) != len(names):
+            raise ValueError(f"is {list(names)!r}, expected different names, one for each column of the file")
+        return names
 
     @property
     def cell_end(self) -> str | None:
@@ -35,37 +57,7 @@ class FileFormat:
         return self.delimiter is not None and len(self.delimiter) > 1
 
 
-AS_FOUND = FileFormat()
-
-
-def read_format(section: Section) -> FileFormat:
-    """The keys of a section. Raises Misconfigured."""
-    delimiter = _read_delimiter(section)
-    long = delimiter is not None and len(delimiter) > 1
-    return FileFormat(delimiter, _read_encoding(section), _read_header(section), section.flag("quoted", not long))
-
-
-def _read_delimiter(section: Section) -> str | None:
-    given = section.any("delimiter")
-    if given is not None and not (isinstance(given, str) and 1 <= len(given) <= _DELIMITER_CHARS_MAX and given.isascii()):
-        raise section.reject("delimiter", f"is {given!r}, expected one character, several like '::', or tab")
-    return "\t" if given == "tab" else given
-
-
-def _read_encoding(section: Section) -> str:
-    given = section.text("encoding", "utf-8")
-    try:
-        codecs.lookup(given)
-    except LookupError as error:
-        raise section.reject("encoding", f"is {given!r}, expected one like utf-8 or latin-1") from error
-    return given
-
-
-def _read_header(section: Section) -> tuple[str, ...]:
-    names = tuple(section.texts("header", ()))
-    if len(set(names)) != len(names):
-        raise section.reject("header", f"is {list(names)!r}, expected different names, one for each column of the file")
-    return names
+FORMAT_KEYS = tuple(FileFormat.model_fields)
 
 
 class OneByteDelimiter(io.RawIOBase):

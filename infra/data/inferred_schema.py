@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.data.columns import decode_bags, decode_categories, decode_numbers, decode_vectors, is_list, is_text, plain
-from infra.data.mapping_column import Column
-from infra.data.mapping_source import FeatureSource
+from infra.data.mapping_source import Column, FeatureSource
 from schemas.errors import Misconfigured
 from schemas.features import Feature, Kind, Scope, Transform
 from schemas.limits import REALTIME_BUCKETS_MAX
@@ -26,16 +25,16 @@ _SEEN_CELLS = 1_000  # cells that are examined to distinguish a list of numbers 
 def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.ChunkedArray], role: Kind | None = None) -> Feature:
     """The feature of a source whose cells are `arrays`; `role` = the kind that a role of the schema asks for."""
     _require_plain(source, arrays)
-    kind = Kind(source.details["kind"]) if "kind" in source.details else role or guess_kind(source.column, arrays)
+    kind = source.kind or role or guess_kind(source, arrays)
     if role is not None and kind is not role:
         raise Misconfigured("bad_mapping", f"feature {source.name!r} is {kind}, but the role that [schema] gives it needs kind {role}")
     details: dict[str, Any]
     if kind is Kind.NUMERIC:
-        numbers = decode_numbers(arrays[0]) if arrays else np.array([float(source.column.value)])
+        numbers = decode_numbers(arrays[0]) if arrays else np.array([float(source.value)])
         _require_numbers(source, arrays, numbers)
         details = infer_numbers(numbers, source.details)
     elif kind is Kind.EMBEDDING:
-        details = {"width": infer_width(arrays, source.column.separator, f"the column of embedding feature {source.name!r}")}
+        details = {"width": infer_width(arrays, source.separator, f"the column of embedding feature {source.name!r}")}
     else:
         details = {"buckets": infer_buckets(arrays, kind, source)}
     return make_feature(source.name, scope, kind, {**details, **source.details})
@@ -48,7 +47,7 @@ def _require_plain(source: FeatureSource, arrays: Sequence[pa.ChunkedArray]) -> 
         if pa.types.is_nested(inner):
             raise Misconfigured(
                 "bad_mapping",
-                f"feature {source.name!r}: column {source.column.columns[0]!r} holds {str(array.type)[:100]}, expected values or lists of values; "
+                f"feature {source.name!r}: column {source.columns[0]!r} holds {str(array.type)[:100]}, expected values or lists of values; "
                 "write the fields of interest as columns of their own",
             )
 
@@ -59,19 +58,13 @@ def _require_numbers(source: FeatureSource, arrays: Sequence[pa.ChunkedArray], n
     if len(cells) and np.isnan(numbers).all():
         raise Misconfigured(
             "bad_mapping",
-            f"feature {source.name!r} is numeric, but no cell of column {source.column.columns[0]!r} is a number; the first is {cells[0].as_py()!r}",
+            f"feature {source.name!r} is numeric, but no cell of column {source.columns[0]!r} is a number; the first is {cells[0].as_py()!r}",
         )
 
 
 def make_feature(name: str, scope: Scope, kind: Kind, details: Mapping[str, Any]) -> Feature:
     """A feature from plain details. Raises Misconfigured that names the feature."""
-    fields = {k: v for k, v in details.items() if k != "kind"}
-    if "transform" in fields and fields["transform"] not in tuple(Transform):
-        raise Misconfigured("bad_feature", f"feature {name!r}: transform = {fields['transform']!r}, expected one of {', '.join(Transform)}")
-    try:
-        return Feature(name, scope, kind, **{**fields, "transform": Transform(fields.get("transform", "none"))})
-    except TypeError as error:
-        raise Misconfigured("bad_feature", f"feature {name!r}: a detail has the wrong type ({error})") from error
+    return Feature(name, scope, kind, **{k: v for k, v in details.items() if k != "kind"})
 
 
 def guess_kind(column: Column, arrays: Sequence[pa.ChunkedArray]) -> Kind:
@@ -102,11 +95,11 @@ def infer_buckets(arrays: Sequence[pa.ChunkedArray], kind: Kind, source: Feature
     if not arrays:
         return BUCKETS_MIN
     if kind is Kind.BAG:
-        distinct = len({value for bag in decode_bags(arrays[0], source.column.separator) for value in bag or ()})
+        distinct = len({value for bag in decode_bags(arrays[0], source.separator) for value in bag or ()})
     else:
         cells = arrays[0] if is_list(arrays[0]) else arrays[0].unique()  # Arrow finds no different ones among lists
-        distinct = len(set(decode_categories(cells, source.column.separator)))
-    most = REALTIME_BUCKETS_MAX if source.details.get("realtime") else BUCKETS_MAX
+        distinct = len(set(decode_categories(cells, source.separator)))
+    most = REALTIME_BUCKETS_MAX if source.realtime else BUCKETS_MAX
     return buckets_for(distinct, most)
 
 

@@ -14,7 +14,7 @@ from infra.data.columns import decode_texts
 from infra.data.feature_values import decode_rows_of_vectors
 from infra.data.inferred_schema import infer_width
 from infra.data.interactions import IdPlaces
-from infra.data.mapping import Embedding
+from infra.data.mapping import Embeddings
 from infra.data.tables import LoadedRows, LoadedTable
 from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
 from schemas.errors import Misconfigured
@@ -43,7 +43,7 @@ class ItemMarks:
 class ItemEmbeddings:
     """Embeddings by place in `ids`; of several rows with one id the last one counts. `later`: ids whose texts must not be learnt from."""
 
-    def __init__(self, table: LoadedTable, embedding: Embedding, kind: IdKind, later: Collection[Id]) -> None:
+    def __init__(self, table: LoadedTable, embedding: Embeddings, kind: IdKind, later: Collection[Id]) -> None:
         self._table, self._column, self._embedding = table, table.source.roles["vector"], embedding
         self._row_P, self.place = read_last_rows(table, kind)
         self.ids: Sequence[Id] = list(self.place)

@@ -22,7 +22,7 @@ from infra.data.item_rows import ItemRows, read_item_rows
 from infra.data.item_states import ItemStates
 from infra.data.item_statistics import ItemStatistic
 from infra.data.mapping import DataMapping
-from infra.data.mapping_section import reject
+from infra.data.mapping_part import reject
 from infra.data.mapping_source import FeatureSource, Source
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRows
@@ -60,8 +60,8 @@ class MappedSources:
     @cached_property
     def id_kind(self) -> IdKind:
         """int64 if every id of every file is a whole number, else text; or what the mapping says."""
-        if "id_kind" in self.mapping.schema:
-            return IdKind(self.mapping.schema["id_kind"])
+        if self.mapping.roles.id_kind is not None:
+            return IdKind(self.mapping.roles.id_kind)
         for source in self.mapping.sources:
             if not all(form.whole_numbers for form in self.table(source).id_forms.values()):
                 return IdKind.TEXT
@@ -82,7 +82,9 @@ class MappedSources:
     @cached_property
     def history_known_after_ms(self) -> int:
         """How long after its time a row of [item_history] is known; beside impressions a millisecond longer, as a row of the items' file."""
-        return round(self.mapping.known_after_days * DAY_MS) + int(self.mapping.impressions is not None)
+        history = self.mapping.item_history
+        days = history.known_after_days if history is not None else 0.0
+        return round(days * DAY_MS) + int(self.mapping.impressions is not None)
 
     @cached_property
     def shown(self) -> ShownRows | None:
@@ -161,14 +163,14 @@ class MappedSources:
         mapping, roles = self.mapping, self.roles
         kinds = {roles["sim_category"]: Kind.CATEGORICAL, roles["bid"]: Kind.NUMERIC}
         item = {}
-        for source, table_source in [(f, mapping.items) for f in mapping.items.features] + self._history_features():
+        for source, table_source in [(f, mapping.items) for f in mapping.items.features.values()] + self._history_features():
             item[source.name] = self._item_feature(source, table_source, kinds.get(source.name))
         found = list(item.values())
-        found.append(Feature(mapping.embedding.name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
+        found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
-                found += [infer_feature(f, scope, table.sample.arrays(f.column)) for f in other.features]
+                found += [infer_feature(f, scope, table.sample.arrays(f)) for f in other.features.values()]
         return tuple(found)
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
@@ -176,8 +178,8 @@ class MappedSources:
         history = self.mapping.item_history
         if history is None:
             return []
-        details = {f.name: f.details for f in self.mapping.items.features}
-        return [(FeatureSource(f.name, f.column, details={**details.get(f.name, {}), **f.details}), history) for f in history.features]
+        details = {f.name: f.details for f in self.mapping.items.features.values()}
+        return [(f.model_copy(update={**details.get(f.name, {}), **f.details}), history) for f in history.features.values()]
 
     def _item_feature(self, source: FeatureSource, table_source: Source, role: Kind | None) -> Feature:
         if source.taken_together is not None:
@@ -195,61 +197,61 @@ class MappedSources:
         if source.name == self.roles["bid"]:
             numbers = ItemStates(self.item_rows, (), self.now_ms).numbers_at(source.name, self.now_ms)
             if table_source is self.mapping.item_history:
-                numbers = decode_numbers(rows.arrays(source.column)[0])
+                numbers = decode_numbers(rows.arrays(source)[0])
             return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, infer_bid(numbers, source.details))
-        return infer_feature(source, Scope.ITEM, rows.arrays(source.column), role)
+        return infer_feature(source, Scope.ITEM, rows.arrays(source), role)
 
     @cached_property
     def roles(self) -> Mapping[str, str | None]:
         """Names of the features that play a role, as the mapping says, else by their usual names."""
-        given = self.mapping.schema
-        names = {f.name for s in (self.mapping.items, self.mapping.item_history) if s is not None for f in s.features}
-        clusters = [f.name for f in self.mapping.items.features if f.clusters is not None]
+        given = self.mapping.roles
+        names = {name for s in (self.mapping.items, self.mapping.item_history) if s is not None for name in s.features}
+        clusters = [f.name for f in self.mapping.items.features.values() if f.clusters is not None]
         usual = {
             "sim_category": "category" if "category" in names else next(iter(clusters), None),
             "bid": "bid" if "bid" in names else None,
         }
-        roles = {role: given.get(role, default) for role, default in usual.items()}
+        roles = {role: getattr(given, role) or default for role, default in usual.items()}
         for role, name in roles.items():
             if name is not None and name not in names:
                 raise self.reject(f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
-        embedding = self.mapping.embedding.name
-        if given.get("multimodal", embedding) != embedding:
-            known = f"its name is {embedding!r}" if self.mapping.embedding.source is not None else "there is no such section"
-            raise self.reject(
-                "[schema] multimodal", f"names {given['multimodal']!r}, but the embedding is what [embeddings] gives; {known}"
-            )
+        embedding = self.mapping.embedding_name
+        if given.multimodal not in (None, embedding):
+            known = f"its name is {embedding!r}" if self.mapping.embeddings is not None else "there is no such section"
+            raise self.reject("[schema] multimodal", f"names {given.multimodal!r}, but the embedding is what [embeddings] gives; {known}")
         return {**roles, "multimodal": embedding}
 
     @cached_property
     def schema(self) -> FeatureSchema:
         """The schema of the catalogue."""
-        given = self.mapping.schema
-        kinds = tuple(kind_name(k) for k in given.get("behaviour_kinds", self.history.kinds[:_KINDS_MAX])) or (DEFAULT_KIND,)
+        given = self.mapping.roles
+        told = self.history.kinds[:_KINDS_MAX] if given.behaviour_kinds is None else given.behaviour_kinds
+        kinds = tuple(kind_name(k) for k in told) or (DEFAULT_KIND,)
+        is_input = given.multimodal_is_input
         return FeatureSchema(
             self.features,
             id_kind=self.id_kind,
             sim_category=self.roles["sim_category"],
             bid=self.roles["bid"],
             multimodal=self.roles["multimodal"],
-            multimodal_is_input=given.get("multimodal_is_input", not self.has_marks_beside_features),
+            multimodal_is_input=not self.has_marks_beside_features if is_input is None else is_input,
             behaviour_kinds=kinds,
         )
 
     @property
     def has_marks_beside_features(self) -> bool:
         """Whether an item's embedding is its mark, and there is something else for the item half to read: then it need not read that too."""
-        return self.mapping.embedding.source is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
+        return self.mapping.embeddings is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
 
     @cached_property
     def embeddings(self) -> ItemEmbeddings | ItemMarks:
         """Embeddings of the items."""
         rows = self.item_rows
-        source = self.mapping.embedding.source
+        source = self.mapping.embeddings
         if source is None:
             return ItemMarks(rows.ids)
         later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
-        return ItemEmbeddings(self.table(source), self.mapping.embedding, self.id_kind, later)
+        return ItemEmbeddings(self.table(source), source, self.id_kind, later)
 
     @cached_property
     def states(self) -> ItemStates:
@@ -260,8 +262,8 @@ class MappedSources:
             by_name = {f.name: f for f in features}
             table = self.table(mapping.item_history)
             history = read_item_history(table, self.id_kind, rows.ids, by_name, self.history_known_after_ms, self.bounds)
-        statistics = {source.name: self._statistic(source) for source in mapping.items.features if source.from_behaviours}
-        clusters = {source.name: self._clusters(source) for source in mapping.items.features if source.clusters is not None}
+        statistics = {source.name: self._statistic(source) for source in mapping.items.features.values() if source.from_behaviours}
+        clusters = {source.name: self._clusters(source) for source in mapping.items.features.values() if source.clusters is not None}
         states = ItemStates(rows, features, self.now_ms, history, statistics, clusters)
         if states.changes_with_time and rows.table.has("time"):
             raise self.reject(
@@ -282,7 +284,7 @@ class MappedSources:
         no item is known before the first of them. Left out: at the cuts of sampled impressions, between which nothing is asked; else every week, or as
         often as the evaluation is long."""
         first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
-        span, days = self.now_ms - first, self.mapping.every_days
+        span, days = self.now_ms - first, self.mapping.items.every_days
         usual = self.cut_ms() if self.shown is None else min(self.window_ms(), 7 * DAY_MS)
         every = max(usual, span // 52) if days is None else round(days * DAY_MS)
         every = max(every, span // 400 + 1)

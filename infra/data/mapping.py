@@ -1,39 +1,165 @@
 """A mapping file: which columns of which CSV, JSON-lines or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
 
-Here: reading one TOML file into a `DataMapping`, with every key checked. Not here: single columns (mapping_column.py), tables (mapping_section.py) and
-sections with a file (mapping_source.py), the data files (tables.py), what cells mean (columns.py), the schema that follows (inferred_schema.py).
+Here: the sections and the whole, read from one TOML file. Not here: keys that all sections with a file have (mapping_source.py), how errors are told
+(mapping_part.py), the data files (tables.py), what cells mean (columns.py), the schema that follows (inferred_schema.py).
 Invariant: whatever is wrong is a Misconfigured (`bad_mapping`) that names the file, the key and the expectation, with a suggestion for a misspelt name. A key
 that nothing reads is wrong.
 """
 
 import dataclasses
+import datetime as dt
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from infra.data.file_format import FORMAT_KEYS
-from infra.data.mapping_column import Column, read_column
-from infra.data.mapping_section import Section, reject
-from infra.data.mapping_source import OUTCOME, FeatureSource, Source, read_optional_source, read_source
+from infra.data.mapping_part import UNNAMED, Count, Number, Part, Texts, reject, rejected, require_known
+from infra.data.mapping_source import COLUMNS, Column, FeatureSource, Source
 from schemas.errors import Misconfigured
 from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 
+OUTCOME = "outcomes."  # what roles of [impressions.outcomes] begin with
 _OUTCOME_NAME = rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}"
-MARK_NAME = "item_mark"  # of the embedding where there is no [embeddings]
-TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
-_SCHEMA_KEYS = ("id_kind", "sim_category", "bid", "multimodal", "multimodal_is_input", "behaviour_kinds")
+_MARK_NAME = "item_mark"  # of the embedding where there is no [embeddings]
+_TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
+_ITEMS_OF_REQUEST_MAX = 1_000
+POPULARITY = FeatureSource(name="taken_28", count_days=28.0, realtime=True)
+_Time = Annotated[Any, BeforeValidator(lambda raw: raw.isoformat() if isinstance(raw, dt.date | dt.time) else raw)]  # a TOML date
 
 
-POPULARITY = FeatureSource("taken_28", count_days=28.0, details={"realtime": True})
+class SchemaChoices(Part):
+    """Fields that the file fixes of a FeatureSchema: see there."""
+
+    id_kind: Literal["int64", "text"] | None = None
+    sim_category: str | None = None
+    bid: str | None = None
+    multimodal: str | None = None
+    multimodal_is_input: bool | None = None
+    behaviour_kinds: Texts | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Items(Source):
+    """`every_days`: from one time at which features of items are told to the next; None: found in the data. `popularity`: whether they have `POPULARITY`."""
+
+    section: ClassVar[str] = "items"
+    id: Column
+    time: Column | None = None
+    created: Column | None = None
+    every_days: Number | None = None
+    popularity: bool = True
+
+    def with_popularity(self) -> "Items":
+        """Items with `POPULARITY`, where none of their features is derived from behaviours: no column says how often an item is taken.
+        Not where a file has versions of an item, which are told when they say so and not as of a grid of times."""
+        known = any(feature.from_behaviours or feature.name == POPULARITY.name for feature in self.features.values())
+        if known or self.time is not None or not self.popularity:
+            return self
+        return self.model_copy(update={"features": {**self.features, POPULARITY.name: POPULARITY}})
+
+
+class ItemHistory(Source):
+    """A row is known `known_after_days` after its time."""
+
+    section: ClassVar[str] = "item_history"
+    rows_are_events: ClassVar[bool] = True
+    id: Column
+    time: Column
+    known_after_days: Annotated[float, Field(ge=0.0, lt=1e12)] = 0.0
+
+
+class Embeddings(Source):
+    """The multimodal embedding of items.
+
+    width   None: found in the data
+    text    columns whose words it is made of (text.py); none: vectors are read
+    apart   each embedding has a small part of its item's own
+    """
+
+    section: ClassVar[str] = "embeddings"
+    id: Column
+    name: str = "embedding"
+    width: Count | None = None
+    text: Texts = ()
+    columns: Texts = COLUMNS
+    prefix: str | None = None
+    separator: str | None = None
+    apart: bool = Field(default_factory=lambda data: bool(data["text"]))
+
+    @model_validator(mode="after")
+    def _require_fitting_columns(self) -> Self:
+        if bool(self.text) + bool(self.columns) + (self.prefix is not None) != 1:
+            raise ValueError("needs exactly one of column, columns, prefix and text: it says what the embedding is made of")
+        return self
+
+    @cached_property
+    def roles(self) -> Mapping[str, Column]:
+        """The id, and what the embedding is made of."""
+        return {"id": self.id, "vector": Column(columns=self.text or self.columns, prefix=self.prefix, separator=self.separator)}
+
+    @property
+    def text_width(self) -> int | None:
+        """Numbers of embeddings that are made from text; None: they are read."""
+        return (self.width or _TEXT_WIDTH) if self.text else None
+
+
+class Users(Source):
+    """Who is in the log."""
+
+    section: ClassVar[str] = "users"
+    id: Column
+
+
+class Behaviours(Source):
+    """What users did."""
+
+    section: ClassVar[str] = "behaviours"
+    rows_are_events: ClassVar[bool] = True
+    user: Column
+    item: Column
+    time: Column | None = None
+    kind: Column | None = None
+    distinct: bool = False
+
+
+class Impressions(Source):
+    """What was shown, a row for each item of a request. `outcomes`: what else may come of it, flags, and tasks that a model may have beside the click."""
+
+    section: ClassVar[str] = "impressions"
+    user: Column
+    item: Column
+    clicked: Column
+    request: Column | None = None
+    time: Column | None = None
+    position: Column | None = None
+    bid: Column | None = None
+    teacher_ecpm: Column | None = None
+    features: dict[str, FeatureSource] = Field(default_factory=dict, alias="context")
+    outcomes: dict[str, Column] = Field(default_factory=dict)
+
+    @field_validator("outcomes", mode="before")
+    @classmethod
+    def _require_names(cls, raw: Any) -> Any:
+        for name in raw if isinstance(raw, Mapping) else ():
+            if not re.fullmatch(_OUTCOME_NAME, name) or name == "click":
+                raise ValueError(f"{name} is no name of an outcome: expected letters, digits and _, like buy, and not click")
+        if isinstance(raw, Mapping) and len(raw) >= TASKS_MAX:
+            raise ValueError(f"has {len(raw)} outcomes, expected at most {TASKS_MAX - 1}")
+        return raw
+
+    @cached_property
+    def roles(self) -> Mapping[str, Column]:
+        """Its columns by role, outcomes among them."""
+        return {**super().roles, **{OUTCOME + name: column for name, column in self.outcomes.items()}}
+
+
+class Sampling(Part):
     """How impressions are made where a source has positives only (sampled_impressions.py).
 
     At every cut t (every `every_days`, the last one `window_days` before the evaluation) each user with a history gets one request. It shows up to
@@ -45,17 +171,23 @@ class Sampling:
     positive_kinds   kinds of behaviour that count as positives; none: every kind
     """
 
-    negatives: int = 20
-    positives_max: int = 4
-    pool_days: float = 28.0
-    window_days: float | None = None
-    every_days: float | None = None
-    positive_kinds: tuple[str, ...] = ()
-    seed: int = 0
+    hint: ClassVar[str] = "; with a `file` it describes what was shown, without one how to sample it from [behaviours]"
+    negatives: Count = 20
+    positives_max: Count = 4
+    pool_days: Number = 28.0
+    window_days: Number | None = None
+    every_days: Number | None = None
+    positive_kinds: Texts = ()
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _require_bounded_requests(self) -> Self:
+        if (shown := (self.negatives + 1) * self.positives_max) > _ITEMS_OF_REQUEST_MAX:
+            raise ValueError(f"positives_max gives {shown} items a request, expected at most {_ITEMS_OF_REQUEST_MAX}")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class Holdout:
+class Holdout(Part):
     """What is held out for measuring: everything from `start` on, and nothing if `hold_out` is false.
 
     start        None: the time of the last 15% of the positives
@@ -65,61 +197,90 @@ class Holdout:
     k            how many items of an answer count
     """
 
-    start: str | int | float | None = None
-    end: str | int | float | None = None
+    start: _Time = Field(None, alias="from")
+    end: _Time = Field(None, alias="until")
     hold_out: bool = True
-    candidates: str = "all"
-    candidates_max: int = 10_000
-    pool_days: float = 28.0
-    users_max: int = 500
-    k: int = 100
+    candidates: Literal["all", "recent"] = "all"
+    candidates_max: Count = 10_000
+    pool_days: Number = 28.0
+    users_max: Count = 500
+    k: Count = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """The multimodal embedding of items. Without a `source` items have their marks alone (item_embeddings.py).
+def _form_of_impressions(raw: Any) -> str:
+    with_file = isinstance(raw, Impressions) or (isinstance(raw, Mapping) and "file" in raw)
+    return f"{UNNAMED}shown" if with_file else f"{UNNAMED}sampled"
 
-    width        None: found in the data
-    text_width   numbers of embeddings that are made from text columns (text.py); None: they are read
-    apart        each embedding has a small part of its item's own
+
+_Impressions = Annotated[
+    Annotated[Impressions, Tag(f"{UNNAMED}shown")] | Annotated[Sampling, Tag(f"{UNNAMED}sampled")], Discriminator(_form_of_impressions)
+]
+
+
+class DataMapping(Part):
+    """One mapping file as values. A section that the file does not have is None.
+
+    model, train   fields that the file fixes of a ModelSpec and of TrainChoices
     """
 
-    source: Source | None = None
-    name: str = MARK_NAME
-    width: int | None = None
-    text_width: int | None = None
-    apart: bool = True
-
-
-@dataclass(frozen=True)
-class DataMapping:
-    """One mapping file as values. A source that the file does not name is None.
-
-    schema, model, train   fields that the file fixes of a FeatureSchema, a ModelSpec, and TrainChoices
-    every_days             from one time at which features of items are told to the next; None: found in the data
-    known_after_days       a row of `item_history` is known so many days after its time
-    """
-
-    path: Path
+    path: Path = Field(Path(), exclude=True)
     name: str
-    schema: Mapping[str, Any]
-    items: Source
-    every_days: float | None
-    item_history: Source | None
-    known_after_days: float
-    embedding: Embedding
-    users: Source | None
-    behaviours: Source | None
-    impressions: Source | None
-    sampling: Sampling
-    holdout: Holdout
-    model: Mapping[str, Any]
-    train: Mapping[str, Any]
+    roles: SchemaChoices = Field(SchemaChoices(), alias="schema")
+    items: Items
+    item_history: ItemHistory | None = None
+    embeddings: Embeddings | None = None
+    users: Users | None = None
+    behaviours: Behaviours | None = None
+    shown_or_sampled: _Impressions = Field(Sampling(), alias="impressions")
+    holdout: Holdout = Field(Holdout(), alias="evaluation")
+    model: dict[str, Any] = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_embeddings(cls, raw: Any) -> Any:
+        """The file of [embeddings] and what goes with it are those of [items] where it names none."""
+        items, own = raw.get("items"), raw.get("embeddings")
+        if not isinstance(items, Mapping) or not isinstance(own, Mapping):
+            return raw
+        same_file = own.get("file", items.get("file")) == items.get("file")
+        shared = ("id", "where", *(() if set(FORMAT_KEYS) & own.keys() else FORMAT_KEYS)) if same_file else ()
+        return {**raw, "embeddings": {**{key: items[key] for key in ("file", *shared) if key in items}, **own}}
+
+    @field_validator("model")
+    @classmethod
+    def _read_model(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        require_known(raw, [f.name for f in dataclasses.fields(ModelSpec) if f.name != "schema"])
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+
+    @field_validator("train")
+    @classmethod
+    def _require_choices(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        try:
+            TrainChoices().replaced(raw)
+        except Misconfigured as error:
+            raise ValueError(error.message) from error
+        return raw
+
+    @property
+    def impressions(self) -> Impressions | None:
+        """The section [impressions] with a file; None where there is no such file, and they are sampled."""
+        return self.shown_or_sampled if isinstance(self.shown_or_sampled, Impressions) else None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How impressions are sampled."""
+        return self.shown_or_sampled if isinstance(self.shown_or_sampled, Sampling) else Sampling()
+
+    @property
+    def embedding_name(self) -> str:
+        """What the embedding of items is called. Without [embeddings] they have their marks alone (item_embeddings.py)."""
+        return self.embeddings.name if self.embeddings is not None else _MARK_NAME
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The sections that read files."""
-        found = (self.items, self.item_history, self.embedding.source, self.users, self.behaviours, self.impressions)
+        found = (self.items, self.item_history, self.embeddings, self.users, self.behaviours, self.impressions)
         return tuple(source for source in found if source is not None)
 
 
@@ -127,144 +288,10 @@ def read_mapping(path: Path) -> DataMapping:
     """The mapping file at `path`. Raises Misconfigured (`bad_mapping`)."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        mapping = DataMapping.model_validate({"name": path.stem, **raw}, context={"file": path.name})
+    except ValidationError as error:
+        raise rejected(path, error) from error
     except (OSError, ValueError) as error:
         raise reject(path, "", f"cannot be read as TOML: {error}") from error
-    top = Section(path, "", raw)
-    name = top.text("name", path.stem)
-    parts = {part: top.section(part) for part in ("schema", "items", "item_history", "embeddings", "users", "behaviours", "impressions")}
-    holdout, model, train = _read_holdout(top.section("evaluation")), _read_model(top.section("model")), _read_train(top.section("train"))
-    top.end()
-    if not parts["items"].given:
-        raise reject(path, "[items]", "is missing: every mapping says where the items are, with at least `file` and `id`")
-    every_days, popularity = parts["items"].optional_number("every_days"), parts["items"].flag("popularity", True)
-    known_after_days = parts["item_history"].number("known_after_days", 0.0, least=0.0)
-    items = read_source(parts["items"], ("id",), ("time", "created"))
-    impressions, sampling = _read_impressions(parts["impressions"])
-    behaviours = read_optional_source(parts["behaviours"], ("user", "item"), ("time", "kind"))
-    if popularity and (behaviours or impressions) is not None:
-        items = _with_popularity(items)
-    return DataMapping(
-        path=path,
-        name=name,
-        schema=_read_schema(parts["schema"]),
-        items=items,
-        every_days=every_days,
-        item_history=read_optional_source(parts["item_history"], ("id", "time")),
-        known_after_days=known_after_days,
-        embedding=_read_embedding(parts["embeddings"], items),
-        users=read_optional_source(parts["users"], ("id",)),
-        behaviours=behaviours,
-        impressions=impressions,
-        sampling=sampling,
-        holdout=holdout,
-        model=model,
-        train=train,
-    )
-
-
-def _with_popularity(items: Source) -> Source:
-    """Items with `POPULARITY`, where none of their features is derived from behaviours: no column says how often an item is taken.
-    Not where a file has versions of an item, which are told when they say so and not as of a grid of times."""
-    known = any(feature.from_behaviours or feature.name == POPULARITY.name for feature in items.features)
-    return items if known or "time" in items.roles else dataclasses.replace(items, features=(*items.features, POPULARITY))
-
-
-def _read_schema(section: Section) -> dict[str, Any]:
-    values = {key: section.any(key) for key in _SCHEMA_KEYS if key in section.raw}
-    section.end(_SCHEMA_KEYS)
-    if "id_kind" in values and values["id_kind"] not in ("int64", "text"):
-        raise section.reject("id_kind", f"is {values['id_kind']!r}, expected int64 or text (left out: found out from the ids)")
-    return values
-
-
-def _read_model(section: Section) -> dict[str, Any]:
-    fields = [f.name for f in dataclasses.fields(ModelSpec) if f.name != "schema"]
-    values = {key: tuple(v) if isinstance(v := section.any(key), list) else v for key in fields if key in section.raw}
-    section.end(fields)
-    return values
-
-
-def _read_train(section: Section) -> dict[str, Any]:
-    values = {f.name: section.any(f.name) for f in dataclasses.fields(TrainChoices) if f.name in section.raw}
-    section.end(f.name for f in dataclasses.fields(TrainChoices))
-    try:
-        TrainChoices().replaced(values)
-    except Misconfigured as error:
-        raise reject(section.path, "[train]", error.message) from error
-    return values
-
-
-def _read_holdout(section: Section) -> Holdout:
-    default = Holdout()
-    holdout = Holdout(
-        start=_read_date(section, "from"),
-        end=_read_date(section, "until"),
-        hold_out=section.flag("hold_out", default.hold_out),
-        candidates=section.choice("candidates", ("all", "recent"), default.candidates),
-        candidates_max=section.count("candidates_max", default.candidates_max),
-        pool_days=section.number("pool_days", default.pool_days),
-        users_max=section.count("users_max", default.users_max),
-        k=section.count("k", default.k),
-    )
-    section.end()
-    return holdout
-
-
-def _read_date(section: Section, key: str) -> Any:
-    value = section.any(key)
-    return value.isoformat() if hasattr(value, "isoformat") else value  # a TOML date
-
-
-def _read_impressions(section: Section) -> tuple[Source | None, Sampling]:
-    """A file with what was shown, or how to sample from positives."""
-    if "file" in section.raw:
-        outcomes = _read_outcomes(section.section("outcomes"))
-        optional = ("request", "time", "position", "bid", "teacher_ecpm")
-        source = read_source(section, ("user", "item", "clicked"), optional, features_key="context")
-        return dataclasses.replace(source, roles={**source.roles, **outcomes}), Sampling()
-    default = Sampling()
-    sampling = Sampling(
-        negatives=section.count("negatives", default.negatives),
-        positives_max=section.count("positives_max", default.positives_max),
-        pool_days=section.number("pool_days", default.pool_days),
-        window_days=section.optional_number("window_days"),
-        every_days=section.optional_number("every_days"),
-        positive_kinds=tuple(section.texts("positive_kinds", ())),
-        seed=section.count("seed", default.seed, least=0),
-    )
-    section.end(hint="; with a `file` it describes what was shown, without one how to sample it from [behaviours]")
-    if (sampling.negatives + 1) * sampling.positives_max > 1_000:
-        raise section.reject(
-            "positives_max", f"gives {(sampling.negatives + 1) * sampling.positives_max} items a request, expected at most 1000"
-        )
-    return None, sampling
-
-
-def _read_outcomes(section: Section) -> dict[str, Column]:
-    """What else may come of a shown item, by role: each a flag, and a task that a model may have beside the click."""
-    for name in section.raw:
-        if not re.fullmatch(_OUTCOME_NAME, name) or name == "click":
-            raise section.reject(name, "is no name of an outcome: expected letters, digits and _, like buy, and not click")
-    if len(section.raw) >= TASKS_MAX:
-        raise section.reject("", f"has {len(section.raw)} outcomes, expected at most {TASKS_MAX - 1}")
-    return {OUTCOME + name: read_column(section, name, section.any(name)) for name in section.raw}
-
-
-def _read_embedding(section: Section, items: Source) -> Embedding:
-    """The section [embeddings]: its file and id default to those of [items]."""
-    if not section.given:
-        return Embedding()
-    name, width, text = section.text("name", "embedding"), section.optional_count("width"), section.texts("text", ())
-    apart = section.flag("apart", bool(text))
-    separator = section.any("separator")
-    forms = {key: section.any(key) for key in ("column", "columns", "prefix") if key in section.raw}
-    if len(forms) + bool(text) != 1:
-        raise section.reject("column", "exactly one of column, columns, prefix and text says what the embedding is made of")
-    vector = Column(columns=tuple(text)) if text else read_column(section, "column", {**forms, "separator": separator})
-    same_file = section.raw.get("file", items.file) == items.file
-    defaults = {"file": items.file} | ({"id": items.roles["id"]} if same_file else {})
-    source = read_source(section, ("id",), (), defaults=defaults)
-    where = source.where or (items.where if same_file else ())
-    form = items.form if same_file and not set(FORMAT_KEYS) & set(section.raw) else source.form
-    source = dataclasses.replace(source, roles={**source.roles, "vector": vector}, where=where, form=form)
-    return Embedding(source, name, width, (width or TEXT_WIDTH) if text else None, apart)
+    told = mapping.behaviours is not None or mapping.impressions is not None
+    return mapping.model_copy(update={"path": path, "items": mapping.items.with_popularity() if told else mapping.items})

@@ -1,48 +1,127 @@
 """One section of a mapping that reads files: which files, which columns have which roles, which features come of them.
 
-Here: `Source` and `FeatureSource` as values, and how they are read and checked. Not here: the other sections, the whole (mapping.py), single columns
-(mapping_column.py).
+Here: `Column`, `FeatureSource` and `Source` as pydantic reads them from the file. Not here: the sections themselves (mapping.py), decoding cells (columns.py),
+conditions (where.py).
 """
 
-import dataclasses
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from infra.data.file_format import AS_FOUND, FORMAT_KEYS, FileFormat, read_format
-from infra.data.mapping_column import COLUMN_KEYS, NO_COLUMN, Column, read_column
-from infra.data.mapping_section import Section
-from infra.data.where import Condition, read_conditions
-from schemas.errors import suggest
-from schemas.features import Feature, Kind
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
-FEATURE_DETAILS = tuple(f.name for f in dataclasses.fields(Feature) if f.name not in ("name", "scope"))
-OUTCOME = "outcomes."  # what roles of [impressions.outcomes] begin with
-_SOURCE_KEYS = ("file", "where", *FORMAT_KEYS)
+from infra.data.file_format import FileFormat
+from infra.data.mapping_part import Number, Part, Text, Texts
+from infra.data.where import Conditions
+from schemas.features import Kind, Transform
+
+COLUMNS = Field((), validation_alias=AliasChoices("columns", "column"))
+_AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureSource:
-    """One feature: it is read from `column`, or derived in one of these ways.
+class Column(Part):
+    """Where values come from: one or several `columns`, all columns that are `prefix` and a number, or the constant `value`.
 
-    clusters         the group of the item's embedding, of that many groups
+    separator     what stands between the values of a text cell of a bag or a vector; None: found out for each cell
+    pattern       a regular expression: of each cell the part that matches counts, or its first group if it has one
+    decimal       what stands before the fraction of a number in text, "," or "."; the other one, blanks and ' only group its digits
+    where         conditions on other columns; a cell is missing where they do not hold
+    at_least      a flag is true from this number on
+    one_of        values that make a flag true; every other value makes it false
+    time_unit     what a number of a time counts, from "day" to "ns"; None: seen from its size
+    time_formats  strptime formats of times that are text, of which the first that fits counts; none: ISO 8601
+    """
+
+    columns: Texts = COLUMNS
+    prefix: str | None = None
+    value: Any = None
+    separator: str | None = None
+    pattern: str | None = None
+    decimal: Literal[",", "."] | None = None
+    where: Conditions = ()
+    at_least: Annotated[float, Field(gt=-1e12, lt=1e12)] | None = None
+    one_of: tuple[str, ...] = Field((), alias="in")
+    time_unit: Literal["day", "hour", "min", "s", "ms", "us", "ns"] | None = None
+    time_formats: Texts = Field((), alias="time_format")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, raw: Any) -> Any:
+        """A name alone is the column."""
+        if not isinstance(raw, str | Mapping):
+            raise ValueError(f'is {raw!r}, expected a column name, or a table like {{ column = "name" }} or {{ value = 1 }}')
+        return {"columns": [raw]} if isinstance(raw, str) else raw
+
+    @field_validator("pattern")
+    @classmethod
+    def _require_expression(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"is {pattern!r}, which is no regular expression: {error}") from error
+        return pattern
+
+    @field_validator("one_of", mode="before")
+    @classmethod
+    def _read_values(cls, raw: Any) -> tuple[str, ...]:
+        if not isinstance(raw, list | tuple) or not raw or not all(isinstance(value, str | int | float) for value in raw):
+            raise ValueError(f'is {raw!r}, expected a list like ["click", "purchase"]')
+        return tuple(map(str, raw))
+
+    @model_validator(mode="after")
+    def _require_one_origin(self) -> Self:
+        if not self.is_derived and sum((bool(self.columns), self.prefix is not None, self.value is not None)) != 1:
+            raise ValueError("needs exactly one of column, columns, prefix and value")
+        return self
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether no column holds it."""
+        return False
+
+
+class FeatureSource(Column):
+    """One feature: it is read from its column, or derived in one of these ways.
+
     count_days       the number of the item's behaviours in that many days, or with `of = "users"` of the users who had any
     days_since       days since the item's "first" or "last" behaviour
     expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
     taken_together   a vector of that many numbers; items that the same users took have vectors that are near (taken_together.py)
+    clusters         the group of the item's embedding, of that many groups
 
-    `details`: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
+    From `kind` on: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
     """
 
-    name: str
-    column: Column = NO_COLUMN
-    count_days: float | None = None
-    of: str = "behaviours"
-    days_since: str | None = None
-    expected_days: float | None = None
-    taken_together: int | None = None
-    clusters: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    name: str = Field("", exclude=True)  # the key of its table
+    count_days: Number | None = None
+    of: Literal["behaviours", "users"] = "behaviours"
+    days_since: Literal["first", "last"] | None = None
+    expected_days: Number | None = None
+    taken_together: _AtLeastTwo | None = None
+    clusters: _AtLeastTwo | None = None
+    kind: Annotated[Kind, Field(strict=False)] | None = None
+    buckets: int | None = None
+    transform: Annotated[Transform, Field(strict=False)] | None = None
+    mean: float | None = None
+    scale: float | None = None
+    default: float | None = None
+    width: int | None = None
+    realtime: bool | None = None
+
+    @model_validator(mode="after")
+    def _require_one_way(self) -> Self:
+        ways = sum(getattr(self, way) is not None for way in DERIVED)
+        if ways > 1 or (ways and self.model_fields_set & Column.model_fields.keys()):
+            raise ValueError(f"{', '.join(DERIVED)} derive features of [items], one of them a feature")
+        if "of" in self.model_fields_set and self.count_days is None:
+            raise ValueError("of says what count_days counts; nothing else has it")
+        return self
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the mapping fixes of the feature."""
+        return {name: getattr(self, name) for name in DETAILS if name in self.model_fields_set}
 
     @property
     def from_behaviours(self) -> bool:
@@ -51,108 +130,55 @@ class FeatureSource:
 
     @property
     def is_derived(self) -> bool:
-        """Whether no column holds it."""
+        """As of a column; see there."""
         return self.from_behaviours or self.clusters is not None
 
 
-@dataclass(frozen=True)
-class Source:
-    """One section that reads files: its columns by role, its features, and which rows count.
+DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "clusters")
+DETAILS = ("kind", "buckets", "transform", "mean", "scale", "default", "width", "realtime")
+
+
+class Source(FileFormat):
+    """One section that reads files: its columns by role, its features, and which rows count. Fields that are columns are its roles.
 
     section    its name in the mapping, such as "items"
     file       the name of a file in the data folder, or a pattern of names
-    where      conditions that a row must fulfil; `form`: how a CSV file is read
+    where      conditions that a row must fulfil
     distinct   of behaviours: a row that repeats user, item, time and kind of another does not count
     """
 
-    section: str
-    file: str
-    roles: Mapping[str, Column]
-    features: tuple[FeatureSource, ...] = ()
-    where: tuple[Condition, ...] = ()
-    form: FileFormat = AS_FOUND
-    distinct: bool = False
+    section: ClassVar[str]
+    rows_are_events: ClassVar[bool] = (
+        False  # a row is a value or an event of its own, not the whole of an item: its features may have conditions
+    )
+    file: Text
+    where: Conditions = ()
+    features: dict[str, FeatureSource] = Field(default_factory=dict)
+    distinct: bool = Field(False, exclude=True)
 
-    @property
-    def outcomes(self) -> tuple[str, ...]:
-        """Names of the outcomes of a shown item beside the click, which [impressions] alone has."""
-        return tuple(role.removeprefix(OUTCOME) for role in self.roles if role.startswith(OUTCOME))
+    @field_validator("features")
+    @classmethod
+    def _name_features(cls, features: dict[str, FeatureSource]) -> dict[str, FeatureSource]:
+        return {name: feature.model_copy(update={"name": name}) for name, feature in features.items()}
+
+    @model_validator(mode="after")
+    def _require_fitting_columns(self) -> Self:
+        for key, column in self.columns_by_key().items():
+            if column.where and not self.rows_are_events:
+                raise ValueError(f"{key} has a where of its own, which is for features of item_history and behaviours")
+        if any(feature.is_derived for feature in self.features.values()) and self.section != "items":
+            raise ValueError(f"features: {', '.join(DERIVED)} derive features of [items], one of them a feature")
+        return self
+
+    @cached_property
+    def roles(self) -> Mapping[str, Column]:
+        """The columns that the section needs or may have, by role."""
+        return {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Column)}
 
     def feature_columns(self) -> Mapping[str, Column]:
         """The columns of the features that are read from this file, by feature name."""
-        return {f.name: f.column for f in self.features if not f.is_derived}
+        return {name: feature for name, feature in self.features.items() if not feature.is_derived}
 
-
-def read_source(
-    section: Section,
-    required: tuple[str, ...],
-    optional: tuple[str, ...],
-    *,
-    features_key: str = "features",
-    defaults: Mapping[str, Any] | None = None,
-) -> Source:
-    """A section with a file. `required`, `optional`: the roles that columns of it may have; `defaults`: a file and columns where it names none."""
-    defaults = defaults or {}
-    file = section.text("file", defaults.get("file"))
-    roles: dict[str, Column] = {}
-    for role in (*required, *optional):
-        value = section.any(role)
-        if value is not None:
-            roles[role] = read_column(section, role, value)
-        elif role in defaults:
-            roles[role] = defaults[role]
-        elif role in required:
-            section.end((*required, *optional, *_SOURCE_KEYS, features_key), only_near=True)  # a misspelt key says more than a missing one
-            raise section.reject(role, f"is missing: name the column that holds the {role}; a constant is written {{ value = ... }}")
-    features = section.section(features_key)
-    source = Source(
-        section=section.name,
-        file=file,
-        roles=roles,
-        features=tuple(_read_feature(section, name, features.any(name)) for name in features.raw),
-        where=read_conditions(section, section.any("where")),
-        form=read_format(section),
-        distinct=section.name == "behaviours" and section.flag("distinct", False),
-    )
-    section.end()
-    return source
-
-
-def read_optional_source(section: Section, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Source | None:
-    """The same; None where the mapping has no such section."""
-    return read_source(section, required, optional) if section.given else None
-
-
-def _read_feature(section: Section, name: str, value: Any) -> FeatureSource:
-    """A feature as written: a column name, or a table with where it comes from and any detail of the feature."""
-    key = f"features.{name}"
-    if not isinstance(value, Mapping):
-        return FeatureSource(name, read_column(section, key, value))
-    details = {k: v for k, v in value.items() if k in FEATURE_DETAILS}
-    rest = {k: v for k, v in value.items() if k not in FEATURE_DETAILS}
-    if "kind" in details and details["kind"] not in tuple(Kind):
-        raise section.reject(key, f"kind = {details['kind']!r}, expected one of {', '.join(Kind)}")
-    ways = ("count_days", "days_since", "expected_days", "taken_together", "clusters")
-    known = (*FEATURE_DETAILS, *COLUMN_KEYS, *ways, "of")
-    if unknown := [k for k in value if k not in known]:
-        part = Section(section.path, f"{section.name}.{key}", value)
-        raise part.reject(unknown[0], f"is not known here; {suggest(unknown[0], known)}")
-    if not set(ways) & set(rest):
-        return FeatureSource(name, read_column(section, key, rest), details=details)
-    part = Section(section.path, f"{section.name}.{key}", rest)
-    source = FeatureSource(
-        name,
-        count_days=part.optional_number("count_days"),
-        of=part.choice("of", ("behaviours", "users"), "behaviours"),
-        days_since=part.choice("days_since", ("first", "last"), None),
-        expected_days=part.optional_number("expected_days"),
-        taken_together=part.optional_count("taken_together", least=2),
-        clusters=part.optional_count("clusters", least=2),
-        details=details,
-    )
-    part.end()
-    if section.name != "items" or len(set(ways) & set(rest)) != 1:
-        raise section.reject(key, f"{', '.join(ways)} derive features of [items], one of them a feature")
-    if "of" in rest and source.count_days is None:
-        raise section.reject(key, "of says what count_days counts; nothing else has it")
-    return source
+    def columns_by_key(self) -> Mapping[str, Column]:
+        """All columns, by what they are called in the mapping."""
+        return {**self.roles, **{f"features.{name}": column for name, column in self.feature_columns().items()}}

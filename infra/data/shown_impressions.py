@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
 from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions, read_interactions
-from infra.data.mapping_source import OUTCOME
+from infra.data.mapping import OUTCOME, Impressions
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable
@@ -35,7 +35,8 @@ class ShownRows:
     """The rows of a file of impressions, with clicks and other outcomes."""
 
     def __init__(self, table: LoadedTable) -> None:
-        self.table, self.outcomes = table, table.source.outcomes
+        assert isinstance(table.source, Impressions)
+        self.table, self.outcomes = table, tuple(table.source.outcomes)
         self._words: dict[str, bool] = {}
 
     def clicked(self, rows: LoadedRows) -> np.ndarray:

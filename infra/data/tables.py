@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from infra.data.columns import IdForm, decode_parts, plain, spell_numbers
 from infra.data.file_chunks import common_schema, count_rows, find_files, read_chunks, resolve_column
-from infra.data.mapping_column import Column
-from infra.data.mapping_source import Source
+from infra.data.mapping_source import Column, Source
 from infra.data.rejections import Rejections
 from infra.data.spool import Spool, SpoolBounds
 from infra.data.where import rows_where

@@ -9,13 +9,13 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BeforeValidator
 
 from infra.data.columns import Array, decode_flags, decode_numbers, decode_texts, decode_times
-from infra.data.mapping_section import Section
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -41,50 +41,49 @@ class Condition:
     value: Any
 
 
-def read_conditions(section: Section, raw: Any) -> tuple[Condition, ...]:
-    """The conditions of a section's `where`. Raises Misconfigured."""
-    if raw is None:
-        return ()
+def read_conditions(raw: Any) -> tuple[Condition, ...]:
+    """The conditions of a `where`. Raises ValueError."""
     if isinstance(raw, str):
-        return tuple(_read_text(section, part) for part in _AND.split(raw))
+        return tuple(_read_text(part) for part in _AND.split(raw))
     if isinstance(raw, list) and raw and not isinstance(raw[0], list):
         raw = [raw]
     if not isinstance(raw, list) or not all(
         isinstance(c, list) and len(c) == 3 and isinstance(c[0], str) and c[1] in OPERATORS for c in raw
     ):
-        raise section.reject("where", f"is {raw!r}, expected text or a list of [column, op, value] with an op of {', '.join(OPERATORS)}")
-    return tuple(_checked(section, Condition(*condition)) for condition in raw)
+        raise ValueError(f"is {raw!r}, expected text or a list of [column, op, value] with an op of {', '.join(OPERATORS)}")
+    return tuple(_checked(Condition(*condition)) for condition in raw)
 
 
-def _read_text(section: Section, text: str) -> Condition:
+def _read_text(text: str) -> Condition:
     found = _CONDITION.match(text)
     if found is None:
-        raise section.reject("where", f'does not read at {text!r}; write conditions like: quantity > 0 and status in ["paid", "sent"]')
+        raise ValueError(f'does not read at {text!r}; write conditions like: quantity > 0 and status in ["paid", "sent"]')
     op = "==" if found["op"] == "=" else found["op"]
-    return _checked(section, Condition(found["column"].strip("\"'"), op, _read_value(section, found["value"])))
+    return _checked(Condition(found["column"].strip("\"'"), op, _read_value(found["value"])))
 
 
-def _read_value(section: Section, text: str) -> Any:
+def _read_value(text: str) -> Any:
     if len(text) >= 2 and text[0] == text[-1] == "'":
         return text[1:-1]
     lowered = text.lower()
     try:
         return json.loads(lowered if lowered in ("true", "false") else text.replace("'", '"') if text.startswith("[") else text)
     except ValueError as error:
-        raise section.reject("where", f"has the value {text!r}; texts need quotes, and only `and` joins conditions") from error
+        raise ValueError(f"has the value {text!r}; texts need quotes, and only `and` joins conditions") from error
 
 
-def _checked(section: Section, condition: Condition) -> Condition:
+def _checked(condition: Condition) -> Condition:
     listed = isinstance(condition.value, list)
     if listed != (condition.op in ("in", "not in")) or not all(isinstance(v, bool | int | float | str) for v in _values(condition)):
-        raise section.reject(
-            "where", f"compares {condition.column} {condition.op} {condition.value!r}; in and not in need a list, others one value"
-        )
+        raise ValueError(f"compares {condition.column} {condition.op} {condition.value!r}; in and not in need a list, others one value")
     return condition
 
 
 def _values(condition: Condition) -> Sequence[Any]:
     return condition.value if isinstance(condition.value, list) else (condition.value,)
+
+
+Conditions = Annotated[tuple[Condition, ...], BeforeValidator(read_conditions)]  # a field of a mapping
 
 
 def rows_where(conditions: Sequence[Condition], batch: pa.RecordBatch | pa.Table) -> np.ndarray:

@@ -104,7 +104,7 @@ class DataOptions:
         users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
         period = {"start": self.start, "end": self.end}
         named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
-        return dataclasses.replace(mapping, holdout=dataclasses.replace(mapping.holdout, users_max=users_max, **named))
+        return mapping.model_copy(update={"holdout": mapping.holdout.model_copy(update={"users_max": users_max, **named})})
 
     def train(self, of_catalogue: TrainChoices) -> TrainChoices:
         """How to train: the command line's choices, else the catalogue's."""

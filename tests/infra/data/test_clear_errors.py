@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.data.inferred_schema import infer_feature
-from infra.data.mapping_column import Column
 from infra.data.mapping_source import FeatureSource
 from schemas.errors import Misconfigured
 from schemas.features import Scope
@@ -64,8 +63,12 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
         ),
         ("from = 2024-03-20", "from = 2030-01-01", "must lie within the positives, which are from 2024-03-01"),
         ("from = 2024-03-20", "from = 1999-01-01", "must lie within the positives"),
-        ('time = "when"', 'time = { column = "when", time_format = 5 }', "[behaviours.time] time_format is 5, expected a list of texts"),
-        ('user = "card"', "user = { column = 5 }", "[behaviours.user] column is 5, expected text"),
+        (
+            'time = "when"',
+            'time = { column = "when", time_format = 5 }',
+            "[behaviours] time.time_format is 5, expected text or a list of texts",
+        ),
+        ('user = "card"', "user = { column = 5 }", "[behaviours] user.column is 5, expected text"),
         ('column = "vector"', 'column = "vector"\nseparator = 5', "separator is 5, expected text"),
         (
             'pages = "pages"',
@@ -129,6 +132,6 @@ def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: st
 
 @pytest.mark.parametrize("cells", [[{"n": 1}], [[{"n": "a"}, {"n": "b"}]], [[[1.5], [2.5]]]])
 def test_structs_and_lists_of_lists_are_no_categories(cells: list[object]) -> None:
-    source = FeatureSource("facts", Column(("facts",)), {})
+    source = FeatureSource(name="facts", columns=("facts",))
     with pytest.raises(Misconfigured, match=r"'facts': column 'facts' holds (struct|list)<.*as columns of their own"):
         infer_feature(source, Scope.ITEM, [pa.chunked_array([cells])])

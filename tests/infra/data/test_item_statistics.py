@@ -46,10 +46,10 @@ def test_counts_and_days_are_those_of_a_plain_loop(seed: int, at_day: int, days:
 @pytest.mark.parametrize(
     "source",
     [
-        FeatureSource("a", count_days=9),
-        FeatureSource("a", days_since="last"),
-        FeatureSource("a", expected_days=3),
-        FeatureSource("a", taken_together=3),
+        FeatureSource(name="a", count_days=9),
+        FeatureSource(name="a", days_since="last"),
+        FeatureSource(name="a", expected_days=3),
+        FeatureSource(name="a", taken_together=3),
     ],
 )
 def test_what_comes_later_does_not_show(source: FeatureSource) -> None:

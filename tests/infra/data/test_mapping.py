@@ -28,11 +28,11 @@ def _write(tmp_path: Path, text: str) -> Path:
         ('[items]\nfile = "x"\nidd = "a"\n', r"\[items\] idd is not known here; did you mean 'id'"),
         ('[items]\nfile = "x"\n', r"\[items\] id is missing"),
         (ITEMS + 'creatd = "a"\n', r"\[items\] creatd is not known here; did you mean 'created'\?"),
-        (ITEMS + '[items.features]\na = { colum = "x" }\n', r"features\.a\] colum is not known here; did you mean 'column'"),
-        (ITEMS + '[items.features]\na = { column = "x", kind = "number" }\n', "kind = 'number', expected one of categorical, numeric"),
+        (ITEMS + '[items.features]\na = { colum = "x" }\n', r"features\.a colum is not known here; did you mean 'column'"),
+        (ITEMS + '[items.features]\na = { column = "x", kind = "number" }\n', "kind is 'number', expected one of categorical, numeric"),
         (ITEMS + "[items.features]\na = 3\n", "features.a is 3, expected a column name"),
         (ITEMS + "[items.features]\na = { kind = 'numeric' }\n", "needs exactly one of column, columns, prefix and value"),
-        (ITEMS + '[schema]\nid_kind = "int32"\n', "expected int64 or text"),
+        (ITEMS + '[schema]\nid_kind = "int32"\n', "expected one of int64, text"),
         (ITEMS + '[schema]\nbidd = "x"\n', r"\[schema\] bidd is not known here; did you mean 'bid'"),
         (ITEMS + '[model]\nrankby = "click"\n', r"\[model\] rankby is not known here; did you mean 'rank_by'"),
         (ITEMS + "[embeddings]\nwidth = 3\n", "exactly one of column, columns, prefix and text"),
@@ -75,7 +75,7 @@ def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text:
         (ITEMS + "[items.features]\nc = { clusters = 4 }\n", r"needs a section \[embeddings\]"),
         (
             ITEMS + '[items.features]\nprice = { column = "price", buckets = "x", kind = "categorical" }\n',
-            "buckets = x, expected a whole number",
+            "buckets is 'x', expected a whole number",
         ),
         (ITEMS + '[behaviours]\nfile = "items.csv"\nuser = "id"\nitem = "id"\nkind = "buy"\n', r"no column 'buy'.*value = "),
         (
@@ -92,7 +92,7 @@ def test_a_mapping_that_does_not_fit_the_files_is_named(tmp_path: Path, text: st
 
 def test_embeddings_take_file_id_and_filter_of_the_items(tmp_path: Path) -> None:
     mapping = read_mapping(_write(tmp_path, ITEMS + 'where = "price > 1"\n[embeddings]\nprefix = "e"\n'))
-    source = mapping.embedding.source
+    source = mapping.embeddings
     assert source is not None and source.file == "items.csv" and source.where == mapping.items.where
     assert source.roles["id"] == mapping.items.roles["id"]
 
@@ -120,4 +120,4 @@ def test_how_to_train_is_checked_when_the_mapping_is_read(tmp_path: Path, line: 
 )
 def test_items_tell_how_often_they_are_taken_where_no_feature_is_made_of_behaviours(tmp_path: Path, text: str, features: list[str]) -> None:
     found = read_mapping(_write(tmp_path, text)).items.features
-    assert [feature.name for feature in found] == features
+    assert list(found) == features

@@ -3,7 +3,6 @@
 The data is not part of the project: put it beside the repository (../shared/data/online_retail) or name it in ONLINE_RETAIL_DIR.
 """
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def test_the_mapping_reads_without_the_data() -> None:
 @pytest.mark.campaign
 def test_split_candidates_and_popularity_are_those_of_the_description(retail: MappedCatalogue) -> None:
     assert len(retail.evaluation().users) == retail.mapping.holdout.users_max
-    everybody = dataclasses.replace(retail.mapping, holdout=dataclasses.replace(retail.mapping.holdout, users_max=10_000))
+    everybody = retail.mapping.model_copy(update={"holdout": retail.mapping.holdout.model_copy(update={"users_max": 10_000})})
     evaluation = MappedCatalogue(everybody, DATA).evaluation()
     assert evaluation.now_ms == OCTOBER_MS
     assert len(evaluation.users) == 1_002 and len(evaluation.users[0].candidates) == 2_509

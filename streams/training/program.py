@@ -29,7 +29,7 @@ from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import new_network
 from streams.training.snapshot import SnapshotEvents
 from streams.training.topic_events import LogAddress, TopicEvents
-from streams.training.trainer import WARM_RATE, TrainReport, fit
+from streams.training.trainer import LOSSES, WARM_RATE, TrainReport, fit
 from streams.training.trainer_state import StateFile
 
 TRAIN = Bench(
@@ -41,6 +41,7 @@ TRAIN = Bench(
         Figure("dead_lettered", "count", "impressions that do not read; they went to dlq.impressions"),
         Figure("steps", "count", "of the first fit"),
         Figure("fit_s", "s", "its time"),
+        Figure("loss", "nats", "what it minimised, at its end"),
         Figure("copr", "nats", "the pair term of its loss at its end (Eq. 10)"),
         Figure("click", "nats", "the click term"),
     ),
@@ -101,7 +102,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
                 raise
             path = _write(network, plan, number, _card(data, known, plan, chosen, report))
             losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
-            progress.console.print(f"{path}: {report.steps} steps{losses}", highlight=False, soft_wrap=True)
+            progress.console.print(f"{path}: {report.steps} steps, loss {report.loss:.4f}{losses}", highlight=False, soft_wrap=True)
             if plan.publish:
                 progress.console.print(
                     f"published as version {_publish(settings, network, path)}; `aif index list` shows what becomes of it"
@@ -109,8 +110,8 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             if number == 0:
                 figures.add("steps", report.steps)
                 figures.add("fit_s", report.seconds)
-                figures.add("copr", report.copr)
-                figures.add("click", report.click)
+                for name in LOSSES:
+                    figures.add(name, getattr(report, name))
     return figures
 
 
@@ -160,7 +161,7 @@ def _open_states(plan: TrainPlan, chosen: TrainChoices, network: AifNetwork, dat
     assert plan.state is not None
     if not chosen.steps:
         raise Misconfigured("state_needs_steps", "--state goes on exactly only where --steps ends the fit: seconds are not the same twice")
-    run = {"train": chosen.to_dict(), "spec": network.spec.fingerprint, "warm": plan.warm_start is not None}
+    run = {"train": chosen.to_dict(), "spec": network.spec.fingerprint, "warm": plan.warm_start is not None, "losses": list(LOSSES)}
     states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(known.offsets)})
     kept = states.read()
     if kept is not None and kept.about != states.about:
@@ -199,17 +200,14 @@ def _fit(
 
 
 def _card(data: TrainingSet, known: DataRange, plan: TrainPlan, chosen: TrainChoices, report: TrainReport) -> dict[str, Any]:
-    """What the checkpoint says of itself: the range of its data, how it was trained, what came of it."""
+    """What the checkpoint says of itself: the range of its data, how it was trained, what came of it. No time: the same fit gives the same file."""
     return {
         "data": known.to_dict() | {"digest": data.digest, "skipped_items": data.skipped_items},
         "requests": len(data),
         "steps": report.steps,
-        "seconds": round(report.seconds, 3),
         "train": chosen.to_dict(),
         "warm_start": None if plan.warm_start is None else plan.warm_start.name,
-        "copr": report.copr,
-        "click": report.click,
-    }
+    } | {name: getattr(report, name) for name in LOSSES}
 
 
 def _write(network: AifNetwork, plan: TrainPlan, number: int, card: dict[str, Any]) -> Path:

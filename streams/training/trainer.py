@@ -51,15 +51,17 @@ GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what goes on from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
 _HALVINGS_MAX = 40.0  # so that the oldest request can still be drawn where the newest are fewer than a batch
+LOSSES = ("loss", "copr", "click")  # what is kept of each step
 SHORT = 32  # histories up to this length are one group
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a run did, with all its fits; losses are means over the last tenth of the last one."""
+    """What a run did, with all its fits; losses are means over the last tenth of the last one: `loss`, which is minimised, and two of its parts."""
 
     steps: int
     seconds: float
+    loss: float
     copr: float
     click: float
 
@@ -118,7 +120,7 @@ class _Run:
         self._chance = np.random.default_rng(chosen.seed)
         self._optimiser = Adam(network.parameters(), chosen.learning_rate)
         self._vectors = VectorTable(network, data)
-        self.losses: list[tuple[float, float]] = []
+        self.losses: list[tuple[float, ...]] = []  # as in LOSSES
 
     @property
     def step(self) -> int:
@@ -134,11 +136,11 @@ class _Run:
         self._optimiser.learning_rate = chosen.learning_rate * _schedule(share)
         batch = data.batch(requests, chosen.behaviours_max)
         found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, loss_weights(chosen), self._team.logits).losses
-        self.losses.append((float(found.copr.detach()), float(found.click.detach())))
+        self.losses.append(tuple(float(loss.detach()) for loss in (found.total, found.copr, found.click)))
 
     def state(self, about: Mapping[str, Any], soup: Mapping[str, Tensor]) -> TrainerState:
         """What to go on from. Only where `VECTORS_EVERY` divides the step: there the table of vectors is renewed anyway."""
-        losses, weights = np.array(self.losses, np.float64).reshape(-1, 2), self._network.state_dict()
+        losses, weights = np.array(self.losses, np.float64).reshape(-1, len(LOSSES)), self._network.state_dict()
         return TrainerState(self.step, weights, self._optimiser.moments, losses, self._chance.bit_generator.state, about, soup)
 
     def restore(self, state: TrainerState) -> None:
@@ -146,7 +148,7 @@ class _Run:
         self._network.load_state_dict(dict(state.weights))
         self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)
-        self.losses = [(float(copr), float(click)) for copr, click in state.losses]
+        self.losses = [tuple(losses) for losses in state.losses.tolist()]
 
 
 def fit(
@@ -176,11 +178,11 @@ def fit(
         else:
             network.load_state_dict(soup.start)
         _advance_to_end(run, chosen, lambda share: progress((soup.fits + share) / chosen.fits), states, team, soup)
-        copr, click = _last_losses(run.losses, chosen)
+        losses = _last_losses(run.losses, chosen)
         soup.add(network, run.step)
     network.load_state_dict(soup.mean)
     network.eval()
-    return TrainReport(soup.steps, time.monotonic() - started, copr, click)
+    return TrainReport(soup.steps, time.monotonic() - started, *losses)
 
 
 def _advance_to_end(
@@ -196,7 +198,7 @@ def _advance_to_end(
         progress(share)
 
 
-def _last_losses(losses: Sequence[tuple[float, float]], chosen: TrainChoices) -> tuple[float, float]:
+def _last_losses(losses: Sequence[tuple[float, ...]], chosen: TrainChoices) -> list[float]:
     """Means over the last tenth of the steps whose losses are finite. Raises Misconfigured (`diverged`) where none of them has any."""
     last = np.array(losses[-max(1, len(losses) // 10) :])
     finite = last[np.isfinite(last).all(axis=1)]
@@ -206,8 +208,7 @@ def _last_losses(losses: Sequence[tuple[float, float]], chosen: TrainChoices) ->
             f"the losses of the last {len(last)} steps are not finite, so the weights are of no use; "
             f"choose a learning_rate below {chosen.learning_rate:g}",
         )
-    copr, click = finite.mean(axis=0)
-    return float(copr), float(click)
+    return [float(loss) for loss in finite.mean(axis=0)]
 
 
 def _share(chosen: TrainChoices, step: int, seconds: float) -> float:

@@ -31,7 +31,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class TrainerState:
-    """`weights` by the network's names; `moments` of the optimiser by parameter number and name; `losses` [step, 2] so far; `generator` as
+    """`weights` by the network's names; `moments` of the optimiser by parameter number and name; `losses` [step, number of losses] so far; `generator` as
     numpy tells it. `about` belongs to whoever runs the fit: what the run is, and the offsets that its data ended at. `soup` is of the fits before
     this one (soup.py), empty where there is one fit alone."""
 

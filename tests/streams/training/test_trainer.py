@@ -62,12 +62,13 @@ def test_the_same_seed_and_steps_give_the_same_weights() -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_fit_that_diverges_says_so_and_names_the_learning_rate() -> None:
+@pytest.mark.parametrize("losses", [{}, {"copr": 0.0, "click": 0.0, "softmax": 1.0}])
+def test_a_fit_that_diverges_says_so_and_names_the_learning_rate(losses: dict[str, float]) -> None:
     data = taste_world(users=4)
     network = network_of(data)
     network.bea.bridges_ND.data.fill_(torch.nan)
     with pytest.raises(Misconfigured, match=r"diverged.*below 0\.5"):
-        fit(network, data, TrainChoices(steps=4, learning_rate=0.5))
+        fit(network, data, TrainChoices(steps=4, learning_rate=0.5, **losses))
 
 
 def test_other_seeds_give_other_weights() -> None:
@@ -92,8 +93,10 @@ def test_several_fits_give_the_mean_of_the_weights_that_fits_of_other_seeds_give
     assert report.steps == 15 == len(shares) and shares == sorted(shares) and shares[-1] < 1
 
 
-def test_both_losses_fall() -> None:
+def test_the_losses_fall() -> None:
     data = taste_world()
+    softmax = TrainChoices(steps=40, copr=0.0, click=0.0, softmax=1.0)
+    assert 0 < fit(network_of(data), data, softmax).loss < fit(network_of(data), data, dataclasses.replace(softmax, steps=1)).loss
     network = network_of(data)
     first, last = (fit(network, data, TrainChoices(steps=steps)) for steps in (1, 40))
     assert last.copr < first.copr and last.click < first.click

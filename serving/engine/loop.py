@@ -58,7 +58,6 @@ class Engine:
         self._messages: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._portions: deque[Portion] = deque()
         self._work: deque[Piece] = deque()
-        self._halves = 0  # user halves that were handed to helpers and are not done
         self._residents: dict[int, Resident] = {}
         self._current: Resident | None = None
         self._flips, self._answered, self._failed = 0, 0, 0
@@ -226,7 +225,7 @@ class Engine:
         """Answers a batch; returns when every piece is done."""
         served, has_long = list[bool](), any(self.is_long(work) for _, work in batch)
         if has_long or (len(batch) > 1 and any(self._goes_beside(work) for _, work in batch)):
-            with WORKERS.beside() as helpers:
+            with WORKERS.beside(self._notify) as helpers:
                 rest = [piece for piece in batch if not self._hand_over(piece, helpers, served)]
                 for piece in rest:
                     self._serve(*piece, served)
@@ -250,30 +249,24 @@ class Engine:
         """Gives a user half to the helpers; False for any other piece."""
         if not self._goes_beside(piece[1]):
             return False
-        with self._wake:
-            self._halves += 1
-        helpers.add(partial(self._serve_half, piece, served))
+        helpers.add(partial(self._serve, *piece, served))
         return True
-
-    def _serve_half(self, piece: Piece, served: list[bool]) -> None:
-        try:
-            self._serve(*piece, served)
-        finally:
-            with self._wake:
-                self._halves -= 1
-                self._wake.notify_all()
 
     def _wait_beside(self, helpers: Beside) -> Piece | None:
         """The next piece that comes while helpers make user halves; None when these are done. Meanwhile it makes the halves that no helper is free for."""
         while True:
             with self._wake:
-                while self._halves and not (self._closed or self._work or helpers.needs_caller):
+                while helpers.unfinished and not (self._closed or self._work or helpers.needs_caller):
                     self._wake.wait(IDLE_WAIT_S)
-                if self._closed or not self._halves:
+                if self._closed or not helpers.unfinished:
                     return None
                 if self._work:
                     return self._work.popleft()
             helpers.help()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
 
     def _goes_beside(self, work: UserWork | RankWork) -> TypeGuard[UserWork]:
         if not isinstance(work, UserWork) or WORKERS.threads == 1:

@@ -5,16 +5,17 @@
 
 Here: `Workers`, one set per process, because the cores are shared by the process. Not here: what is computed. A helper decides nothing and owns nothing.
 At the first shared request, each helper and the calling thread are bound to a core of their own: unbound, two may share one core (2.7 ms became 5.8).
-Threads claim calls one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not waited for. Shares run in compiled code
+Threads claim shares one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not waited for. Shares run in compiled code
 without the GIL, which a helper needs only to claim one.
 """
 
 import contextlib
+import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 THREADS_DEFAULT_MAX = 2
 SHARES_PER_THREAD = 2  # more shares are more even, but each one builds tables of its own
@@ -23,101 +24,45 @@ ROWS_PER_SHARE_MIN = 512  # fewer rows are computed faster than they are handed 
 Part = Callable[[int, int, int], None]  # (first row, row after the last, thread)
 
 
-class _Job:
-    """Calls that nobody has claimed yet, and the number of running ones. A call gets the number of the thread that runs it."""
-
-    def __init__(self, calls: Iterable[Callable[[int], object]] = ()) -> None:
-        self._calls = deque(calls)
-        self._lock = threading.Lock()
-        self._computing = 0
-        self._error: BaseException | None = None
-        self._last_done = threading.Semaphore(0)
-        self._awaited = False
-
-    def add(self, call: Callable[[int], object]) -> None:
-        """One more call."""
-        with self._lock:
-            self._calls.append(call)
-
-    def has_more_than(self, threads: int) -> bool:
-        """Whether more calls wait than so many threads could begin now, those that run already among them. Not after an error: then none begins."""
-        with self._lock:
-            return self._error is None and len(self._calls) > threads - self._computing
-
-    def work(self, thread: int) -> None:
-        """Runs calls until none is left."""
-        while self.claim_and_call(thread):
-            pass
-
-    def finish(self) -> None:
-        """Waits for calls that others have claimed. Raises the first error of a call."""
-        with self._lock:
-            self._awaited = self._computing > 0
-        if self._awaited:
-            self._last_done.acquire()
-        if self._error is not None:
-            raise self._error
-
-    def claim_and_call(self, thread: int) -> bool:
-        """Runs the next call; False if none is left."""
-        with self._lock:
-            if not self._calls or self._error is not None:
-                return False
-            call = self._calls.popleft()
-            self._computing += 1
-        try:
-            call(thread)
-        except BaseException as error:  # it belongs to the request
-            self._error = error
-        with self._lock:
-            self._computing -= 1
-            if self._awaited and self._computing == 0:
-                self._last_done.release()
-        return True
-
-
-class _Helper:
-    """One thread that works on the job it was woken for."""
-
-    def __init__(self, thread: int, core: int | None) -> None:
-        self._thread, self._core = thread, core
-        self._wanted = threading.Semaphore(0)
-        self._jobs: deque[_Job] = deque()
-        threading.Thread(target=self._run, name=f"engine-helper-{thread}", daemon=True).start()
-
-    def wake(self, job: _Job) -> None:
-        """Lets the helper work on a job. A job that is already finished has no call left for it."""
-        self._jobs.append(job)
-        self._wanted.release()
-
-    def _run(self) -> None:
-        if self._core is not None:
-            bind_to_core(self._core)
-        while True:
-            self._wanted.acquire()
-            self._jobs.popleft().work(self._thread)
-
-
 class Beside:
-    """Calls for the helpers, who begin them in the order in which they were added. Used by one thread, the caller."""
+    """Calls for the helpers, who begin them in the order in which they were added. Used by one thread, the caller; `on_done` is called in any."""
 
-    def __init__(self, job: _Job, helpers: Sequence[_Helper]) -> None:
-        self._job, self._helpers = job, helpers
+    def __init__(self, pool: ThreadPoolExecutor | None, helpers: int, on_done: Callable[[], None]) -> None:
+        self._pool, self._helpers, self._on_done = pool, helpers, on_done
+        self._added: deque[tuple[Future[object], Callable[[], object]]] = deque()
+        self._begun: list[Future[object]] = []
 
     def add(self, call: Callable[[], object]) -> None:
-        """One more."""
-        self._job.add(lambda thread: call())
-        for helper in self._helpers:
-            helper.wake(self._job)
+        """One more. A helper calls `on_done` after it."""
+        future = self._pool.submit(call) if self._pool else Future[object]()
+        self._added.append((future, call))
+        future.add_done_callback(lambda _: self._on_done())
+
+    @property
+    def unfinished(self) -> int:
+        """How many calls are not done."""
+        return sum(not future.done() for future in (*self._begun, *(future for future, _ in self._added)))
 
     @property
     def needs_caller(self) -> bool:
         """Whether more calls wait than there are free helpers."""
-        return self._job.has_more_than(len(self._helpers))
+        return self.unfinished > self._helpers
 
-    def help(self) -> None:
-        """The caller runs the next one, if there is one."""
-        self._job.claim_and_call(0)
+    def help(self) -> bool:
+        """The caller runs the next call that nobody has begun; False if there is none."""
+        while self._added:
+            future, call = self._added.popleft()
+            if future.cancel():
+                call()
+                return True
+            self._begun.append(future)
+        return False
+
+    def finish(self) -> None:
+        """Runs the calls that nobody has begun, and waits for the others. Raises the first error of a call."""
+        while self.help():
+            pass
+        _wait_for(self._begun)
 
 
 class Workers:
@@ -125,54 +70,58 @@ class Workers:
 
     def __init__(self, threads: int, binds: bool = True) -> None:
         self.threads, self._binds = max(1, threads), binds
-        self._cores = sorted(os.sched_getaffinity(0))
-        self._helpers: list[_Helper] = []
-        self._busy, self._opening = threading.Lock(), threading.Lock()
-        self._bound = threading.local()
+        self._cores, self._number = sorted(os.sched_getaffinity(0)), itertools.count(1)
+        self._pool = ThreadPoolExecutor(self.threads - 1, "engine-helper", self._bind_helper) if self.threads > 1 else None
+        self._busy, self._bound = threading.Lock(), threading.local()
 
     def run(self, part: Part, rows: int) -> None:
         """Calls part(first, end, thread) for shares that cover [0, rows), at the same time; as one share if there is little to do or another engine computes.
-        `thread` is below `threads`; no two calls with the same thread overlap."""
+        `thread` is below `threads`; no two calls with the same thread overlap. Raises the first error of a call."""
         shares = min(self.threads * SHARES_PER_THREAD, rows // ROWS_PER_SHARE_MIN)
-        if self.threads < 2 or shares < 2 or not self._busy.acquire(blocking=False):
+        if self._pool is None or shares < 2 or not self._busy.acquire(blocking=False):
             part(0, rows, 0)
             return
+        self._bind_caller()
+        ends = [rows * share // shares for share in range(shares + 1)]
+        unclaimed = iter(list(itertools.pairwise(ends)))  # its `next` is one step of the interpreter
+
+        def claim_and_compute(thread: int) -> None:
+            for first, end in unclaimed:
+                part(first, end, thread)
+
+        helpers = [self._pool.submit(claim_and_compute, thread) for thread in range(1, min(shares, self.threads))]
         try:
-            job = self._hand_over(
-                [partial(part, rows * share // shares, rows * (share + 1) // shares) for share in range(shares)], shares - 1
-            )
-            job.work(0)
-            job.finish()
+            claim_and_compute(0)
         finally:
-            self._busy.release()
+            try:
+                _wait_for([helper for helper in helpers if not helper.cancel()])
+            finally:
+                self._busy.release()
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator["Beside"]:
+    def beside(self, on_done: Callable[[], None] = lambda: None) -> Iterator[Beside]:
         """While the body runs, helpers run the calls that it adds. At its end the caller runs those that were not begun. After it all are done."""
-        self._open()
-        job = _Job()
+        self._bind_caller()
+        beside = Beside(self._pool, self.threads - 1, on_done)
         try:
-            yield Beside(job, self._helpers)
+            yield beside
         finally:
-            job.work(0)
-            job.finish()
+            beside.finish()
 
-    def _hand_over(self, calls: Sequence[Callable[[int], object]], helpers: int) -> _Job:
-        """The job of these calls, with so many helpers woken for it."""
-        job = _Job(calls)
-        self._open()
-        for helper in self._helpers[:helpers]:
-            helper.wake(job)
-        return job
-
-    def _open(self) -> None:
+    def _bind_caller(self) -> None:
         if self._binds and not getattr(self._bound, "core", False):
             bind_to_core(self._cores[0])
             self._bound.core = True
-        with self._opening:
-            while len(self._helpers) < self.threads - 1:
-                thread = len(self._helpers) + 1
-                self._helpers.append(_Helper(thread, self._cores[thread % len(self._cores)] if self._binds else None))
+
+    def _bind_helper(self) -> None:
+        if self._binds:
+            bind_to_core(self._cores[next(self._number) % len(self._cores)])
+
+
+def _wait_for(begun: list[Future[object]]) -> None:
+    wait(begun)
+    for future in begun:
+        future.result()
 
 
 def bind_to_core(core: int) -> None:

@@ -1,11 +1,12 @@
 """Shares of a request: every row once, whoever computes it; errors belong to the request."""
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-import serving.engine.workers
 from serving.engine.workers import ROWS_PER_SHARE_MIN, SHARES_PER_THREAD, Workers
 
 ROWS = 6 * ROWS_PER_SHARE_MIN + 3
@@ -47,10 +48,24 @@ def test_a_share_that_fails_fails_the_request_and_the_next_request_is_computed()
         assert min(done)[0] == 0 and sum(end - first for first, end in done) == ROWS and len(done) <= 2 * SHARES_PER_THREAD
 
 
-def test_a_helper_that_does_not_wake_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.engine.workers._Helper, "wake", lambda self, job: None)
-    done: list[int] = []
-    Workers(2, binds=False).run(lambda first, end, thread: done.append(end - first), ROWS)
+@contextlib.contextmanager
+def busy_helpers(workers: Workers) -> Iterator[None]:
+    """No helper begins anything in the block."""
+    hold, busy = threading.Event(), threading.Barrier(workers.threads)
+    for _ in range(workers.threads - 1):
+        assert workers._pool is not None
+        workers._pool.submit(lambda: (busy.wait(WAIT_S), hold.wait(WAIT_S)))
+    busy.wait(WAIT_S)
+    try:
+        yield
+    finally:
+        hold.set()
+
+
+def test_a_helper_that_does_not_wake_up_is_not_waited_for() -> None:
+    workers, done = Workers(2, binds=False), list[int]()
+    with busy_helpers(workers):
+        workers.run(lambda first, end, thread: done.append(end - first), ROWS)
     assert sum(done) == ROWS
 
 
@@ -84,17 +99,16 @@ def test_calls_are_made_beside_the_callers_own_work_and_all_are_done_after_it() 
         helpers.add(meet)
         helpers.add(lambda: made.append(1))
         met.wait(WAIT_S)
-    assert made == [0, 1]
+    assert sorted(made) == [0, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_calls_that_no_helper_begins_are_made_by_the_caller(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(serving.engine.workers._Helper, "wake", lambda self, job: None)
+def test_calls_that_no_helper_begins_are_made_by_the_caller(threads: int) -> None:
     made, workers = list[str](), Workers(threads, binds=False)
-    with workers.beside() as helpers:
+    with busy_helpers(workers), workers.beside() as helpers:
         for _ in range(3):
             helpers.add(lambda: made.append(threading.current_thread().name))
-        assert not made and helpers.needs_caller
+        assert not made and helpers.needs_caller and helpers.unfinished == 3
         helpers.help()
-        assert len(made) == 1
+        assert len(made) == 1 and helpers.unfinished == 2
     assert made == [threading.current_thread().name] * 3

@@ -16,10 +16,8 @@ from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from schemas.errors import Misconfigured
 from schemas.model.parameters import parameters_of
-from schemas.token import VersionToken
 from serving.bench.world import CONTEXT, PROFILE, TOP_K, Plan, RankWorld, engine_case, open_rank_world, time_in_turns
 from serving.engine.cuda import CudaScorer
-from serving.engine.resident import Resident
 from serving.engine.work import UserWork
 
 DEVICE = Bench(
@@ -47,18 +45,14 @@ def measure_device(items: int, plan: Plan, device: str = "cuda") -> Figures:
     """All figures. Raises Misconfigured (`no_cuda`) where torch finds no device. `device`: any of torch's."""
     if device == "cuda" and not torch.cuda.is_available():
         raise Misconfigured("no_cuda", "torch finds no CUDA device here; `aif bench rank` measures the engine on a CPU")
-    world = open_rank_world(items)
-    try:
-        parameters = parameters_of(world.network)
-        scorer = CudaScorer(parameters, _ON_DEVICE, world.tables, device)
-        world.engine.admit(Resident(VersionToken(_ON_DEVICE, 0, "0" * 8), world.tables, scorer, world.spec.tasks, ({},), {0: 0})).result()
+    with open_rank_world(items) as world:
+        scorer = CudaScorer(parameters_of(world.network), _ON_DEVICE, world.tables, device)
+        world.engine.admit(world.resident(scorer, _ON_DEVICE)).result()
         name = torch.cuda.get_device_name() if device == "cuda" else device
         config = {"items": items, "candidates": list(plan.candidates), "calls": plan.turns * plan.calls}
         figures = Figures(DEVICE, config | {"device": name, "tiers_by": scorer.tiers_by})
         _measure(world, scorer, plan, figures)
         _compare(world, scorer, figures)
-    finally:
-        world.close()
     return figures
 
 

@@ -63,16 +63,16 @@ def main() -> None:
     """See the module."""
     open_logs("overload", "warning", "text")  # nothing but the address may go into the pipe: nobody reads on
     items, users, behaviours, candidates = map(int, sys.argv[1:5])
-    world = open_rank_world(items)
-    os.sched_setaffinity(0, map(int, sys.argv[6].split(",")))  # of this thread and those it starts from here on; the engine's runs already
-    np.save(sys.argv[5], np.stack(world.requests(candidates, REQUESTS)))
-    with tempfile.TemporaryDirectory() as folder:
+    with open_rank_world(items) as world, tempfile.TemporaryDirectory() as folder:
+        os.sched_setaffinity(
+            0, map(int, sys.argv[6].split(","))
+        )  # of this thread and those it starts from here on; the engine's runs already
+        np.save(sys.argv[5], np.stack(world.requests(candidates, REQUESTS)))
         bounds = StoreBounds(decoded_users_max=users, decoded_behaviours_max=users * behaviours)
         store = open_user_store(Path(folder), ViewIdentity("bench", "", IdKind.INT64, 1), bounds)
         _fold_histories(world, store, users, behaviours)
         asyncio.run(_serve(world, store))
         store.close()
-    world.close()
 
 
 if __name__ == "__main__":

@@ -128,14 +128,11 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
     plan = Plan(candidates, 3 if quick else 12, 12 if quick else 50)
     config = {"items": items, "candidates": list(candidates), "threads": WORKERS.threads, "calls": plan.turns * plan.calls, "top_k": TOP_K}
     say(f"filling a slot with {items} items ...")
-    world = open_rank_world(items)
-    figures = Figures(RANK, config | {"model": world.spec.to_dict() | {"schema": "as in serving/bench/world.py"}})
-    try:
+    with open_rank_world(items) as world:
+        figures = Figures(RANK, config | {"model": world.spec.to_dict() | {"schema": "as in serving/bench/world.py"}})
         for measure in (measure_engine, measure_protocols, measure_peers, measure_lengths, measure_pairs, measure_parity):
             say(f"{measure.__name__} ...")
             measure(world, plan, figures)
-    finally:
-        world.close()
     return figures
 
 

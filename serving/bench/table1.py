@@ -137,11 +137,8 @@ def measure_table1(traffic: Traffic, world_items: int, calls: int) -> Figures:
     """All figures of the command."""
     figures = Figures(TABLE_1, asdict(traffic) | {"world_items": world_items})
     say(f"filling a slot with {world_items} items ...")
-    world = open_rank_world(world_items)
-    try:
+    with open_rank_world(world_items) as world:
         costs = measure_costs(world, replace(traffic, candidates=min(traffic.candidates, world_items)), calls)
-    finally:
-        world.close()
     for name in ("row", "block", "item_half", "user_half", "gather"):
         figures.add(f"{name}_ms", getattr(costs, f"{name}_ms"))
     for name in ("row", "order", "state"):

@@ -22,11 +22,9 @@ from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED
 from infra.bench.report import Figures
 from infra.command import say
-from schemas.token import VersionToken
 from serving.bench.open_loop import Request, find_rate_max, send_requests
 from serving.bench.table4_rows import ROWS, Row, RowScorer, draw_raw_features
 from serving.bench.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
-from serving.engine.resident import Resident, Scorer
 from serving.engine.work import RankWork, UserState, UserWork
 from serving.short_turns import share_the_interpreter
 
@@ -144,8 +142,7 @@ def measure_table4(plan: Table4Plan) -> Figures:
     config = asdict(plan)
     say(f"filling a slot with {plan.items} items ...")
     share_the_interpreter()  # as in a server
-    world = open_rank_world(plan.items)
-    try:
+    with open_rank_world(plan.items) as world:
         traffic, rows = _Traffic(world, plan), _admit_rows(world, plan)
         say(f"response times of {plan.calls} requests a row ...")
         for number in range(-_WARM, plan.calls):
@@ -161,8 +158,6 @@ def measure_table4(plan: Table4Plan) -> Figures:
         figures = Figures(TABLE_4, config | {"pool_users": POOL_USERS, "retrieval_ms": 1e3 * RETRIEVAL_S})
         figures.add("p99_bound_ms", bound_ms)
         _add_figures(figures, world, rows, plan.items)
-    finally:
-        world.close()
     return figures
 
 
@@ -177,9 +172,7 @@ def _admit_rows(world: RankWorld, plan: Table4Plan) -> list[_Measured]:
     for number, row in enumerate(_choose_rows(plan.rows)):
         version = VERSION if row.name == "aif" else VERSION + 1 + number
         if row.name != "aif":
-            scorer: Scorer = RowScorer(row, world, raw, version)
-            resident = Resident(VersionToken(version, 0, "0" * 8), world.tables, scorer, world.spec.tasks, ({},), {0: 0})
-            world.engine.admit(resident).result(_WAIT_S)
+            world.engine.admit(world.resident(RowScorer(row, world, raw, version), version)).result(_WAIT_S)
         rows.append(_Measured(row, version))
     return rows
 

@@ -28,19 +28,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from schemas.model.score import rank_scores
-from schemas.model.vector_blocks import aligned
 from serving.bench.table4_pass import Places, score_row
 from serving.bench.world import RankWorld
 from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
-from serving.engine.cpu import sigmoid
+from serving.engine.cpu import CpuScorer
 from serving.engine.history import join_history
 from serving.engine.history_pass import HistorySums
-from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table, open_scratch
+from serving.engine.joint_pass import Columns, RequestUser, Scratch
 from serving.engine.panels import pack_panels, pad_columns
-from serving.engine.tables import Applied
 from serving.engine.vector_code import LANES, SIGN_CHUNK
-from serving.engine.version_weights import product_weights, slice_first_layer
+from serving.engine.version_weights import VersionWeights, product_weights, slice_first_layer
 from serving.engine.work import UserState, UserWork
 from serving.engine.workers import WORKERS
 
@@ -131,22 +128,18 @@ class RowState:
         return sum(one.size_bytes if isinstance(one, Arranged) else one.nbytes for one in self.made.values())
 
 
-class RowScorer:
+class RowScorer(CpuScorer):
     """The scorer of one row, over the bench's tables."""
 
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
-        self.row, self.version, self._world, self._raw = row, version, world, raw
-        self._half, self._parts = world.scorer.call_one.half, row.parts
-        self.parameters = world.scorer.parameters
+        super().__init__(world.scorer.parameters, version, world.tables)
+        self.version, self._raw, self._parts, self._half = version, raw, row.parts, self.call_one.half
         self._first_layer = slice_first_layer(self.parameters)
         self._places = self._plan_places()
-        self._columns, self._weights = self._cut_columns(), self._fold_weights()
-        self._scratch: list[Scratch] = []
-        self._bids_R = world.tables.columns["bid"]
-        self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
+        self._columns, self.weights = self._cut_columns(), self._fold_weights(world.rng)
 
     def _plan_places(self) -> Places:
-        width, tiers = self._world.spec.width, 2 * self._world.spec.tiers
+        width, tiers = self.spec.width, 2 * self.spec.tiers
         sizes = {
             "raw": self._raw.inputs if "raw" in self._parts else 0,
             "item": width if "item" in self._parts else 0,
@@ -163,18 +156,17 @@ class RowScorer:
 
     def _cut_columns(self) -> Columns:
         """The slot's columns; what the row does not read has no elements."""
-        columns = self._world.scorer.call_one.columns
+        columns = self.call_one.columns
         if "raw" in self._parts:
             columns = columns._replace(realtime=self._raw.rows_RQ)
         read = {"vector": "item", "bridge": "bea", "signature": "hash"}
         return columns._replace(**{name: getattr(columns, name)[:, :0].copy() for name, part in read.items() if part not in self._parts})
 
-    def _fold_weights(self) -> Any:
+    def _fold_weights(self, rng: np.random.Generator) -> VersionWeights:
         """The version's weights with a first layer of the row's own width."""
-        weights = self._world.scorer.weights
-        first_XH = self._world.rng.standard_normal((self._places.inputs, weights.first_width)).astype(np.float32) / self._places.inputs
+        first_XH = rng.standard_normal((self._places.inputs, self.weights.first_width)).astype(np.float32) / self._places.inputs
         numbers = self._raw.numbers
-        return weights._replace(
+        return self.weights._replace(
             joint_panels=pack_panels(first_XH),
             inputs=self._places.inputs,
             realtime_numeric=np.arange(numbers),
@@ -199,7 +191,7 @@ class RowScorer:
         user_U, bridges_NP = self._half.make_vectors(work, self._read_latest(work).attended_AD)
         if "bea" in self._parts:
             return {"bea": pack_panels(bridges_NP)}
-        weights, parameters = self._first_layer, self._world.scorer.parameters
+        weights, parameters = self._first_layer, self.parameters
         projected_D = parameters["head.project_user.weight"] @ user_U
         item_HD = weights["item"] + product_weights(weights["user_x"]) * projected_D
         base_H = weights["user"] @ user_U + parameters["head.first.bias"]
@@ -207,7 +199,7 @@ class RowScorer:
 
     def _make_long(self, work: UserWork) -> dict[str, Any]:
         """What the row needs of the whole history: sub-sequences, sums over signatures, or the projected history itself."""
-        spec, half, length = self._world.spec, self._half, len(work.behaviours)
+        spec, half, length = self.spec, self._half, len(work.behaviours)
         history = join_history(half.weights, half.tables, work.behaviours)
         if "sim" in self._parts:
             categories_G, means_GD, _ = half.sub_sequences_of(half.read(history, 0, 0, length, spec.sim_behaviours))
@@ -222,56 +214,37 @@ class RowScorer:
 
     def _read_latest(self, work: UserWork) -> HistorySums:
         """The latest behaviours, projected."""
-        attended = self._world.spec.attended_behaviours
+        attended = self.spec.attended_behaviours
         history = join_history(self._half.weights, self._half.tables, work.behaviours[-attended:])
         return self._half.read(history, attended, 0, len(history.slots_L), 0)
 
     def _base_row(self, work: UserWork) -> np.ndarray:
         """The base's user, the profile and the mean of the latest behaviours, through the first layer."""
-        projected_AD = self._read_latest(work).attended_AD[:, : self._world.spec.width]
+        projected_AD = self._read_latest(work).attended_AD[:, : self.spec.width]
         _, profile_D = self._half.vectors.embed_profile(work)
         user_U = np.concatenate([profile_D, projected_AD.sum(axis=0) / max(1, len(projected_AD))])
-        row_H = self._first_layer["user"][:, : len(user_U)] @ user_U + self._world.scorer.parameters["head.first.bias"]
+        row_H = self._first_layer["user"][:, : len(user_U)] @ user_U + self.parameters["head.first.bias"]
         return pad_columns(row_H[None], LANES)
 
     # --- call 2 --------------------------------------------------------------------------------------------------------------
 
-    def on_applied(self, applied: Applied) -> None:
-        """The bench writes no rows."""
-
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2 of the row: (scores [C], probabilities [C, T])."""
         assert isinstance(state, RowState)
-        made = state.made
-        weights = self._weights if "panels" not in made else self._weights._replace(joint_panels=made["panels"])
-        user = self._request_user(made, made["base"] if "base" in made else self._base_row(state.work))
+        made, weights = state.made, self.weights
+        if "panels" in made:
+            weights = weights._replace(joint_panels=made["panels"])
+        user = self._row_user(made, made["base"] if "base" in made else self._base_row(state.work))
         given_CG = self._direct(made, slots_C) if "direct" in self._parts else np.zeros((len(slots_C), 0), np.float32)
-        logits_CT = np.empty((len(slots_C), len(self._world.spec.tasks)), np.float32)
-        self._open_scratch(len(slots_C))
-        entries, categories_G = weights.entry_of_category, made.get("categories", np.zeros(0, np.int64))
-        known_G = categories_G < len(entries)
-        entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
-        WORKERS.run(
-            lambda first, end, thread: score_row(
-                self._columns,
-                weights,
-                user,
-                self._places,
-                slots_C[first:end],
-                given_CG[first:end],
-                self._scratch[thread],
-                logits_CT[first:end],
-            ),
-            len(slots_C),
-        )
-        entries[categories_G[known_G]] = 0
-        spec, probabilities_CT = self._world.spec, sigmoid(logits_CT)
-        return rank_scores(spec.rank_terms, spec.tasks, probabilities_CT, self._bids_R[slots_C]), probabilities_CT
 
-    def _request_user(self, made: Mapping[str, Any], base_GH: np.ndarray) -> RequestUser:
+        def compute(share: slice, scratch: Scratch, logits_CT: np.ndarray) -> None:
+            score_row(self._columns, weights, user, self._places, slots_C[share], given_CG[share], scratch, logits_CT)
+
+        return self.score_in_shares(slots_C, made.get("categories", np.zeros(0, np.int64)), compute)
+
+    def _row_user(self, made: Mapping[str, Any], base_GH: np.ndarray) -> RequestUser:
         arranged = made.get("arranged") or arrange_behaviours(NO_SIGNATURES)
         signs_KF = made.get("signs", np.zeros((0, 0), np.float32))
-        table = self._sign_table_of(signs_KF)
         length = arranged.length
         return RequestUser(
             base_GH,
@@ -279,7 +252,7 @@ class RowScorer:
             np.zeros(0, np.float32),
             made.get("bea", np.zeros(0, np.float32)),
             made.get("sim", np.zeros((1, 0), np.float32)),
-            table,
+            self.sign_table_of(signs_KF),
             np.zeros(signs_KF.shape[1], np.float32),
             arranged.planes_ZQBL,
             arranged.valid_ZL,
@@ -288,17 +261,10 @@ class RowScorer:
             length,
         )
 
-    def _sign_table_of(self, signs_KF: np.ndarray) -> np.ndarray:
-        shape = (signs_KF.shape[1] // SIGN_CHUNK, signs_KF.shape[0] // 4, 16, SIGN_CHUNK)
-        if self._sign_table.shape != shape:
-            self._sign_table = aligned(shape)
-        build_sign_table(signs_KF, self._sign_table)
-        return self._sign_table
-
     @torch.inference_mode()
     def _direct(self, made: Mapping[str, Any], slots_C: np.ndarray) -> np.ndarray:
         """DIN and SimTier's features from the embeddings themselves: [C, D + 2 tiers], in mini-batches on the engine's threads."""
-        spec = self._world.spec
+        spec = self.spec
         behaviours_LM, values_LD = torch.from_numpy(made["direct_LM"]), torch.from_numpy(made["direct_LD"])
         edges = [math.cos(math.pi * (1 - edge)) for edge in spec.tier_edges[:-1]] + [1 - 1e-6]
         given_CG = np.empty((len(slots_C), spec.width + 2 * spec.tiers), np.float32)
@@ -311,11 +277,6 @@ class RowScorer:
 
         WORKERS.run(compute, len(slots_C))
         return given_CG
-
-    def _open_scratch(self, candidates: int) -> None:
-        if not self._scratch or len(self._scratch[0].words_CQ) < candidates:
-            width, words = self._world.spec.width, -(-self._world.spec.signature_bytes // 8)
-            self._scratch = [open_scratch(self._weights, width, words, candidates) for _ in range(WORKERS.threads)]
 
 
 def _join_direct(items_CM: torch.Tensor, behaviours_LM: torch.Tensor, values_LD: torch.Tensor, edges: list[float]) -> torch.Tensor:

@@ -6,8 +6,9 @@ numbers and not computed by the model, because times depend on where rows lie an
 them.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ from schemas.users import BehaviourEvent
 from serving.engine.changes import Changes, pack_orders
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
-from serving.engine.resident import Resident
+from serving.engine.resident import Resident, Scorer
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables import Tables
 from serving.engine.work import RankWork, UserState, UserWork
@@ -80,7 +81,7 @@ class Plan:
 
 @dataclass
 class RankWorld:
-    """An engine with one resident version. `ids` are its items; `close` ends the engine's thread."""
+    """An engine with one resident version. `ids` are its items."""
 
     engine: Engine
     network: AifNetwork
@@ -108,9 +109,9 @@ class RankWorld:
         """The state of a user with this history, computed by the engine (call 1)."""
         return self.engine.submit_user(UserWork(PROFILE, history, VERSION)).result(_WAIT_S).state
 
-    def close(self) -> None:
-        """Ends the engine's thread."""
-        self.engine.close()
+    def resident(self, scorer: Scorer, version: int) -> Resident:
+        """The world's rows under a scorer, as a version of the engine."""
+        return Resident(VersionToken(version, 0, "0" * 8), self.tables, scorer, ({},), {0: 0})
 
 
 def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray]:
@@ -134,19 +135,23 @@ def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
     return lambda: world.engine.submit_rank(RankWork(requests[next(turn) % len(requests)], TOP_K, state, context=CONTEXT)).result()
 
 
-def open_rank_world(items: int) -> RankWorld:
-    """A world of `items` items with a started engine; every call gives the same rows and ids."""
+@contextlib.contextmanager
+def open_rank_world(items: int) -> Iterator[RankWorld]:
+    """A world of `items` items, whose engine runs as long as the block; every call gives the same rows and ids."""
     torch.manual_seed(_SEED)
     torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
     rng, spec = np.random.default_rng(_SEED), bench_spec()
     network = AifNetwork(spec, make_w_hash(_SEED, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
     tables, memory = _fill_slot(spec, ids, rng)
-    engine = Engine()
+    engine, scorer = Engine(), CpuScorer(parameters_of(network), VERSION, tables)
+    world = RankWorld(engine, network, tables, scorer, ids, memory, rng)
     engine.start()
-    scorer = CpuScorer(parameters_of(network), VERSION, tables)
-    engine.install(Resident(VersionToken(VERSION, 0, "0" * 8), tables, scorer, spec.tasks, ({},), {0: 0})).result(_WAIT_S)
-    return RankWorld(engine, network, tables, scorer, ids, memory, rng)
+    try:
+        engine.install(world.resident(scorer, VERSION)).result(_WAIT_S)
+        yield world
+    finally:
+        engine.close()
 
 
 def _fill_slot(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tuple[Tables, SlotMemory]:

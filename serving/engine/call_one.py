@@ -1,6 +1,6 @@
 """Call 1 of one version, the same for every device: a user's state, from scratch or from an earlier one, folded through the head.
 
-Here: `CallOne`. Not here: the user half (user_state.py), its extension (extended_state.py), the fold (folded_user.py), call 2 (cpu.py, cuda.py).
+Here: `CallOne`. Not here: the user half (user_half.py), its extension (extended_state.py), the fold (folded_user.py), call 2 (cpu.py, cuda.py).
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from serving.engine.extended_state import extend_arrays, find_base
 from serving.engine.folded_user import FoldedUser, UserFold
 from serving.engine.joint_pass import Columns
 from serving.engine.tables import Tables
-from serving.engine.user_state import EngineUserState, UserHalf
+from serving.engine.user_half import UserHalf
+from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserWork
 
 

@@ -1,12 +1,12 @@
 """The CPU scorer: complete, in fp32, and the reference for other devices. Needs no torch.
 
-Here: call 1 and call 2 on one version's tables: the arrays for the compiled passes, and the shares of the threads. Not here: the passes (user_state.py,
+Here: call 1 and call 2 on one version's tables: the arrays for the compiled passes, and the shares of the threads. Not here: the passes (user_half.py,
 joint_pass.py), threads and versions (loop.py), the equations (schemas/model).
 
 Arrays: C candidates, T tasks, D width, N bridges, H first hidden width, K bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class CpuScorer:
         self._log1p_L = np.zeros(1, np.float32)
         self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
-    def user_state(self, work: UserWork) -> EngineUserState:
+    def user_state(self, work: UserWork) -> UserState:
         """Call 1."""
         return self.call_one.user_state(work)
 
@@ -50,20 +50,25 @@ class CpuScorer:
     def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
         assert isinstance(state, EngineUserState)
-        folded = self.call_one.folded(state)
+        folded, columns, weights = self.call_one.folded(state), self.call_one.columns, self.weights
         user = self._request_user(folded, context)
+
+        def compute(share: slice, scratch: Scratch, logits_CT: np.ndarray) -> None:
+            score_part(columns, weights, user, slots_C[share], scratch, logits_CT)
+
+        return self.score_in_shares(slots_C, folded.categories_G, compute)
+
+    def score_in_shares(
+        self, slots_C: np.ndarray, categories_G: np.ndarray, compute: Callable[[slice, Scratch, np.ndarray], None]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What `score` returns, where compute(share, scratch, logits_CT) fills in the logits of a share of the candidates on one of the threads.
+        categories_G: the user's, which are rows 1, 2, ... of the user's tables."""
         logits_CT = np.empty((len(slots_C), len(self.spec.tasks)), np.float32)
         self._open_scratch(len(slots_C))
-        entries, categories_G = self.weights.entry_of_category, folded.categories_G
-        known_G = categories_G < len(entries)  # the last one may be padding
+        entries, known_G = self.weights.entry_of_category, categories_G < len(self.weights.entry_of_category)  # the last one may be padding
         entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
         try:
-            WORKERS.run(
-                lambda first, end, thread: score_part(
-                    self.call_one.columns, self.weights, user, slots_C[first:end], self._scratch[thread], logits_CT[first:end]
-                ),
-                len(slots_C),
-            )
+            WORKERS.run(lambda first, end, thread: compute(slice(first, end), self._scratch[thread], logits_CT[first:end]), len(slots_C))
         finally:  # or the next user's candidates would be looked up in tables that are not theirs
             entries[categories_G[known_G]] = 0
         probabilities_CT = sigmoid(logits_CT)
@@ -78,7 +83,7 @@ class CpuScorer:
             tables.user_panels,
             tables.bea_panels,
             tables.sim_GD,
-            self._sign_table_of(tables.signs_KF),
+            self.sign_table_of(tables.signs_KF),
             tables.sign_start_F,
             behaviours.planes_ZQBL,
             behaviours.valid_ZL,
@@ -87,7 +92,7 @@ class CpuScorer:
             behaviours.length,
         )
 
-    def _sign_table_of(self, signs_KF: np.ndarray) -> np.ndarray:
+    def sign_table_of(self, signs_KF: np.ndarray) -> np.ndarray:
         """Nibble tables [chunks, 2 W, 16, SIGN_CHUNK], in memory that is reused by every request."""
         shape = (signs_KF.shape[1] // SIGN_CHUNK, signs_KF.shape[0] // 4, 16, SIGN_CHUNK)
         if self._sign_table.shape != shape:

@@ -1,7 +1,7 @@
 """Call 1 after a few new behaviours: an earlier state of the user is extended, and only what the new behaviours change is computed.
 
 Here: `extend_arrays`, which equals `UserHalf.make` on the whole history up to rounding. Not here: when a state is stale (serving/calls/state_pool.py), the
-user half (user_state.py).
+user half (user_half.py).
 
     attention, bridges   computed again, from the few latest behaviours that they read
     sums of DIN          the sums of the new behaviours are added: a rank-1 update each, whatever the length of the history
@@ -24,7 +24,8 @@ from serving.engine.history import find_slots, join_history
 from serving.engine.history_pass import HistorySums
 from serving.engine.tables import Tables
 from serving.engine.user_arrays import UserArrays
-from serving.engine.user_state import EngineUserState, UserHalf
+from serving.engine.user_half import UserHalf
+from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserWork
 
 _LOOK_BACK = 2_048  # behaviours searched at once for those of a category

@@ -27,6 +27,10 @@ class Scorer(Protocol):
     def parameters(self) -> Parameters:
         """The version's model."""
 
+    @property
+    def tiers_by(self) -> str:
+        """What counts SimTier: see `VersionReport`."""
+
     def user_state(self, work: UserWork) -> UserState:
         """Call 1. Other threads may call it while the engine's thread is in `score`."""
 
@@ -44,14 +48,12 @@ class Resident:
     token: VersionToken
     tables: Tables
     scorer: Scorer
-    tasks: tuple[str, ...]
     watermark: Sequence[Mapping[str, int]]
     positions: dict[int, int]
     source_ms: int = 0
     changes_applied: int = 0
     changes_superseded: int = 0
     error: str = ""
-    tiers_by: str = ""
     state_made_s: float = field(default_factory=time.monotonic)
     arrivals: Arrivals = field(default_factory=Arrivals)
 
@@ -118,12 +120,12 @@ def report_of(resident: Resident) -> VersionReport:
         rows=resident.tables.rows,
         capacity=resident.tables.capacity,
         not_servable=resident.tables.not_servable,
-        tasks=resident.tasks,
+        tasks=resident.scorer.parameters.spec.tasks,
         watermark=resident.watermark,
         source_ms=resident.source_ms,
         positions=dict(resident.positions),
         changes_applied=resident.changes_applied,
         changes_superseded=resident.changes_superseded,
         error=resident.error,
-        tiers_by=resident.tiers_by,
+        tiers_by=resident.scorer.tiers_by,
     )

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schemas.features import Feature, FeatureSchema, Kind, Scope
-from schemas.ids import Id, IdKind, encode_index_key
-from schemas.index.layout import ORDER, encode_increment, row_layout
+from schemas.ids import Id, IdKind
+from schemas.index.layout import row_layout
 from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.candidates import find_candidates
-from serving.engine.changes import decode_changes
 from serving.engine.cpu import CpuScorer
-from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
-from serving.engine.tables import Tables
+from serving.engine.tables import Tables, make_tables
 from serving.engine.top_k import rank_top
 from serving.engine.work import UserWork
 
@@ -54,15 +52,8 @@ def _rank_once(kind: IdKind, bits: int, ids: list[Id]) -> None:
         multimodal="image",
     )
     spec = ModelSpec(schema, width=4, bridges=2, bridge_width=4, hash_bits=bits, rank_by="click")
-    layout = row_layout(spec)
-    rows = np.zeros(len(ids), layout.dtype)
-    rows["has_signature"] = 1
-    order = np.zeros((), ORDER)
-    plan = plan_slot(layout, plan_slot_bytes(layout, len(ids), 32), len(ids), 32)
-    arrays = open_arrays(plan, bytearray(plan.size_bytes))
-    reset_arrays(arrays)
-    tables = Tables(layout, plan, arrays)
-    tables.apply(decode_changes(layout, [(encode_index_key(i), encode_increment(order, row)) for i, row in zip(ids, rows, strict=True)]))
+    tables = make_tables(row_layout(spec), ids)
+    tables.columns["has_signature"][:] = 1
     arrays = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(spec).items()}
     scorer = CpuScorer(Parameters(spec, arrays), 0, tables)
     state = scorer.user_state(UserWork({}, [BehaviourEvent(i, "click", 0) for i in ids]))

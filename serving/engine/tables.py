@@ -163,15 +163,15 @@ def warm_tables() -> None:
     Takes 1.5 s in a new process. It is done when a process starts, so that neither its first version nor its first request has to wait.
     """
     for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
-        _find_once(kind, ids)
+        make_tables(RowLayout((Column("category", "<i4", 1),), kind), ids).find(encode_ids(ids, kind))
 
 
-def _find_once(kind: IdKind, ids: Sequence[Id]) -> None:
-    layout = RowLayout((Column("category", "<i4", 1),), kind)
-    plan = plan_arrays(layout, len(ids), 32)
-    arrays = open_arrays(plan, bytearray(plan.size_bytes))
+def make_tables(layout: RowLayout, ids: Sequence[Id]) -> Tables:
+    """A few rows of zeros under these ids, in ordinary memory, to try kernels on."""
+    plan = plan_arrays(layout, len(ids), sum(len(str(one)) for one in ids))
+    arrays, count = open_arrays(plan, bytearray(plan.size_bytes)), len(ids)
     reset_arrays(arrays)
-    encoded, count = encode_ids(ids, kind), len(ids)
     tables = Tables(layout, plan, arrays)
-    tables.apply(Changes(encoded, pack_orders(np.zeros(count, ORDER)), np.zeros(count, np.uint8), np.zeros(count, layout.dtype)))
-    tables.find(encoded)
+    encoded, orders = encode_ids(ids, layout.id_kind), pack_orders(np.zeros(count, ORDER))
+    tables.apply(Changes(encoded, orders, np.zeros(count, np.uint8), np.zeros(count, layout.dtype)))
+    return tables

@@ -1,6 +1,6 @@
 """The user half of call 1 as plain arrays, before anything is folded: what call 2 needs of a user, and what a client can carry.
 
-Here: the arrays and their names. Not here: how they are made (user_state.py), how they are folded through the head (folded_user.py).
+Here: the arrays and their names. Not here: how they are made (user_half.py), how they are folded through the head (folded_user.py).
 
 Arrays: D width, U = 3 D, N bridges, P bridge width, K bits, S behaviours for SimTier, W signature bytes, G categories.
 """

@@ -14,8 +14,9 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 THREADS_DEFAULT_MAX = 2
 SHARES_PER_THREAD = 2  # more shares are more even, but each one builds tables of its own
@@ -118,7 +119,7 @@ class Workers:
             bind_to_core(self._cores[next(self._number) % len(self._cores)])
 
 
-def _wait_for(begun: list[Future[object]]) -> None:
+def _wait_for(begun: Sequence[Future[Any]]) -> None:
     wait(begun)
     for future in begun:
         future.result()

@@ -250,7 +250,7 @@ class VersionFollower:
         checkpoint = self._checkpoint(manifest)
         former = self._held.get(wanted.version)
         held = self._admit(wanted, manifest, checkpoint, tables, slot, positions)
-        load_s, tiers_by = round(time.monotonic() - started_s, 3), held.resident.tiers_by
+        load_s, tiers_by = round(time.monotonic() - started_s, 3), held.resident.scorer.tiers_by
         logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, slot=slot, load_s=load_s, tiers_by=tiers_by)
         try:
             self._catch_up(held, self._check_positions(positions))
@@ -301,9 +301,7 @@ class VersionFollower:
         scorer = open_scorer(self._engine.device, checkpoint.parameters, wanted.version, tables)
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
         source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
-        resident = Resident(
-            wanted.token, tables, scorer, checkpoint.spec.tasks, watermark, dict(positions), source_ms, tiers_by=scorer.tiers_by
-        )
+        resident = Resident(wanted.token, tables, scorer, watermark, dict(positions), source_ms)
         deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions, self._topic_id)
         wait_for_engine(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)

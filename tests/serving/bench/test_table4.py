@@ -24,9 +24,8 @@ SEQUENTIAL = [row for row in ROWS if row.name != "aif"]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[RankWorld]:
-    opened = open_rank_world(2_000)
-    yield opened
-    opened.close()
+    with open_rank_world(2_000) as opened:
+        yield opened
 
 
 def score(world: RankWorld, row: Any, behaviours: int = 40) -> np.ndarray:

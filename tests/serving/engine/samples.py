@@ -80,7 +80,7 @@ class Version:
     def resident(self, number: int = 1) -> Resident:
         """What an engine is given to serve it as version `number`, of one shard."""
         watermark = ({"item-features": 0, "new-items": 0},)
-        return Resident(token_of(number), self.tables, self.scorer(number), self.spec.tasks, watermark, {0: 0})
+        return Resident(token_of(number), self.tables, self.scorer(number), watermark, {0: 0})
 
 
 def token_of(number: int) -> VersionToken:

@@ -13,7 +13,7 @@ import serving.engine.tier_counts
 from schemas.ids import IdKind
 from serving.engine.candidates import find_candidates
 from serving.engine.scorers import compile_kernels
-from serving.engine.state_bytes import decode_state, encode_state
+from serving.engine.user_state import decode_state, encode_state
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version

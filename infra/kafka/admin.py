@@ -31,11 +31,13 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
 
-CREATE, GROW, SHRINK, CLEANUP, CONFIG = "create", "grow", "shrink", "cleanup", "config"
+CREATE, GROW, SHRINK, SURPLUS, CLEANUP, CONFIG = "create", "grow", "shrink", "surplus", "cleanup", "config"
 # Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
 _IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
 NEEDS_PERMISSION = frozenset({GROW, SHRINK, CLEANUP})
 _SHARDED_TOPICS = (ITEM_FEATURES, NEW_ITEMS, INDEX_DELTAS)  # a partition is a shard
+# Whoever adds partitions to another topic sends no item astray, and they are left alone: what clients put there is answered with dead letters.
+_FIXED_TOPICS = (ITEM_FEATURES, NEW_ITEMS)
 _FLAGS = {GROW: "--allow-growth", SHRINK: "--allow-shrink", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
@@ -81,7 +83,7 @@ def plan_topics(found: Mapping[str, FoundTopic], shards: int, user_partitions: i
             changes.append(TopicChange(topic.name, CREATE, "missing", f"{wanted} partitions", config))
             continue
         if there.partitions != wanted:
-            kind = GROW if there.partitions < wanted else SHRINK
+            kind = GROW if there.partitions < wanted else SHRINK if topic.name in _FIXED_TOPICS else SURPLUS
             changes.append(TopicChange(topic.name, kind, f"{there.partitions} partitions", f"{wanted} partitions", config))
         for name, value in config.items():
             if (current := there.config.get(name, "")) != value:
@@ -93,11 +95,11 @@ def plan_topics(found: Mapping[str, FoundTopic], shards: int, user_partitions: i
 def apply_topics(bootstrap: str, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = ()) -> list[TopicChange]:
     """Make the broker's topics those of the table. Returns the changes that were made.
 
-    `allow` may name GROW, CLEANUP, and SHRINK, which deletes the topic with its records and makes it again. Raises Incompatible (`topic_change_refused`) before
-    anything is changed, Unavailable (`kafka_unreachable`, `kafka_timed_out`).
+    `allow` may name GROW, CLEANUP, and SHRINK, which deletes the topic with its records and makes it again; SURPLUS stays as it is. Raises Incompatible
+    (`topic_change_refused`) before anything is changed, Unavailable (`kafka_unreachable`, `kafka_timed_out`).
     """
     broker = _Broker(bootstrap, _DEADLINE_S)
-    changes = plan_topics(broker.topics(prefix), shards, user_partitions)
+    changes = [c for c in plan_topics(broker.topics(prefix), shards, user_partitions) if c.kind != SURPLUS]
     refused = [c for c in changes if c.kind in NEEDS_PERMISSION - set(allow)]
     if refused:
         allowing = " ".join(sorted({_FLAGS[c.kind] for c in refused}))
@@ -159,10 +161,10 @@ def describe_index(
 
 
 def check_partitions(found: Mapping[str, FoundTopic], prefix: str, shards: int) -> None:
-    """Raises Incompatible (`other_partitions`) unless a partition is a shard. `found`: topics by name without prefix."""
-    others = [
-        f"{prefix}{name} has {found[name].partitions}" for name in _SHARDED_TOPICS if name in found and found[name].partitions != shards
-    ]
+    """Raises Incompatible (`other_partitions`) unless a partition is a shard; nobody but workers, each for its shards, writes index-deltas, so there it may
+    also have more. `found`: topics by name without prefix."""
+    there = {name: found[name].partitions for name in _SHARDED_TOPICS if name in found}
+    others = [f"{prefix}{name} has {n}" for name, n in there.items() if n < shards or (n > shards and name in _FIXED_TOPICS)]
     if others:
         raise Incompatible(
             "other_partitions",

@@ -174,8 +174,8 @@ def _place(update: Mapping[str, Any], letter: DeadLetter, partitions: int, id_ki
     try:
         found: Id = decode_id(update[owner], id_kind)
         return partition_of(found, partitions), encode_kafka_key(found)
-    except (KeyError, TypeError, RejectedInput):  # it is sent where it came from, and will come back
-        return letter.source.partition, letter.record.key or b""
+    except (KeyError, TypeError, RejectedInput):  # it is sent where it came from, and will come back, unless only that partition was wrong
+        return min(letter.source.partition, partitions - 1), letter.record.key or b""
 
 
 # --- audit -------------------------------------------------------------------------------------------------------------------

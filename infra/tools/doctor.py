@@ -19,7 +19,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
 from infra.index.verify import find_checkpoint_faults
-from infra.kafka.admin import NEEDS_PERMISSION, check_topic_ids, fetch_topics, plan_topics
+from infra.kafka.admin import NEEDS_PERMISSION, SURPLUS, check_topic_ids, fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
 from schemas.errors import AifError, suggest
@@ -102,8 +102,11 @@ def check_topics(settings: InfraSettings) -> Finding:
     if not changes:
         return Finding("topics", OK, f"{len(found)} topics under {prefix!r} are as wanted")
     grave = [c for c in changes if c.kind in NEEDS_PERMISSION]
-    first = (grave or changes)[0]
-    return Finding("topics", FAIL if grave else WARN, f"{len(changes)} differ, first: {first}", "aif topics plan, then aif topics apply")
+    first = min(changes, key=lambda c: (c.kind not in NEEDS_PERMISSION, c.kind == SURPLUS))
+    step = "aif topics plan, then aif topics apply"
+    if first.kind == SURPLUS:
+        step = "leave it, and have clients use as many as are wanted: what they put into the others becomes a dead letter"
+    return Finding("topics", FAIL if grave else WARN, f"{len(changes)} differ, first: {first}", step)
 
 
 def check_store(settings: InfraSettings) -> Finding:

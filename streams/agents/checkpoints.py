@@ -91,6 +91,12 @@ def _try_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision | No
 
 def handle_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision:
     """Decides one record. Raises Unavailable if store, log or broker do not answer: then nothing is decided, and the call may be repeated."""
+    if record.partition != 0:  # somebody has added partitions; an offset there is the number of another version
+        wrong = (
+            f"record {record.offset} of partition {record.partition}, expected partition 0, whose offsets are the versions; send it there"
+        )
+        gate.send_dead_letter(record, Rejection(0, "checkpoint_partition", wrong, "semantic"))
+        return Decision.REJECTED
     state = gate.control_log.refresh()
     if record.offset <= state.newest_decided:
         return Decision.KNOWN

@@ -10,6 +10,7 @@ from infra.kafka.admin import (
     CREATE,
     GROW,
     SHRINK,
+    SURPLUS,
     FoundTopic,
     apply_topics,
     check_partitions,
@@ -40,6 +41,8 @@ def test_an_empty_broker_needs_every_topic_and_a_complete_one_nothing() -> None:
     [
         ("item-features", FoundTopic(1, {}), GROW),
         ("item-features", FoundTopic(4, {}), SHRINK),
+        ("index-deltas", FoundTopic(4, {}), SURPLUS),
+        ("model-checkpoints", FoundTopic(2, {}), SURPLUS),
         ("user-features", FoundTopic(3, {"cleanup.policy": "delete"}), CLEANUP),
         ("item-features", FoundTopic(2, {"retention.ms": "1"}), CONFIG),
     ],
@@ -53,10 +56,12 @@ def test_a_difference_is_named_by_what_it_would_do(topic: str, found: FoundTopic
 def test_other_partitions_than_shards_are_named_where_ids_would_go_astray_and_nowhere_else() -> None:
     there = _all_there(2, 3)
     check_partitions(there, "aif.", 2)
-    for topic in ("item-features", "new-items", "index-deltas"):
+    for topic in ("item-features", "new-items"):
         with pytest.raises(Incompatible, match=rf"other_partitions: aif\.{topic} has 3 partitions, the index has 2 shards: .* a new index"):
             check_partitions({**there, topic: FoundTopic(3)}, "aif.", 2)
-    check_partitions({**there, "user-features": FoundTopic(9)}, "aif.", 2)
+    check_partitions({**there, "user-features": FoundTopic(9), "index-deltas": FoundTopic(9)}, "aif.", 2)
+    with pytest.raises(Incompatible, match="index-deltas has 1 partitions"):
+        check_partitions({**there, "index-deltas": FoundTopic(1)}, "aif.", 2)
 
 
 def test_the_broker_has_every_topic_after_apply_and_a_second_apply_changes_nothing(bootstrap_servers: str, topic_prefix: str) -> None:
@@ -96,8 +101,11 @@ def test_partitions_and_cleanup_change_only_when_allowed_by_name(bootstrap_serve
     assert topic_ids(bootstrap_servers, topic_prefix) == before
     apply_topics(bootstrap_servers, topic_prefix, 1, 2, allow=[SHRINK])
     after = topic_ids(bootstrap_servers, topic_prefix)
-    assert {name for name, id_ in after.items() if before[name] != id_} == {"item-features", "new-items", "index-deltas"}
+    assert {name for name, id_ in after.items() if before[name] != id_} == {"item-features", "new-items"}
     assert fetch_topics(bootstrap_servers, topic_prefix)["item-features"].partitions == 1
+    assert (
+        fetch_topics(bootstrap_servers, topic_prefix)["index-deltas"].partitions == 3
+    )  # more than are wanted: nobody's records are deleted for that
 
 
 def test_a_deleted_and_recreated_topic_has_another_id(bootstrap_servers: str, topic_prefix: str) -> None:

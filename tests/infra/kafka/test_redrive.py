@@ -202,3 +202,9 @@ def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
 
 def _source(offset: int, topic: str = "item-features") -> Any:
     return DeadLetterSource(topic, 1, offset, 0, "x", "y", "schema")
+
+
+def test_a_checkpoint_in_a_partition_that_somebody_added_goes_to_the_one_that_is_read() -> None:
+    source = DeadLetterSource("model-checkpoints", 2, 7, 0, "checkpoint_partition", "r", "semantic")
+    again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, b"m", b"{}")), 1, IdKind.INT64, "")
+    assert (again.partition, again.key, again.value) == (0, b"m", b"{}")

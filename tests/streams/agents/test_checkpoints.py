@@ -1,6 +1,7 @@
 """A checkpoint record becomes want or reject, once, after every check, and a bad one changes nothing else."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import os
@@ -48,6 +49,14 @@ class Gate(CheckpointGate):
 @pytest.fixture
 def gate(world: World) -> Gate:
     return Gate(world)
+
+
+def test_a_record_in_a_partition_that_somebody_added_is_no_version_and_takes_the_number_of_none(gate: Gate) -> None:
+    other = dataclasses.replace(announce(gate, 5), partition=1)
+    assert handle_checkpoint(other, gate) is Decision.REJECTED
+    assert [(offset, rejection.code) for offset, rejection in gate.letters] == [(5, "checkpoint_partition")]
+    assert gate.control_log.refresh().newest_decided == -1
+    assert handle_checkpoint(announce(gate, 3), gate) is Decision.WANTED
 
 
 def announce(gate: Gate, offset: int, data: bytes = GOOD, **changes: Any) -> SourceRecord:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,6 +70,13 @@ def read_settings() -> "InfraSettings":
     return load_settings(InfraSettings)
 
 
+def find_setting(name: str) -> Any:
+    """The value of a setting that another process has ("build.checkpoint_roots"), as these commands' environment says it. Raises Misconfigured."""
+    from infra.settings import explain_settings
+
+    return next(row.value for path in settings_classes() for row in explain_settings(resolve_name(path)) if row.name == name)
+
+
 def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:
     """The group `name` of the application, made when the first part asks for it: `aif bench` has commands of every part."""
     for registered in app.registered_groups:
@@ -94,7 +102,12 @@ def _title(name: str) -> str:
 
 
 def _shown(name: str, value: object) -> object:
-    """A value as text; a time in milliseconds since 1970 (`rejected_at_ms`) as people read it, and 0 as none."""
+    """A value as text; a time in milliseconds since 1970 (`rejected_at_ms`) as people read it, and 0 as none.
+
+    An id, a label or a reason may hold what ends a line or speaks to the terminal: it is escaped, as in Python's strings.
+    """
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
     if name.endswith("_at_ms") and isinstance(value, int):
         return f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if value else ""
     return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, print_table, read_settings, say
+from infra.command import AsJson, find_setting, print_data, print_table, read_settings, say
 
 if TYPE_CHECKING:
     from infra.kafka.admin import TopicChange
@@ -29,7 +29,7 @@ _PROGRESS_EVERY_S = 1.0
 
 @topics_app.command()
 def plan(as_json: AsJson = False) -> None:
-    """Print what `apply` would change. Exit code 0 also when there is something."""
+    """Print what `apply` would change, and `surplus` partitions, which it leaves alone. Exit code 0 also when there is something."""
     from infra.kafka.admin import fetch_topics, plan_topics
 
     settings = read_settings()
@@ -140,13 +140,26 @@ def checkpoint(
     """Point to a checkpoint. The offset of the record is the number of the version that it becomes."""
     from infra.kafka.publisher import open_publisher
 
+    settings = read_settings()
     if check:
-        from schemas.model.checkpoint import describe_checkpoint
-
-        describe_checkpoint(file)
-    with open_publisher(read_settings(), "aif-publish") as publisher:
+        _check_checkpoint(file, settings.index.id_kind)
+    with open_publisher(settings, "aif-publish") as publisher:
         delivered = publisher.publish_checkpoint_file(file, label)
     print_data({"version": delivered.offset, "file": file.resolve()}, as_json)
+
+
+def _check_checkpoint(file: Path, id_kind: str) -> None:
+    """Raises RejectedInput as a worker with these settings would."""
+    from schemas.errors import RejectedInput
+    from schemas.model.checkpoint import read_checkpoint
+
+    found = read_checkpoint(file).spec.schema.id_kind
+    if found != id_kind:
+        raise RejectedInput("checkpoint_id_kind", f"the model's item ids are {found}, AIF_INDEX__ID_KIND says {id_kind}; use the same")
+    roots: list[str] = find_setting("build.checkpoint_roots")
+    if not any(file.resolve().is_relative_to(Path(root).resolve()) for root in roots):
+        message = f"{file.resolve()} is in none of {roots}, and workers with these settings read no others; copy it there, or set "
+        raise RejectedInput("checkpoint_outside_root", f"{message}AIF_BUILD__CHECKPOINT_ROOTS here as it is for the workers")
 
 
 def _publish_lines(kind: str, file: Path, as_json: bool) -> None:

@@ -118,8 +118,9 @@ class Sample:
 
 
 def plan_forecast(records: int, sample: Sample, known_rows: int | None, rate: float | None) -> Forecast:
-    """Scales a sample up. known_rows: those of a live version; if None, the share of distinct items in the sample is taken for all (rather too many)."""
+    """Scales a sample up. known_rows: those of a live version, which may have been sealed long ago, so the sample's items are the least; if None,
+    the share of distinct items in the sample is taken for all (rather too many)."""
     scale = records / sample.records if sample.records else 0.0
-    rows = known_rows if known_rows is not None else round(sample.items * scale)
+    rows = max(known_rows, sample.items) if known_rows is not None else round(sample.items * scale)
     apply_s = max(sample.apply_s * scale, records / rate if rate else 0.0)
     return Forecast(records, round(sample.updates * scale), rows, apply_s, sample.encode_s * rows / sample.rows if sample.rows else 0.0)

@@ -100,19 +100,22 @@ class _Run:
         self.store = open_index_store(settings.index.store)
         self.state: ControlState = ControlLog(self.store).refresh()
         self.source: ReplaySource = open_replay_source(settings.bootstrap_servers(), settings.kafka.topic_prefix, self.store, self.state)
+        self.given = b""  # the file of --checkpoint, which the store has no copy of yet
         self.record, self.encoder = self._choose_checkpoint(checkpoint)
 
     def _choose_checkpoint(self, file: Path | None) -> "tuple[CheckpointRecord, RowEncoder]":
-        """The checkpoint to encode with, and the record that announces it when the replay is adopted."""
+        """The checkpoint to encode with, and the record that announces the store's copy of it when the replay is adopted."""
         from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
+        from schemas.index.manifest import checkpoint_path
         from schemas.model.checkpoint import read_checkpoint
         from streams.encoder import EncoderCache, RowEncoder
         from streams.stored.kernels import load_kernels
 
         if file is not None:
             load_kernels()
-            record = read_checkpoint_pointer(file)
-            return record, RowEncoder(-1, read_checkpoint(file.read_bytes(), record.sha256))
+            record, self.given = read_checkpoint_pointer(file), file.read_bytes()
+            encoder = RowEncoder(-1, read_checkpoint(self.given, record.sha256))
+            return record.model_copy(update={"uri": self.store.uri(checkpoint_path(record.sha256))}), encoder
         status = self._status_of_target()
         return _announce(self.store, status), EncoderCache(self.store).get(status.version, status.checkpoint_sha256)
 
@@ -167,7 +170,10 @@ class _Run:
 
     def _publish(self, adoption: "Adoption") -> int:
         from infra.kafka.publisher import Publisher
+        from schemas.index.manifest import checkpoint_path
 
+        if self.given:  # a worker may read the store's copy, whatever folders it reads others in
+            self.store.put_bytes(checkpoint_path(self.record.sha256), self.given)
         init = self.source.init
         with Publisher(self.source.bootstrap, self.source.prefix, "replay", init.shards, init.user_partitions, init.id_kind) as publisher:
             return adoption.publish(publisher, self.record)

@@ -37,3 +37,12 @@ def test_a_time_is_a_date_for_people_and_milliseconds_for_programs(capsys: pytes
     assert capsys.readouterr().out == "ended_at\nkind      x\n\noffset  rejected_at\n4       2026-11-22T22:18:33Z\n"
     print_parts(data, rows, as_json=True)
     assert json.loads(capsys.readouterr().out) == data | rows
+
+
+def test_what_an_id_holds_neither_ends_a_line_nor_speaks_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"id": "a\nb", "kind": "ü"}, {"id": "\x1b[2J\u202e", "kind": 7}]
+    print_parts({"label": "x\ty"}, {"items": rows}, as_json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["label  x\\ty", "", "id             kind", "a\\nb           ü", "\\x1b[2J\\u202e  7"]
+    print_parts({}, {"items": rows}, as_json=True)
+    assert json.loads(capsys.readouterr().out)["items"] == rows

@@ -115,7 +115,9 @@ def test_a_backfill_of_another_width_and_schema_is_adopted_beside_live_traffic_a
     """Where embeddings of the new width come first, the version before has no signatures of these items, and its answers say so until the crossing."""
     schema = schema_of(running.id_kind, 10, Feature("colour", Scope.ITEM, Kind.CATEGORICAL, buckets=10))
     spec = ModelSpec(schema, width=16, bridges=4, bridge_width=4, hash_bits=64, head_hidden=(16,), item_hidden=(16,))
-    file, prices, degraded = running.write_checkpoint("backfill", 3, spec), itertools.count(1), dict[str, set[str]]()
+    prices, degraded = itertools.count(1), dict[str, set[str]]()
+    # Where no worker reads: the replay leaves a copy in the index store.
+    file = running.write_checkpoint("backfill", 3, spec).rename(running.directory / "backfill.safetensors")
     with running.publisher() as publisher:
         for n in range(ITEMS):
             publisher.publish_new_item(

@@ -13,6 +13,7 @@ from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import TOPICS
 from tests.infra.aif_command import run_aif
+from tests.streams.version_world import checkpoint_bytes
 
 
 def test_plan_shows_what_apply_then_does_and_status_shows_the_topics(prefix: str) -> None:
@@ -92,3 +93,20 @@ def test_publishing_without_topics_says_what_to_do(prefix: str, tmp_path: Path) 
     (tmp_path / "items").write_text("")
     with pytest.raises(AifError, match="aif topics apply"):
         run_aif("publish", "items", str(tmp_path / "items"))
+
+
+@pytest.mark.parametrize(
+    ("roots", "id_kind", "refusal"), [("other", "int64", "checkpoint_outside_root"), ("", "text", "checkpoint_id_kind"), ("", "int64", "")]
+)
+def test_a_checkpoint_that_a_worker_would_not_read_is_not_announced(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roots: str, id_kind: str, refusal: str
+) -> None:
+    (path := tmp_path / "m.safetensors").write_bytes(checkpoint_bytes())
+    monkeypatch.setenv("AIF_BUILD__CHECKPOINT_ROOTS", json.dumps([str(tmp_path / roots)]))
+    monkeypatch.setenv("AIF_INDEX__ID_KIND", id_kind)
+    if refusal:
+        with pytest.raises(AifError, match=refusal):
+            run_aif("publish", "checkpoint", str(path))
+    else:
+        run_aif("topics", "apply")
+        assert run_aif("publish", "checkpoint", str(path))["version"] == 0

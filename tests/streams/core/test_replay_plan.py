@@ -75,4 +75,5 @@ def test_a_forecast_scales_the_sample_and_a_throttle_sets_the_least_time() -> No
     forecast = plan_forecast(1_000, sample, None, None)
     assert (forecast.updates, forecast.rows, forecast.apply_s, forecast.encode_s) == (4_000, 500, 20.0, 25.0)
     assert plan_forecast(1_000, sample, 70, 10.0).apply_s == 100.0 and plan_forecast(1_000, sample, 70, None).rows == 70
+    assert plan_forecast(1_000, sample, 0, None).rows == 50  # what was sealed before the catalogue came
     assert plan_forecast(0, Sample(0, 0, 0, 0.0, 0, 0.0), None, None).total_s == 0

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
@@ -104,10 +105,11 @@ def link_or_copy(source: Path, target: Path) -> None:
         _fsync_file(target)
 
 
-def sha256_of_file(path: Path) -> str:
-    """Lower-case hex sha256 of the file's bytes, read in pieces."""
+def sha256_of_file(path: Path, rest: Callable[[], None] = lambda: None) -> str:
+    """Lower-case hex sha256 of the file's bytes, read in pieces; `rest` is called after each."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
+            rest()
     return digest.hexdigest()

@@ -36,10 +36,11 @@ class FileCache:
         self.root, self.bytes_max = root, bytes_max
         (root / _LOCKS).mkdir(parents=True, exist_ok=True)
 
-    def take(self, file: PartFile, into: Path, fetch: Fetch, *, verify: bool, link: bool) -> None:
+    def take(self, file: PartFile, into: Path, fetch: Fetch, *, verify: bool, link: bool, rest: Callable[[], None] = lambda: None) -> None:
         """Make `into` a file with these bytes: a link to the one here, or (`link` false) a copy that the taker may write.
 
-        `verify`: the bytes here are hashed once more. Raises what `fetch` raises, Corrupted (`bad_part_file`) when it brings other bytes.
+        `verify`: the bytes here are hashed once more, with a `rest` after each piece. Raises what `fetch` raises, Corrupted (`bad_part_file`) when it brings
+        other bytes.
         """
         if file.size_bytes > self.bytes_max:
             _check_fetched(file, into, fetch(into))
@@ -47,7 +48,7 @@ class FileCache:
         held, place = self._place(file), link_or_copy if link else shutil.copyfile
         with self._lock(file.sha256[:2]):  # of 256: two files seldom wait for each other
             for _ in range(_TRIES):
-                if not _is_whole(held, file, verify):
+                if not _is_whole(held, file, verify, rest):
                     self._bring(file, held, fetch)
                 with contextlib.suppress(FileNotFoundError):  # somebody made room at this moment
                     os.utime(held)
@@ -103,9 +104,9 @@ class FileCache:
             os.close(descriptor)
 
 
-def _is_whole(held: Path, file: PartFile, verify: bool) -> bool:
+def _is_whole(held: Path, file: PartFile, verify: bool, rest: Callable[[], None]) -> bool:
     try:
-        return held.stat().st_size == file.size_bytes and (not verify or sha256_of_file(held) == file.sha256)
+        return held.stat().st_size == file.size_bytes and (not verify or sha256_of_file(held, rest) == file.sha256)
     except FileNotFoundError:
         return False
 

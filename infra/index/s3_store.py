@@ -146,7 +146,7 @@ class S3Store:
     """See the module, and IndexStore. Thread-safe. `transfers`: the client for what may be large."""
 
     def __init__(self, url: str, objects: "Objects", transfers: "Objects", cache: FileCache, endpoint: str = "") -> None:
-        self.url, self.local_root = url, cache.root
+        self.url, self.local_root, self.rest = url, cache.root, lambda: None
         self._objects, self._transfers, self._cache, self._endpoint = objects, transfers, cache, endpoint or "Amazon S3"
         self._scratch = ScratchFolders(cache.root)
 
@@ -291,7 +291,7 @@ class S3Store:
         path = f"{directory}/{file.name}"
         check_store_path(path)
         with disk_errors(path):
-            self._cache.take(file, into, lambda target: self._download(path, target), verify=verify, link=link)
+            self._cache.take(file, into, lambda target: self._download(path, target), verify=verify, link=link, rest=self.rest)
 
     def _download(self, path: str, target: Path) -> str:
         digest = hashlib.sha256()
@@ -308,6 +308,7 @@ class S3Store:
         with self._errors(path):
             for piece in obstore.get(self._transfers, path).stream(_STREAM_BYTES):
                 yield bytes(piece)
+                self.rest()
 
     def uri(self, path: str) -> str:
         """See IndexStore."""

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -32,10 +32,12 @@ class IndexStore(Protocol):
     Unavailable if the store or the disk does not answer; then the call may be repeated.
 
     `url` opens the same store in another process. `local_root` is the folder of this machine that has its files, or copies of them.
+    `rest` is called after each piece of a file that is hashed: a process that gives way to others sets it.
     """
 
     url: str
     local_root: Path
+    rest: Callable[[], None]
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """Create a file. Returns False if it exists already, unchanged; of several writers exactly one gets True."""
@@ -153,7 +155,7 @@ class FolderStore:
 
     def __init__(self, root: Path) -> None:
         self.root = self.local_root = root
-        self.url = str(root)
+        self.url, self.rest = str(root), lambda: None
         self._scratch = ScratchFolders(root)
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
@@ -242,7 +244,7 @@ class FolderStore:
     def sha256(self, path: str) -> str:
         """See IndexStore."""
         with self._errors(path):
-            return sha256_of_file(self._plain_file(path))
+            return sha256_of_file(self._plain_file(path), self.rest)
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
         """See IndexStore."""

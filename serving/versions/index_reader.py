@@ -63,15 +63,15 @@ def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[t
         yield key, value
 
 
-def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
-    """Reads one shard into the tables; `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's."""
+def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables) -> None:
+    """Reads one shard into the tables; the store's `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's."""
     layout, deleted = manifest.layout, list[tuple[bytes, bytes]]()
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
     increments = _remember_deletes(read_incremental_part(store, seal.incremental), deleted)
     for block in merge_parts(layout, read_full_part(store, seal.full, layout), increments):
         digest.update(block)
         _apply(tables, _changes_of(layout, block))
-        rest()
+        store.rest()
     _check(seal, digest)
     _apply(tables, _changes_of_deletes(layout, deleted))
 
@@ -153,9 +153,9 @@ class IndexReader:
         plan = plan_slot(manifest.layout, memory.size_bytes, rows, id_bytes)
         arrays = open_arrays(plan, memory.buffer)
         reset_arrays(arrays)
-        tables, pace = Tables(manifest.layout, plan, arrays), Pace(self.share)
+        tables, store.rest = Tables(manifest.layout, plan, arrays), Pace(self.share).rest
         for seal in manifest.seals:
-            fill_shard(store, manifest, seal, tables, pace.rest)
+            fill_shard(store, manifest, seal, tables)
         return {"rows": rows, "id_bytes": id_bytes}
 
 

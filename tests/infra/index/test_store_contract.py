@@ -16,6 +16,7 @@ from infra.index.store import IndexStore, check_exclusive_create, open_index_sto
 from infra.processes import wait_until
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.manifest import PartFile
+from schemas.limits import MIB
 from tests.infra.object_server import PAGE_FILES, Line, ObjectServer, object_server
 
 PUTTER = """
@@ -200,6 +201,18 @@ def test_a_file_is_fetched_whole_and_checked_and_a_copy_may_be_written(store: In
         with pytest.raises(Corrupted, match="bad_part_file"):
             store.fetch("versions/1/full/a", wrong, tmp_path / "wrong")
         assert not (tmp_path / "wrong").exists()
+
+
+def test_whoever_gives_way_to_others_rests_after_each_mebibyte_that_is_hashed(store: IndexStore) -> None:
+    data, rests = os.urandom(4 * MIB), list[int]()
+    file = PartFile("000001.sst", len(data), hashlib.sha256(data).hexdigest())
+    store.put_exclusive("versions/1/full/a/000001.sst", data)
+    store.rest = lambda: rests.append(1)
+    with store.scratch("read") as folder:
+        store.fetch("versions/1/full/a", file, folder / "first")
+        rests.clear()
+        store.fetch("versions/1/full/a", file, folder / "again")  # of a bucket's, the copy on this machine is hashed
+    assert len(rests) >= 4
 
 
 # --- paths --------------------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@
 
 Here: routing, access, deadlines, one log line per request; no exception leaves this file. Not here: what the routes compute (calls/user_call.py,
 calls/rank_call.py), reading and validating a body (http_body.py), how errors are reported (http_reply.py).
-Invariant: cheap checks come first: number of headers, token, route, number of requests in work, body. A request that is one too many is answered as soon
-as its head has arrived; its body is read and thrown away after the answer.
+Invariant: cheap checks come first: number of headers, token, route, number of requests in work, body. A request that is refused by its head is answered
+as soon as that has arrived; its body is read and thrown away after the answer.
 """
 
 import time
@@ -31,7 +31,7 @@ from serving.protocols.answer_body import encode_answer
 from serving.protocols.client_watch import ClientWatch
 from serving.protocols.front import Front
 from serving.protocols.http_body import UnwantedBodies, decode_body, read_body
-from serving.protocols.http_reply import TOO_MANY, Reply, WrongMethod, error_reply, json_reply
+from serving.protocols.http_reply import BEFORE_BODY, TOO_MANY, Reply, WrongMethod, error_reply, json_reply
 from serving.protocols.open_inference import no_index
 from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.protocols.openapi import openapi_json
@@ -80,7 +80,7 @@ class HttpApi:
         closing = [("connection", "close")] if self._front.draining else []
         protocol.response_bytes(reply.status, [("content-type", reply.content_type), *reply.headers, *closing], reply.body)
         self._record(scope, reply, time.monotonic() - received_s)
-        if reply.status == TOO_MANY:
+        if reply.status in BEFORE_BODY:
             await self._unwanted.throw_away(scope, protocol)
 
     async def _reply(self, scope: Any, protocol: Any, received_s: float) -> Reply:

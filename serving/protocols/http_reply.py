@@ -22,7 +22,8 @@ from schemas.requests import ErrorAnswer
 
 JSON_TYPE = "application/json"
 _OPEN_INFERENCE = "/v2"
-TOO_MANY = 429  # the only status that is sent before the body is read
+TOO_MANY = 429
+BEFORE_BODY = frozenset((401, 404, 405, TOO_MANY, 431))  # may be sent before the body is read
 _STATUS: Mapping[str, int] = {
     "not_json": 400,
     "json_too_deep": 400,

@@ -1,5 +1,7 @@
 """Who may ask: the token on both ports, TLS on both ports, and no server open to the network by accident."""
 
+import contextlib
+import http.client
 import logging
 import ssl
 import subprocess
@@ -71,6 +73,31 @@ def test_a_request_without_the_token_is_refused_and_a_probe_is_not(guarded: Fron
         assert answer.headers["www-authenticate"] == "Bearer" and TOKEN not in answer.text
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert httpx.get(guarded.url + path, headers=headers, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("size", [20, 600_000])
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/v1/rank", {}, 401),
+        ("POST", "/v1/rankk", BEARER, 404),
+        ("PUT", "/v1/rank", BEARER, 405),
+        ("POST", "/v1/rank", {f"x-{number}": "" for number in range(80)}, 431),
+    ],
+)
+def test_a_connection_goes_on_after_a_request_that_was_refused_by_its_head(
+    guarded: Front, method: str, path: str, headers: dict[str, str], status: int, size: int
+) -> None:
+    with contextlib.closing(http.client.HTTPConnection(guarded.http, timeout=60)) as connection:
+        connection.connect()
+        connection.auto_open = 0  # a lost connection is not opened again
+        for _ in range(3):
+            connection.request(method, path, b"x" * size, headers)
+            refused = connection.getresponse()
+            assert (refused.status, refused.read()[:1]) == (status, b"{")
+            connection.request("GET", "/v1/status", headers=BEARER)
+            answered = connection.getresponse()
+            assert answered.status == 200 and answered.read()
 
 
 def test_the_token_opens_every_client(guarded: Front) -> None:

@@ -86,19 +86,20 @@ class PacedEngine:
         return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))])
 
     def queue_ms(self) -> float:
-        """Milliseconds that a piece of work submitted now would wait."""
+        """Milliseconds that a piece of work submitted now would wait. Those behind one that takes longer than predicted are not shorter for it."""
         with self._lock:
             if not self._waiting:
                 return 0.0
-            return max(0.0, self._waiting_ms - (self._clock() - self._began_s) * 1000)
+            _, computed_ms = next(iter(self._waiting.values()))
+            return max(0.0, self._waiting_ms - min(computed_ms, (self._clock() - self._began_s) * 1000))
 
     def wait_ms(self, work: UserWork) -> float:
         """Milliseconds that a user half submitted now would wait: in the queue, or a long one for others like it."""
         if not self._engine.is_long(work):
             return self.queue_ms()
         with self._lock:
-            predicted_ms = sum(predicted for _, predicted in self._beside.values())
-            return max(0.0, predicted_ms - (self._clock() - self._beside_began_s) * 1000)
+            predicted_ms = [predicted for _, predicted in self._beside.values()]
+            return sum(predicted_ms) - min(*predicted_ms[:1], (self._clock() - self._beside_began_s) * 1000) if predicted_ms else 0.0
 
     def load(self) -> float:
         """The load offered now, refused requests included; 1 = as much as the engine can do."""

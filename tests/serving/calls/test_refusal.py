@@ -103,6 +103,18 @@ def test_a_long_user_half_beside_the_queue_delays_and_teaches_nothing_but_its_li
         paced.check_user(long, 0.1)
 
 
+def test_a_piece_of_work_that_takes_longer_than_predicted_takes_no_time_from_what_waits_behind_it() -> None:
+    now_s, half = [0.0], UserWork({}, [BehaviourEvent(1, "click", 0)])
+    paced = PacedEngine(FakeEngine(stuck=True, long_history=0), Metrics(), clock=lambda: now_s[0])  # type: ignore[arg-type]
+    paced.costs = Costs({("rank", 1): 10.0, ("user", 1): 10.0}, 10.0)
+    for _ in range(2):
+        paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)))
+        paced.submit_user(half)
+    assert paced.queue_ms() == paced.wait_ms(half) == 20
+    for now_s[0], left_ms in ((0.004, 16), (0.019, 10), (0.09, 10)):
+        assert paced.queue_ms() == paced.wait_ms(half) == pytest.approx(left_ms)
+
+
 def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> None:
     now_s, engine = [0.0], FakeEngine(stuck=True)
     paced = PacedEngine(engine, Metrics(), clock=lambda: now_s[0])  # type: ignore[arg-type]
